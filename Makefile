@@ -1,0 +1,39 @@
+# `make setup` once, then `make check` before every commit.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+SEEDS  ?= 10
+
+.PHONY: setup check lint format types test figures trust-regions wheel clean
+setup:            ## virtual environment with the pinned versions
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install torch==2.13.0
+	$(BIN)/pip install -c constraints.txt -e '.[dev]'
+
+check: lint types test   ## everything CI asks of the code
+
+lint:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format:
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types:
+	$(BIN)/mypy
+
+test:
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations=15
+
+figures:          ## redraw the figures of the documentation
+	OMP_NUM_THREADS=1 $(BIN)/python docs/figures/make_figures.py
+
+trust-regions:    ## effect of each trust region on drift at equal reward: make trust-regions SEEDS=10
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m e2e.trust_regions --seeds $(SEEDS)
+
+wheel:
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,34 @@
+"""Log-ratio and KL of two Gaussian policies, from velocities alone.
+
+Both policies share a, s and the state, so their means differ by b·(v - v'). Nothing else is needed,
+and no difference of two large log-densities ever appears.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Reduction = Literal["mean", "sum"]
+
+
+def reduce(x: Tensor, reduction: Reduction = "mean") -> Tensor:
+    """One number a sample. The mean acts as a temperature of 1/D (what all reference code does)."""
+    flat = x.flatten(1)
+    return flat.mean(1) if reduction == "mean" else flat.sum(1)
+
+
+def _difference(v: Tensor, v_other: Tensor) -> Tensor:
+    dtype = torch.promote_types(v.dtype, torch.float32)
+    return v.to(dtype) - v_other.to(dtype)
+
+
+def log_ratio(v: Tensor, v_old: Tensor, noise: Tensor, k: float, reduction: Reduction = "mean") -> Tensor:
+    """log π_θ/π_old = k⟨ε, δ⟩ - ½k²‖δ‖² with δ = v_θ - v_old: exactly 0 when δ is (Eq. 4, 43)."""
+    delta = _difference(v, v_old)
+    return k * reduce(noise * delta, reduction) - 0.5 * k**2 * reduce(delta.square(), reduction)
+
+
+def kl(v: Tensor, v_ref: Tensor, k: float, reduction: Reduction = "mean") -> Tensor:
+    """KL(π_θ‖π_ref) = ½k²‖v_θ - v_ref‖² (Eq. 11-13 with 2Σ for 2Σ², and Eq. 15 in closed form)."""
+    return 0.5 * k**2 * reduce(_difference(v, v_ref).square(), reduction)

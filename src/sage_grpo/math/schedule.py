@@ -1,0 +1,26 @@
+"""Noise levels σ of a sampler, from 1 (noise) to 0 (data), in float64."""
+
+import torch
+from torch import Tensor
+
+
+def shift_sigma(sigma: Tensor, shift: float) -> Tensor:
+    r"""Spend more steps at high noise: $\sigma \mapsto k\sigma / (1 + (k-1)\sigma)$."""
+    return shift * sigma / (1 + (shift - 1) * sigma)
+
+
+def sigma_schedule(steps: int, shift: float = 1.0) -> Tensor:
+    """The grid σ_0 = 1 > σ_1 > … > σ_T = 0: uniform, then shifted."""
+    if steps < 1 or shift <= 0:
+        raise ValueError(f"steps={steps}, shift={shift}: use at least one step and a shift above 0")
+    sigma = shift_sigma(torch.linspace(1, 0, steps + 1, dtype=torch.float64), shift)
+    sigma[0], sigma[-1] = 1.0, 0.0  # shift/(1 + (shift - 1)) may round to above 1
+    return sigma
+
+
+def stochastic_window(steps: int, size: int | None = None, start: int = 0) -> Tensor:
+    """Which steps may be stochastic (mixed ODE-SDE): `size` of them from `start` on, or all."""
+    if size is not None and not (size >= 1 and 0 <= start <= steps - size):
+        raise ValueError(f"a window of {size} steps from step {start} does not fit into {steps} steps")
+    index = torch.arange(steps)
+    return (index >= start) & (index < start + (steps if size is None else size))

@@ -1,0 +1,91 @@
+"""The clipped surrogate, the equalizer's table and the weight of the KL."""
+
+import statistics
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sage_grpo.math.controller import KLRule, initial_weight, next_weight
+from sage_grpo.math.equalizer import equalizer, gradient_scale
+from sage_grpo.math.kernels import kernel_table
+from sage_grpo.math.objective import clipped, dual_kl, surrogate
+from sage_grpo.math.schedule import sigma_schedule, stochastic_window
+
+
+@given(st.floats(-1e-3, 1e-3), st.floats(-5, 5), st.sampled_from([1e-5, 1e-4, 0.2]))
+def test_surrogate_is_the_ppo_clip(value, advantage, clip):
+    log_ratio = torch.tensor([value], dtype=torch.float64, requires_grad=True)
+    loss = surrogate(log_ratio, torch.tensor([advantage], dtype=torch.float64), clip)
+    (gradient,) = torch.autograd.grad(loss.sum(), log_ratio)
+    held = clipped(log_ratio, torch.tensor([advantage]), clip).item()
+    ratio = log_ratio.detach().exp().item()
+    if held:
+        assert gradient.item() == 0
+        assert loss.item() == pytest.approx(-advantage * (1 + clip if advantage > 0 else 1 - clip))
+    else:
+        assert loss.item() == pytest.approx(-ratio * advantage)
+        assert gradient.item() == pytest.approx(-ratio * advantage)
+
+
+def test_clip_of_1e_5_sees_ratios_that_float32_cannot():
+    """1 + 1e-5 ± 1e-8 is the same float32; the clip must still tell them apart."""
+    log_ratio = torch.log1p(torch.tensor([0.999e-5, 1.001e-5], dtype=torch.float64)).float()
+    assert clipped(log_ratio, torch.ones(2), 1e-5).tolist() == [False, True]
+
+
+def test_dual_kl_weights_both_terms():
+    assert dual_kl(torch.tensor(2.0), torch.tensor(3.0), 1.0, 0.1).item() == pytest.approx(2.3)
+
+
+@pytest.mark.parametrize("steps", [9, 10])
+def test_equalizer_makes_every_step_weigh_the_median(steps):
+    table = kernel_table("sage", sigma_schedule(steps, 5.0), 0.7)
+    scale, weight = gradient_scale(table), equalizer(table)
+    expected = statistics.median((table.b.abs() / table.s).tolist())
+    torch.testing.assert_close(scale * weight, torch.full_like(scale, expected), rtol=1e-12, atol=0)
+
+
+def test_equalizer_leaves_deterministic_steps_out():
+    table = kernel_table("sage", sigma_schedule(10, 5.0), 0.7).ode_outside(stochastic_window(10, 4, 2))
+    assert (equalizer(table) > 0).tolist() == [2 <= i < 6 for i in range(10)]
+    assert (equalizer(kernel_table("ode", sigma_schedule(10), 0.0)) == 0).all()
+
+
+def run(rule, kls):
+    weight = initial_weight(rule)
+    values = [weight.value]
+    for observed in kls:
+        weight = next_weight(weight, observed, rule)
+        values.append(weight.value)
+    return values, weight
+
+
+def test_constant_and_two_stage_schedules():
+    constant, _ = run(KLRule(warmup=0), [1.0] * 5)
+    assert constant == [1e-5] * 6
+    two_stage, _ = run(KLRule(warmup=100), [1.0] * 150)
+    assert two_stage[0] == 1e-7
+    assert two_stage[50] == pytest.approx((1e-7 + 1e-5) / 2)
+    assert two_stage[100:] == [1e-5] * 51
+
+
+def test_feedback_starts_after_warmup_uses_ten_kls_and_a_dead_band():
+    rule = KLRule(low=1e-3, high=1.0, warmup=2, feedback="lagrangian", target=1.0)
+    values, weight = run(rule, [100.0, 100.0, *[0.1] * 10])
+    assert values[:3] == [1e-3, pytest.approx(0.5005), 1.0]
+    assert len(weight.recent) == 10
+    # the two early hundreds keep the mean above the target until they leave the window of ten
+    assert values[3:11] == [1.0] * 8
+    assert values[-1] == pytest.approx(0.9)
+    inside, _ = run(
+        KLRule(low=1e-3, high=1.0, warmup=0, feedback="lagrangian", target=1.0), [1.49, 0.51] * 10
+    )
+    assert set(inside) == {1.0}
+
+
+def test_feedback_stays_inside_its_bounds():
+    rule = KLRule(low=0.5, high=1.0, warmup=0, feedback="lagrangian", target=1.0)
+    assert min(run(rule, [0.0] * 50)[0]) == 0.5
+    assert max(run(rule, [99.0] * 50)[0]) == 1.0
