@@ -24,10 +24,7 @@ def independent(rewards, valid):
     if len(kept) < 2:
         return [0.0] * len(rewards)
     mean, std = statistics.fmean(kept), statistics.pstdev(kept)
-    return [
-        max(-5.0, min(5.0, (r - mean) / (std + 1e-4))) if ok else 0.0
-        for r, ok in zip(rewards, valid, strict=True)
-    ]
+    return [max(-5.0, min(5.0, (r - mean) / (std + 1e-4))) if ok else 0.0 for r, ok in zip(rewards, valid, strict=True)]
 
 
 @settings(max_examples=200, deadline=None)

@@ -78,9 +78,7 @@ def test_parity_with_the_reference(case, name, step):
         expected = case["eta"] ** 2 * (end + math.log(CLAMP / end))
         assert s.item() ** 2 - std**2 == pytest.approx(expected, abs=1e-12)
         # Given the reference's own variance, mean and density agree too.
-        a, b, s = euler_maruyama(
-            table.sigma[0], table.sigma_next[0], torch.tensor(std**2, dtype=torch.float64)
-        )
+        a, b, s = euler_maruyama(table.sigma[0], table.sigma_next[0], torch.tensor(std**2, dtype=torch.float64))
     torch.testing.assert_close(a * x + b * v, mean, rtol=0, atol=1e-12)
     assert s.item() == pytest.approx(std, abs=1e-12)
     if std > 0:

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 
-def weighted_reward(
-    scores: Tensor, valid: Tensor, weights: Sequence[float] | None = None
-) -> tuple[Tensor, Tensor]:
+def weighted_reward(scores: Tensor, valid: Tensor, weights: Sequence[float] | None = None) -> tuple[Tensor, Tensor]:
     """Eq. 33: R = Σ_r w_r·S_r over the last axis. A sample counts only if every weighted score does."""
     w = torch.ones(scores.shape[-1]) if weights is None else torch.as_tensor(weights)
     if len(w) != scores.shape[-1]:
@@ -20,9 +18,7 @@ def weighted_reward(
     return reward, ok.all(-1)
 
 
-def group_advantages(
-    reward: Tensor, valid: Tensor, *, limit: float = 5.0, eps: float = 1e-4
-) -> tuple[Tensor, Tensor]:
+def group_advantages(reward: Tensor, valid: Tensor, *, limit: float = 5.0, eps: float = 1e-4) -> tuple[Tensor, Tensor]:
     """Eq. 10 / 35 over the last axis, the group: (r - mean)/(std + ε) of the valid samples, clipped.
 
     Returns the advantages and which samples count: failed ones, and groups left with fewer than two,

@@ -1,0 +1,106 @@
+"""The settings of the algorithm. Defaults are the reference's, names are TRL's where TRL has one."""
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Settings(BaseModel):
+    """Frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class SamplingConfig(Settings):
+    """How a rollout turns noise into a video."""
+
+    kernel: str = Field("sage", description="SDE of the rollout; `sage-grpo explain` shows them all")
+    eta: float = Field(0.5, ge=0, description="exploration noise; 0 is the plain ODE")
+    steps: int = Field(20, ge=1)
+    shift: float = Field(5.0, gt=0, description="above 1 spends more steps at high noise")
+    last_step: Literal["ode", "kernel"] = Field(
+        "ode", description="`ode` ends without noise; `kernel` leaves the kernel's own in the video"
+    )
+    window_size: int | None = Field(None, ge=1, description="stochastic steps an iteration; none means all")
+    window_start: int | Literal["random"] = Field("random", description="first stochastic step")
+    shared_initial_noise: bool = Field(True, description="one initial noise for a whole group")
+
+    @model_validator(mode="after")
+    def _window_fits(self) -> Self:
+        usable = self.stochastic_steps
+        if self.window_size is not None and self.window_size > usable:
+            raise ValueError(f"window_size={self.window_size} exceeds the {usable} stochastic steps; use {usable}")
+        if self.window_start != "random" and not 0 <= self.window_start <= usable - (self.window_size or usable):
+            fits = usable - (self.window_size or usable)
+            raise ValueError(f"window_start={self.window_start} does not fit; use 0 to {fits}")
+        return self
+
+    @property
+    def stochastic_steps(self) -> int:
+        return max(self.steps - (self.last_step == "ode"), 1)
+
+
+class PolicyConfig(Settings):
+    """How rollouts become an update."""
+
+    prompts_per_iteration: int = Field(4, ge=1)
+    num_generations: int = Field(4, ge=2, description="rollouts of each prompt: the group")
+    batch_size: int = Field(2, ge=1, description="videos in one forward pass, in rollout and replay alike")
+    num_iterations: int = Field(1, ge=1, description="passes over each rollout")
+    num_minibatches: int = Field(1, ge=1, description="optimizer updates in a pass: the timesteps are split")
+    timestep_fraction: float = Field(1.0, gt=0, le=1, description="share of the stochastic steps trained on")
+    permute_timesteps: bool = True
+    clip: float = Field(1e-4, gt=0)
+    advantage_limit: float = Field(5.0, gt=0)
+    reduction: Literal["mean", "sum"] = "mean"
+    equalizer: bool = True
+    max_grad_norm: float = Field(1.0, gt=0)
+    reward_weights: tuple[float, ...] | None = Field(None, description="one a score; none means 1 each")
+    max_failed_rewards: float = Field(0.5, ge=0, le=1, description="share of failures that stops the run")
+
+
+class KLConfig(Settings):
+    """The dual trust region and its weight λ."""
+
+    anchor: Literal["none", "fixed", "moving"] = Field("moving", description="reference of the position term")
+    ref_model_sync_steps: int = Field(10, ge=1, description="a moving anchor is renewed every N updates")
+    beta_position: float = Field(1.0, ge=0, description="weight of KL(θ‖anchor)")
+    beta_velocity: float = Field(0.1, ge=0, description="weight of KL(θ‖rollout policy)")
+    low: float = Field(1e-7, ge=0)
+    high: float = Field(1e-5, ge=0)
+    warmup: int = Field(100, ge=0, description="updates from low to high; 0 holds λ at high")
+    feedback: Literal["none", "lagrangian", "paper"] = Field("none", description="after the warm-up")
+    target: float = Field(0.0, ge=0, description="the KL that feedback steers to")
+    history: int = Field(10, ge=1)
+    band: float = Field(0.5, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"low={self.low} is above high={self.high}; swap them")
+        if self.feedback != "none" and self.target == 0:
+            raise ValueError(f"feedback={self.feedback!r} needs a target above 0: the KL per update to hold")
+        return self
+
+
+class AlgorithmConfig(Settings):
+    seed: int = 0
+    sampling: SamplingConfig = SamplingConfig()
+    policy: PolicyConfig = PolicyConfig()
+    kl: KLConfig = KLConfig()
+
+    @model_validator(mode="after")
+    def _layout(self) -> Self:
+        policy, trained = self.policy, self.trained_steps
+        if policy.num_minibatches > trained:
+            raise ValueError(f"num_minibatches={policy.num_minibatches} exceeds the {trained} trained timesteps")
+        return self
+
+    @property
+    def trained_steps(self) -> int:
+        steps = self.sampling.window_size or self.sampling.stochastic_steps
+        return max(round(self.policy.timestep_fraction * steps), 1)
+
+    @property
+    def rollouts(self) -> int:
+        return self.policy.prompts_per_iteration * self.policy.num_generations

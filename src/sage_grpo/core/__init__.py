@@ -1,0 +1,1 @@
+"""The algorithm: rollout, reward, advantage, update, anchor. Knows no files, processes or model library."""

@@ -1,0 +1,53 @@
+"""Who the reference policy is: the initial one, a recent one, or none. (The previous one needs no copy.)"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sage_grpo.config import KLConfig
+
+ANCHOR = "anchor"
+
+
+def anchor_is_due(config: KLConfig, updates: int) -> bool:
+    """Copy the policy at the start, and every N updates if the anchor moves."""
+    if config.anchor == "none":
+        return False
+    return updates == 0 or (config.anchor == "moving" and updates % config.ref_model_sync_steps == 0)
+
+
+class CopyBank:
+    """A `WeightsBank` of plain copies of the trainable parameters, on their own device."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._copies: dict[str, dict[str, Tensor]] = {}
+
+    @torch.no_grad()
+    def save(self, name: str) -> None:
+        self._copies[name] = {key: p.detach().clone() for key, p in self._parameters.items()}
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[None]:
+        """Put copy `name` into the module for a while; one parameter at a time needs spare memory."""
+        self._exchange(name)
+        try:
+            yield
+        finally:
+            self._exchange(name)
+
+    @torch.no_grad()
+    def _exchange(self, name: str) -> None:
+        for key, copy in self._copies[name].items():
+            live = self._parameters[key].detach().clone()
+            self._parameters[key].copy_(copy)
+            copy.copy_(live)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: dict(copy) for name, copy in self._copies.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._copies = {name: {k: t.clone() for k, t in copy.items()} for name, copy in state.items()}

@@ -1,0 +1,236 @@
+"""The whole algorithm: rollout → reward → advantage → update → anchor, told to callbacks as it goes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_grpo.config import AlgorithmConfig
+from sage_grpo.core.anchors import ANCHOR, CopyBank, anchor_is_due
+from sage_grpo.core.protocols import (
+    Comm,
+    Prompt,
+    PromptSource,
+    Reward,
+    SingleProcess,
+    VideoModel,
+    WeightsBank,
+)
+from sage_grpo.core.rollout import Key, Trajectory, keyed_rng, sample
+from sage_grpo.core.update import Batch, UpdateResult, check_replay, trained_steps, update
+from sage_grpo.math.advantage import group_advantages, weighted_reward
+from sage_grpo.math.controller import KLRule, KLWeight, initial_weight, next_weight
+from sage_grpo.math.equalizer import equalizer
+from sage_grpo.math.kernels import Table, kernel_table
+from sage_grpo.math.schedule import sigma_schedule, stochastic_window
+
+Metrics = dict[str, float]
+
+
+class RewardFailure(RuntimeError):
+    """More rewards failed than the configuration allows."""
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """This rank's share of an iteration."""
+
+    prompts: list[Prompt]
+    trajectories: list[Trajectory]
+    videos: list[Tensor]
+
+
+class Callback:
+    """Logging, gauges and saving hang on here; the core knows none of them."""
+
+    def on_start(self, loop: "Loop") -> None: ...
+    def on_rollout(self, loop: "Loop", rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None: ...
+    def on_update(self, loop: "Loop", result: UpdateResult) -> None: ...
+    def on_iteration(self, loop: "Loop", metrics: Metrics) -> None: ...
+    def on_end(self, loop: "Loop") -> None: ...
+
+
+class Loop:
+    def __init__(
+        self,
+        model: VideoModel,
+        reward: Reward,
+        prompts: PromptSource,
+        config: AlgorithmConfig,
+        optimizer: torch.optim.Optimizer,
+        *,
+        bank: WeightsBank | None = None,
+        comm: Comm | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.model, self.reward, self.prompts, self.config = model, reward, prompts, config
+        self.optimizer, self.callbacks = optimizer, list(callbacks)
+        self.bank, self.comm = bank or CopyBank(model.module), comm or SingleProcess()
+        self.rule = KLRule(**{name: getattr(config.kl, name) for name in KLRule.__dataclass_fields__})
+        self.kl_weight = initial_weight(self.rule)
+        self.iteration = self.updates = 0
+        self.stop_reason: str | None = None
+        self._replay_checked = False
+        self.table = self._full_table()
+        # From the full table, not the window: a window that moves must not change a step's weight.
+        self.equalizer = equalizer(self.table) if config.policy.equalizer else self.table.stochastic.double()
+        chunk = self.comm.world * config.policy.batch_size
+        if config.rollouts % chunk:
+            raise ValueError(
+                f"prompts_per_iteration × num_generations = {config.rollouts} rollouts do not divide into "
+                f"{self.comm.world} processes × batch_size {config.policy.batch_size}; use "
+                f"{max(config.rollouts // chunk, 1) * chunk} or {(config.rollouts // chunk + 1) * chunk} rollouts"
+            )
+
+    def _full_table(self) -> Table:
+        s = self.config.sampling
+        table = kernel_table(s.kernel, sigma_schedule(s.steps, s.shift), s.eta)
+        if s.last_step == "ode":
+            table = table.ode_outside(table.sigma_next > 0)
+        if not table.stochastic.any():
+            raise ValueError(f"kernel {s.kernel!r} with eta={s.eta} has no noise to learn from; raise eta")
+        return table
+
+    def window(self) -> Table:
+        """This iteration's table: outside its stochastic window the sampler is the ODE. All ranks agree."""
+        s = self.config.sampling
+        if s.window_size is None:
+            return self.table
+        places = int(self.table.stochastic.sum()) - s.window_size + 1
+        drawn = keyed_rng(self.config.seed, self.iteration, "window").integers(places)
+        start = int(drawn) if s.window_start == "random" else s.window_start
+        return self.table.ode_outside(stochastic_window(len(self.table), s.window_size, start))
+
+    def rollout(self, table: Table) -> Rollouts:
+        """This rank's part of P prompts × G rollouts. Noise is keyed by the global sample, never by rank."""
+        config, iteration, size = self.config, self.iteration, self.config.policy.batch_size
+        group = config.policy.num_generations
+        prompts = self.prompts(iteration * config.policy.prompts_per_iteration, config.policy.prompts_per_iteration)
+        share = config.rollouts // self.comm.world
+        mine = range(self.comm.rank * share, (self.comm.rank + 1) * share)
+        out = Rollouts([prompts[i // group] for i in mine], [], [])
+        for first in mine[::size]:
+            batch = range(first, first + size)
+            samples: list[Key] = [(config.seed, iteration, i) for i in batch]
+            shared: list[Key] = [(config.seed, iteration, i // group * group) for i in batch]
+            initial = shared if config.sampling.shared_initial_noise else samples
+            trajectory = sample(self.model, [prompts[i // group] for i in batch], table, initial, samples)
+            out.trajectories.append(trajectory)
+            out.videos.append(self.model.decode(trajectory.x0))
+        return out
+
+    def score(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
+        """Scores of all ranks (N, R) and which of them are valid."""
+        size, parts = self.config.policy.batch_size, []
+        for i, videos in enumerate(rollouts.videos):
+            part = self.reward.score(videos, rollouts.prompts[i * size : (i + 1) * size])
+            if part.values.shape != (len(videos), len(self.reward.names)) or part.valid.shape != part.values.shape:
+                raise ValueError(
+                    f"reward {list(self.reward.names)} returned {tuple(part.values.shape)} values for "
+                    f"{len(videos)} videos; one row a video and one column a name are needed"
+                )
+            parts.append((part.values.double().cpu(), (part.valid & part.values.isfinite()).cpu()))
+        values, valid = (torch.cat(column) for column in zip(*parts, strict=True))
+        return self.comm.gather(values), self.comm.gather(valid)
+
+    def iterate(self) -> Metrics:
+        """One rollout and all its updates."""
+        policy, group = self.config.policy, self.config.policy.num_generations
+        table = self.window()
+        rollouts = self.rollout(table)
+        if not self._replay_checked:
+            check_replay(self.model, rollouts.trajectories[0], table)
+            self._replay_checked = True
+        scores, valid = self.score(rollouts)
+        self._tell("on_rollout", rollouts, scores, valid)
+        reward, ok = (x.view(-1, group) for x in weighted_reward(scores, valid, policy.reward_weights))
+        if 1 - ok.double().mean().item() > policy.max_failed_rewards:
+            raise RewardFailure(
+                f"{(~ok).sum().item()} of {ok.numel()} rewards failed in iteration {self.iteration}; at most "
+                f"{policy.max_failed_rewards:.0%} may (policy.max_failed_rewards): look at the scorer first"
+            )
+        advantage, used = group_advantages(reward, ok, limit=policy.advantage_limit)
+        results = self._train(table, rollouts, advantage, used) if used.any() else []
+        metrics = self._metrics(reward[ok], advantage, used, results) | {"reward/failed": (~ok).double().mean().item()}
+        self.iteration += 1
+        self._tell("on_iteration", metrics)
+        return metrics
+
+    def _train(self, table: Table, rollouts: Rollouts, advantage: Tensor, used: Tensor) -> list[UpdateResult]:
+        start, size = self.comm.rank * len(rollouts.prompts), self.config.policy.batch_size
+        cut = [slice(start + i * size, start + (i + 1) * size) for i in range(len(rollouts.trajectories))]
+        batches = [
+            Batch(t, advantage.flatten()[c].to(t.x0.device), used.flatten()[c].to(t.x0.device))
+            for t, c in zip(rollouts.trajectories, cut, strict=True)
+        ]
+        results = []
+        for epoch in range(self.config.policy.num_iterations):
+            for steps in trained_steps(list(rollouts.trajectories[0].transitions), self.config, self.iteration, epoch):
+                if anchor_is_due(self.config.kl, self.updates):
+                    self.bank.save(ANCHOR)
+                results.append(
+                    update(self.model, batches, steps, table, self.equalizer, self.kl_weight.value, self.config,
+                           optimizer=self.optimizer, bank=self.bank, comm=self.comm, samples=int(used.sum()))
+                )  # fmt: skip
+                if results[-1].stepped:
+                    self.updates += 1
+                    self.kl_weight = next_weight(self.kl_weight, results[-1].mean("kl"), self.rule)
+                self._tell("on_update", results[-1])
+        return results
+
+    def _metrics(self, reward: Tensor, advantage: Tensor, used: Tensor, results: list[UpdateResult]) -> Metrics:
+        flat = used.any(1) & (advantage.abs().amax(1) < 1e-6)
+        metrics = {
+            "zero_std_ratio": flat.double().mean().item(),
+            "kl_weight": self.kl_weight.value,
+            "updates": float(self.updates),
+            "skipped_updates": float(sum(not r.stepped for r in results)),
+        }
+        names = {"ratio_mean": "ratio", "clip_frac": "clip_frac", "approx_kl": "kl", "kl_moving": "kl_anchor",
+                 "kl_stepwise": "kl_previous", "loss": "loss"}  # fmt: skip
+        if len(reward):
+            metrics |= {"reward/mean": reward.mean().item(), "reward/std": reward.std(correction=0).item()}
+        if results:
+            metrics |= {name: sum(r.mean(c) for r in results) / len(results) for name, c in names.items()}
+            metrics["grad_norm"] = sum(r.grad_norm for r in results) / len(results)
+        return metrics
+
+    def run(self, iterations: int) -> None:
+        """Go on until `iterations` are done or a callback called `stop`."""
+        self._tell("on_start")
+        while self.iteration < iterations and self.stop_reason is None:
+            self.iterate()
+        self._tell("on_end")
+
+    def stop(self, reason: str) -> None:
+        self.stop_reason = reason
+
+    def _tell(self, event: str, *details: object) -> None:
+        for callback in self.callbacks:
+            getattr(callback, event)(self, *details)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that shapes the future. Noise and order follow from seed and position alone."""
+        trained = {n: p.detach() for n, p in self.model.module.named_parameters() if p.requires_grad}
+        return {
+            "model": trained | dict(self.model.module.named_buffers()),
+            "optimizer": self.optimizer.state_dict(),
+            "bank": self.bank.state_dict(),
+            "kl_weight": asdict(self.kl_weight),
+            "iteration": self.iteration,
+            "updates": self.updates,
+            "torch_rng": torch.get_rng_state(),  # for a model or reward that draws its own numbers
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        targets = dict(self.model.module.named_parameters()) | dict(self.model.module.named_buffers())
+        with torch.no_grad():
+            for name, value in state["model"].items():
+                targets[name].copy_(value)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.bank.load_state_dict(state["bank"])
+        self.kl_weight = KLWeight(**state["kl_weight"] | {"recent": tuple(state["kl_weight"]["recent"])})
+        self.iteration, self.updates = state["iteration"], state["updates"]
+        torch.set_rng_state(state["torch_rng"])

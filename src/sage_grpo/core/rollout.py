@@ -1,0 +1,73 @@
+"""Sample videos along a kernel's table, and keep what replaying the stochastic steps needs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sage_grpo.core.protocols import Condition, Prompt, VideoModel
+from sage_grpo.math.kernels import Table
+
+Key = tuple[int | str, ...]
+
+
+def keyed_rng(*key: int | str) -> np.random.Generator:
+    """Random numbers as a function of their key: the same on every machine, rank and resume."""
+    digest = blake2b(repr(key).encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+
+
+def keyed_noise(shape: tuple[int, ...], keys: Sequence[Key], device: torch.device) -> Tensor:
+    """Standard normal noise, one key a sample."""
+    draws = np.stack([keyed_rng(*key).standard_normal(shape, dtype=np.float32) for key in keys])
+    return torch.from_numpy(draws).to(device)
+
+
+@dataclass(frozen=True)
+class Transition:
+    """A stochastic step as it was taken: from which state, with which velocity and noise."""
+
+    x: Tensor
+    velocity: Tensor
+    noise: Tensor
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One batch of rollouts, with the transitions that replay needs by step."""
+
+    condition: Condition
+    transitions: dict[int, Transition]
+    x0: Tensor
+
+
+def velocity_at(model: VideoModel, x: Tensor, sigma: float, condition: Condition) -> Tensor:
+    """The one way the network is asked, in rollout, replay and reference alike."""
+    return model.velocity(x, x.new_full((len(x),), sigma), condition)
+
+
+@torch.no_grad()
+def sample(
+    model: VideoModel, prompts: Sequence[Prompt], table: Table, initial: Sequence[Key], samples: Sequence[Key]
+) -> Trajectory:
+    """x' = a·x + b·v + s·ε over the whole table, in float32."""
+    shapes = {model.latent_shape(prompt) for prompt in prompts}
+    if len(shapes) > 1:
+        raise ValueError(f"prompts of one batch need one latent shape, got {sorted(shapes)}; use batch_size=1")
+    shape, device = shapes.pop(), next(model.module.parameters()).device
+    condition = model.encode(prompts)
+    x = keyed_noise(shape, [(*key, "initial") for key in initial], device)
+    transitions = {}
+    columns = (table.sigma, table.a, table.b, table.s)
+    for t, (sigma, a, b, s) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+        v = velocity_at(model, x, sigma, condition)
+        following = a * x + b * v.float()
+        if s > 0:
+            noise = keyed_noise(shape, [(*key, t) for key in samples], device)
+            transitions[t] = Transition(x, v, noise)
+            following = following + s * noise
+        x = following
+    return Trajectory(condition, transitions, x)

@@ -1,0 +1,1 @@
+"""Video models behind the `VideoModel` protocol, one a file."""

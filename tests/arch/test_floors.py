@@ -1,0 +1,95 @@
+"""Each floor imports only downward; math and core know no model library, files or processes."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "src" / "sage_grpo"
+FLOORS = {
+    "config": 0, "math": 0, "worlds": 0,
+    "core": 1,
+    "models": 2, "rewards": 2, "dist": 2, "tracking": 2,
+    "report": 3, "plan": 3, "serve": 3,
+    "build": 4, "trainer": 5, "lab": 6, "cli": 7,
+}  # fmt: skip
+FORBIDDEN = {
+    "config": {"torch", "numpy", "diffusers"},
+    "math": {"diffusers", "transformers", "peft", "torch.distributed", "os", "io", "pathlib", "shutil", "tempfile"},
+    "core": {"diffusers", "transformers", "peft", "torch.distributed", "os", "io", "pathlib", "shutil", "tempfile"},
+}
+ONLY_IMPORTER = {"diffusers": {"models"}, "torch.distributed": {"dist"}, "ray": {"serve"}}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def imports_of(source: str) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found.add(f"{node.value.id}.{node.attr}")  # torch.distributed without an import of its own
+    return found
+
+
+def touches(imports: set[str], library: str) -> bool:
+    return any(name == library or name.startswith(library + ".") for name in imports)
+
+
+def faults(room: str, source: str) -> list[str]:
+    imports, found = imports_of(source), []
+    for name in imports:
+        parts = name.split(".")
+        if parts[0] == "sage_grpo" and len(parts) > 1 and parts[1] in FLOORS and parts[1] != room:
+            up = FLOORS[parts[1]] >= FLOORS[room]
+            found += [f"{room} imports {parts[1]}, which is not below it"] if up else []
+    found += [f"{room} imports {lib}" for lib in FORBIDDEN.get(room, ()) if touches(imports, lib)]
+    found += [
+        f"{room} imports {lib}, which only {sorted(rooms)} may"
+        for lib, rooms in ONLY_IMPORTER.items()
+        if room not in rooms and touches(imports, lib)
+    ]
+    if room in ("math", "core") and any(
+        isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "open"
+        for n in ast.walk(ast.parse(source))
+    ):
+        found.append(f"{room} opens a file")
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_floors(path):
+    room = room_of(path)
+    if room == "__init__":
+        return
+    assert room in FLOORS, f"{room} has no floor yet: give it one"
+    assert not faults(room, path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("math", "from sage_grpo.core import loop"),
+        ("core", "from sage_grpo.models.gaussian import GaussianModel"),
+        ("core", "import diffusers"),
+        ("core", "from torch import distributed"),
+        ("core", "import torch\nx = torch.distributed.get_rank()"),
+        ("math", "from pathlib import Path"),
+        ("core", "open('x')"),
+        ("models", "from sage_grpo.rewards import x"),
+        ("config", "import torch"),
+        ("rewards", "import diffusers"),
+    ],
+)
+def test_the_test_sees_faults(room, source):
+    assert faults(room, source)
+
+
+def test_files_stay_readable():
+    long = {str(p.relative_to(ROOT)): n for p in ROOT.rglob("*.py") if (n := len(p.read_text().splitlines())) > 300}
+    assert not long

@@ -1,0 +1,103 @@
+"""Anchors: which weights the reference has, when it moves, and that lending it out changes nothing."""
+
+import pytest
+import torch
+
+from sage_grpo.config import KLConfig
+from sage_grpo.core.anchors import CopyBank, anchor_is_due
+from sage_grpo.core.loop import Callback
+from sage_grpo.models.gaussian import GaussianModel
+from support import make_config, make_loop, weights
+
+
+class Updates(Callback):
+    """The weights after each update, and the anchor's."""
+
+    def __init__(self):
+        self.policy, self.anchor = [], []
+
+    def on_update(self, loop, result):
+        self.policy.append(weights(loop))
+        saved = loop.bank.state_dict().get("anchor")
+        self.anchor.append(saved and torch.cat([t.double().flatten() for t in saved.values()]))
+
+
+def run(iterations=7, **kl):
+    seen = Updates()
+    loop, recorder = make_loop(make_config(kl=kl), callbacks=[seen])
+    start = weights(loop)
+    loop.run(iterations)
+    return start, seen, recorder.updates
+
+
+def test_moving_anchor_is_the_policy_of_n_updates_ago():
+    start, seen, results = run(anchor="moving", ref_model_sync_steps=3)
+    history = [start, *seen.policy]
+    for update, anchor in enumerate(seen.anchor):
+        assert torch.equal(anchor, history[update // 3 * 3]), update
+    fresh = [i for i, r in enumerate(results) if r.mean("kl_anchor") == 0]
+    assert fresh == [0, 3, 6]  # right after a refresh the policy is its own reference
+
+
+def test_fixed_anchor_is_the_initial_policy():
+    start, seen, results = run(anchor="fixed")
+    assert all(torch.equal(anchor, start) for anchor in seen.anchor)
+    assert all(r.mean("kl_anchor") > 0 for r in results[1:])
+
+
+def test_no_anchor_makes_no_copy_and_no_forward():
+    model = GaussianModel()
+    calls = []
+    inner = model.velocity
+    model.velocity = lambda *a: (calls.append(torch.is_grad_enabled()), inner(*a))[1]
+    loop, seen = make_loop(make_config(kl={"anchor": "none"}), model=model)
+    loop.iterate()
+    gate = 3 * 2
+    assert calls.count(False) == 6  # the rollout alone
+    assert calls.count(True) == gate + 5
+    assert loop.bank.state_dict() == {}
+    assert seen.updates[0].mean("kl_anchor") == 0
+
+
+def test_previous_policy_needs_no_copy():
+    """The velocity term is felt from the second update of a rollout on, and without any extra forward."""
+    config = make_config(policy={"num_iterations": 3}, kl={"anchor": "none", "beta_velocity": 1.0})
+    loop, seen = make_loop(config)
+    loop.iterate()
+    assert [r.mean("kl_previous") > 0 for r in seen.updates] == [False, True, True]
+    assert seen.updates[-1].mean("kl") == pytest.approx(seen.updates[-1].mean("kl_previous"))
+
+
+def test_lending_the_anchor_changes_nothing():
+    model = GaussianModel()
+    bank = CopyBank(model.module)
+    bank.save("a")
+    copy = bank.state_dict()["a"]["body.0.weight"].clone()
+    with torch.no_grad():
+        for p in model.module.parameters():
+            p.add_(torch.randn_like(p))
+    before = [p.detach().clone() for p in model.module.parameters()]
+
+    def borrow():
+        with bank.using("a"):
+            assert torch.equal(model.module.body[0].weight, copy)
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        borrow()
+    assert all(torch.equal(p, b) for p, b in zip(model.module.parameters(), before, strict=True))
+    assert torch.equal(bank.state_dict()["a"]["body.0.weight"], copy)
+
+
+def test_frozen_parameters_are_not_copied():
+    model = GaussianModel()
+    model.module.body[0].weight.requires_grad_(False)
+    bank = CopyBank(model.module)
+    bank.save("a")
+    assert "body.0.weight" not in bank.state_dict()["a"]
+
+
+@pytest.mark.parametrize(("anchor", "due"), [("none", []), ("fixed", [0]), ("moving", [0, 4, 8])])
+def test_when_an_anchor_is_due(anchor, due):
+    config = KLConfig(anchor=anchor, ref_model_sync_steps=4)
+    assert [u for u in range(10) if anchor_is_due(config, u)] == due

@@ -1,0 +1,88 @@
+"""Kill and restart: what is saved is all that shapes the future."""
+
+import signal
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+
+from support import make_config, make_loop, weights
+
+RUN = """
+import os, signal, sys, torch
+from pathlib import Path
+from support import make_config, make_loop, weights
+from sage_grpo.core.loop import Callback
+
+folder, until, kill_at = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+
+class Save(Callback):
+    def on_iteration(self, loop, metrics):
+        torch.save(loop.state_dict(), folder / "new")
+        os.replace(folder / "new", folder / "state.pt")
+    def on_update(self, loop, result):
+        if loop.updates == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)  # in the middle of an iteration, after its weights changed
+
+config = make_config(
+    policy={"num_iterations": 2, "timestep_fraction": 0.6},
+    sampling={"window_size": 4},
+    kl={"anchor": "moving", "ref_model_sync_steps": 7, "low": 1e-3, "high": 1.0, "warmup": 5,
+        "feedback": "lagrangian", "target": 1e-7},
+)
+loop, seen = make_loop(config, callbacks=[Save()])
+if (folder / "state.pt").exists():
+    loop.load_state_dict(torch.load(folder / "state.pt", weights_only=True))
+loop.run(until)
+torch.save({"weights": weights(loop), "kl_weight": loop.kl_weight.value, "updates": loop.updates,
+            "recent": list(loop.kl_weight.recent)}, folder / "end.pt")
+"""
+
+
+def run(folder: Path, iterations: int, kill_at: int = -1) -> int:
+    arguments = [sys.executable, "-c", RUN, str(folder), str(iterations), str(kill_at)]
+    return subprocess.run(arguments, cwd=Path(__file__).parents[1], check=False).returncode
+
+
+@pytest.mark.parametrize("kill_at", [9, 10])
+def test_killed_and_restarted_is_bit_equal(tmp_path, kill_at):
+    """SIGKILL at update 9 or 10; the restarted run makes more than 20 updates and ends bit-equal."""
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    straight.mkdir()
+    broken.mkdir()
+    assert run(straight, 16) == 0
+    assert run(broken, 16, kill_at) == -signal.SIGKILL
+    assert not (broken / "end.pt").exists()
+    assert run(broken, 16) == 0
+    expected, resumed = (torch.load(folder / "end.pt", weights_only=True) for folder in (straight, broken))
+    assert expected["updates"] == 32
+    assert torch.equal(expected.pop("weights"), resumed.pop("weights"))
+    assert expected == resumed
+
+
+@pytest.mark.parametrize("lost", ["optimizer", "bank", "kl_weight", "iteration"])
+def test_every_part_of_the_state_matters(lost):
+    """Forget one part of the state and the future is another: none of it is ballast."""
+
+    def fresh():
+        kl = {"ref_model_sync_steps": 4, "low": 0.01, "high": 1.0, "warmup": 8}
+        return make_loop(make_config(kl=kl))[0]
+
+    def resumed(state):
+        loop = fresh()
+        loop.load_state_dict(deepcopy(state))
+        loop.run(state["iteration"] + 4)
+        return weights(loop)
+
+    first = fresh()
+    first.run(6)
+    state = deepcopy(first.state_dict())
+    first.run(10)
+    assert torch.equal(resumed(state), weights(first))
+
+    forgetful = fresh()
+    forgetful.bank.save("anchor")
+    assert not torch.equal(resumed(state | {lost: forgetful.state_dict()[lost]}), weights(first))

@@ -1,0 +1,69 @@
+"""Small stand-ins that many tests share."""
+
+import torch
+
+from sage_grpo.config import AlgorithmConfig, KLConfig, PolicyConfig, SamplingConfig
+from sage_grpo.core.loop import Callback, Loop
+from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.models.gaussian import GaussianModel
+
+
+class FunctionReward:
+    """A reward from a function videos → (B,) values; non-finite means failed."""
+
+    names = ("score",)
+
+    def __init__(self, function):
+        self.function = function
+
+    def score(self, videos, prompts):
+        values = torch.as_tensor(self.function(videos), dtype=torch.float64)[:, None]
+        return Scores(values, values.isfinite())
+
+
+def mean_brightness(videos):
+    return videos.double().flatten(1).mean(1)
+
+
+def numbered_prompts(start, count):
+    return [Prompt(f"prompt {i}") for i in range(start, start + count)]
+
+
+class Recorder(Callback):
+    def __init__(self):
+        self.rollouts, self.scores, self.valid, self.updates, self.metrics = [], [], [], [], []
+
+    def on_rollout(self, loop, rollouts, scores, valid):
+        self.rollouts.append(rollouts)
+        self.scores.append(scores)
+        self.valid.append(valid)
+
+    def on_update(self, loop, result):
+        self.updates.append(result)
+
+    def on_iteration(self, loop, metrics):
+        self.metrics.append(metrics)
+
+
+def make_config(*, seed=0, sampling=None, policy=None, kl=None):
+    """A quick setting; each part can be overridden key by key."""
+    return AlgorithmConfig(
+        seed=seed,
+        sampling=SamplingConfig(**{"eta": 0.7, "steps": 6, "shift": 3.0} | (sampling or {})),
+        policy=PolicyConfig(**{"prompts_per_iteration": 2, "batch_size": 8, "clip": 0.1} | (policy or {})),
+        kl=KLConfig(**{"warmup": 0, "high": 0.1} | (kl or {})),
+    )
+
+
+def make_loop(config=None, *, model=None, reward=mean_brightness, prompts=numbered_prompts, **extra):
+    model = model or GaussianModel()
+    recorder = Recorder()
+    optimizer = torch.optim.AdamW([p for p in model.module.parameters() if p.requires_grad], lr=1e-3)
+    callbacks = [recorder, *extra.pop("callbacks", ())]
+    reward = FunctionReward(reward) if callable(reward) else reward
+    loop = Loop(model, reward, prompts, config or make_config(), optimizer, callbacks=callbacks, **extra)
+    return loop, recorder
+
+
+def weights(loop):
+    return torch.cat([p.detach().double().flatten() for p in loop.model.module.parameters()])
