@@ -1,0 +1,43 @@
+"""The command `sage-grpo`, one file a subcommand. Heavy imports wait until a command needs them."""
+
+from typing import Annotated
+
+import typer
+
+from sage_grpo import __version__
+from sage_grpo.cli.explain import explain
+
+app = typer.Typer(
+    name="sage-grpo",
+    help=(
+        "Improve a video generator with rewards: stable GRPO post-training for flow-matching models.\n\n"
+        "Start with `sage-grpo explain --plot kernels.png` to see what the method does at each step."
+    ),
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"sage-grpo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command()(explain)
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,50 @@
+"""Settings are checked before anything is loaded, and say how to mend what is wrong."""
+
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from sage_grpo.config import AlgorithmConfig, KLConfig, PolicyConfig, SamplingConfig
+
+
+def test_config_imports_no_torch():
+    code = "import sys, sage_grpo.config; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_needs_no_torch():
+    code = "import sys, sage_grpo.cli; assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_defaults_are_the_references():
+    config = AlgorithmConfig()
+    assert (config.sampling.kernel, config.sampling.steps, config.sampling.shift) == ("sage", 20, 5.0)
+    assert (config.policy.num_generations, config.policy.clip, config.policy.advantage_limit) == (4, 1e-4, 5.0)
+    assert (config.kl.ref_model_sync_steps, config.kl.beta_position, config.kl.beta_velocity) == (10, 1.0, 0.1)
+    assert (config.kl.low, config.kl.high, config.kl.warmup) == (1e-7, 1e-5, 100)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SamplingConfig(etta=1), "Extra inputs are not permitted"),
+        (lambda: SamplingConfig(steps=10, window_size=10), "exceeds the 9 stochastic steps; use 9"),
+        (lambda: SamplingConfig(steps=10, window_size=4, window_start=6), "use 0 to 5"),
+        (lambda: KLConfig(feedback="lagrangian"), "needs a target above 0"),
+        (lambda: KLConfig(low=1.0, high=0.1), "swap them"),
+        (lambda: AlgorithmConfig(policy=PolicyConfig(num_minibatches=30)), "exceeds the 19 trained timesteps"),
+        (lambda: PolicyConfig(num_generations=1), "greater than or equal to 2"),
+        (lambda: SamplingConfig(eta=float("nan")), "finite number"),
+    ],
+)
+def test_mistakes(make, message):
+    with pytest.raises(ValidationError, match=message):
+        make()
+
+
+def test_settings_are_frozen():
+    with pytest.raises(ValidationError):
+        AlgorithmConfig().seed = 1
