@@ -86,4 +86,4 @@ def test_version_and_help():
     for arguments in (("--help",), ("explain", "--help")):
         result = invoke(*arguments)
         assert result.exit_code == 0
-        assert "sage-grpo explain" in result.stdout  # an example to copy
+        assert "sage-grpo lab" in result.stdout or "sage-grpo explain" in result.stdout  # an example to copy

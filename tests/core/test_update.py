@@ -10,6 +10,7 @@ from sage_grpo.core.loop import RewardFailure
 from sage_grpo.core.protocols import Scores
 from sage_grpo.core.update import ReplayError, check_replay, trained_steps
 from sage_grpo.math.gaussian import log_ratio
+from sage_grpo.math.objective import surrogate
 from sage_grpo.models.gaussian import GaussianModel
 from support import Recorder, make_config, make_loop, mean_brightness, weights
 
@@ -334,6 +335,22 @@ def test_equalizer_balances_measured_gradients():
     print(f"max/min gradient norm over timesteps: {spread[0]:.1f} without, {spread[1]:.2f} with the equalizer")
     assert spread[0] > 10
     assert spread[1] < 3
+
+
+def test_reported_gradient_is_the_one_autograd_finds():
+    """The per-timestep series is a closed form; autograd on the surrogate gives the same norms."""
+    model = perturbed(GaussianModel())
+    loop, seen = make_loop(make_config(policy={"num_iterations": 2}), model=model)
+    loop.iterate()
+    rewards = seen.scores[0][:, 0].view(-1, 4)
+    advantage = ((rewards - rewards.mean(1, True)) / (rewards.std(1, correction=0, keepdim=True) + 1e-4)).flatten()
+    first, trajectory = seen.updates[0], seen.rollouts[0].trajectories[0]
+    for step, reported in zip(first.steps, first.per_step["gradient"], strict=True):
+        taken = trajectory.transitions[step]
+        v = taken.velocity.clone().requires_grad_()  # at the first update the policy is the rollout's
+        loss = surrogate(log_ratio(v, taken.velocity, taken.noise, loop.table.k[step].item()), advantage, 0.1)
+        (gradient,) = torch.autograd.grad(loss.sum(), v)
+        assert gradient.flatten(1).norm(dim=1).mean().item() == pytest.approx(reported, rel=1e-4)
 
 
 def test_events_arrive_in_order():

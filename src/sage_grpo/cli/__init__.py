@@ -5,13 +5,15 @@ from typing import Annotated
 import typer
 
 from sage_grpo import __version__
+from sage_grpo.cli import lab
 from sage_grpo.cli.explain import explain
+from sage_grpo.cli.train import train
 
 app = typer.Typer(
     name="sage-grpo",
     help=(
         "Improve a video generator with rewards: stable GRPO post-training for flow-matching models.\n\n"
-        "Start with `sage-grpo explain --plot kernels.png` to see what the method does at each step."
+        "Start with `sage-grpo lab`: it trains a small video generator on this computer and shows what improved."
     ),
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -36,6 +38,8 @@ def _root(
     pass
 
 
+app.add_typer(lab.app, name="lab")
+app.command()(train)
 app.command()(explain)
 
 

@@ -11,6 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as Grid
 
+from sage_grpo.cli.errors import user_errors
+
 if TYPE_CHECKING:
     from sage_grpo.math.kernels import Table
 
@@ -38,16 +40,13 @@ def explain(
     from sage_grpo.math.kernels import kernel_table
     from sage_grpo.math.schedule import sigma_schedule
 
-    try:
+    with user_errors(ValueError, OSError):
         sigmas = sigma_schedule(steps, shift)
         table = kernel_table(kernel, sigmas, eta)
         if plot is not None:
             from sage_grpo.report.kernels import draw_regimes
 
             draw_regimes(sigmas, eta, plot)
-    except (ValueError, OSError) as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
-        raise typer.Exit(2) from None
     if as_json:
         print(rows_as_json(table))
         return

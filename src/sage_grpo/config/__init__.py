@@ -1,5 +1,20 @@
 """Validated settings. Nothing here imports torch, so a recipe can be checked anywhere in a moment."""
 
 from sage_grpo.config.algorithm import AlgorithmConfig, KLConfig, PolicyConfig, SamplingConfig
+from sage_grpo.config.load import ConfigError, dump_recipe, load_recipe
+from sage_grpo.config.recipe import GaugeConfig, OptimizerConfig, RecipeConfig, RewardConfig, RunConfig
 
-__all__ = ["AlgorithmConfig", "KLConfig", "PolicyConfig", "SamplingConfig"]
+__all__ = [
+    "AlgorithmConfig",
+    "ConfigError",
+    "GaugeConfig",
+    "KLConfig",
+    "OptimizerConfig",
+    "PolicyConfig",
+    "RecipeConfig",
+    "RewardConfig",
+    "RunConfig",
+    "SamplingConfig",
+    "dump_recipe",
+    "load_recipe",
+]

@@ -27,8 +27,15 @@ class CopyBank:
         self._copies: dict[str, dict[str, Tensor]] = {}
 
     @torch.no_grad()
-    def save(self, name: str) -> None:
-        self._copies[name] = {key: p.detach().clone() for key, p in self._parameters.items()}
+    def save(self, name: str, decay: float = 0.0) -> None:
+        if decay and name in self._copies:
+            for key, copy in self._copies[name].items():
+                copy.lerp_(self._parameters[key], 1 - decay)
+        else:
+            self._copies[name] = {key: p.detach().clone() for key, p in self._parameters.items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._copies
 
     @contextmanager
     def using(self, name: str) -> Iterator[None]:

@@ -202,7 +202,7 @@ class Loop:
         self._tell("on_start")
         while self.iteration < iterations and self.stop_reason is None:
             self.iterate()
-        self._tell("on_end")
+        self._tell("on_end")  # not after an error: a run that failed must not save
 
     def stop(self, reason: str) -> None:
         self.stop_reason = reason

@@ -11,9 +11,9 @@ from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.anchors import ANCHOR
 from sage_grpo.core.protocols import Comm, VideoModel, WeightsBank
 from sage_grpo.core.rollout import Trajectory, keyed_rng, velocity_at
-from sage_grpo.math.gaussian import kl, log_ratio
+from sage_grpo.math.gaussian import kl, log_ratio, pull
 from sage_grpo.math.kernels import Table
-from sage_grpo.math.objective import clipped, dual_kl, sage_loss, surrogate
+from sage_grpo.math.objective import clipped, dual_kl, sage_loss, surrogate, velocity_gradient
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class UpdateResult:
         return sum(self.per_step[name]) / len(self.steps)
 
 
-COLUMNS = ("weight", "loss", "ratio", "log_ratio_sq", "clip_frac", "kl_anchor", "kl_previous", "kl")
+COLUMNS = ("weight", "loss", "ratio", "log_ratio_sq", "clip_frac", "kl_anchor", "kl_previous", "kl", "gradient")
 
 
 def trained_steps(steps: Sequence[int], config: AlgorithmConfig, *key: int | str) -> list[list[int]]:
@@ -93,8 +93,11 @@ def update(
         loss = sage_loss(policy_loss, equalizer[step].item(), kl_weight, penalty)
         (scale * (loss * batch.weight).sum()).backward()  # type: ignore[no-untyped-call]
         held = clipped(logs, batch.advantage, policy.clip)
+        with torch.no_grad():  # before equalizing; times equalizer[step] it is what the network gets
+            force = pull(v, taken.velocity, taken.noise, k, policy.reduction)
+            gradient = velocity_gradient(logs, batch.advantage, policy.clip, force)
         ones = torch.ones_like(loss)
-        seen = (ones, loss, logs.double().exp(), logs.square(), held, position, previous, penalty)
+        seen = (ones, loss, logs.double().exp(), logs.square(), held, position, previous, penalty, gradient)
         row = torch.stack([(column.detach().double() * batch.weight).sum() for column in seen])
         totals[steps.index(step)] += row.cpu()
 

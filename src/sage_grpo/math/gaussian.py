@@ -29,6 +29,12 @@ def log_ratio(v: Tensor, v_old: Tensor, noise: Tensor, k: float, reduction: Redu
     return k * reduce(noise * delta, reduction) - 0.5 * k**2 * reduce(delta.square(), reduction)
 
 
+def pull(v: Tensor, v_old: Tensor, noise: Tensor, k: float, reduction: Reduction = "mean") -> Tensor:
+    """|∂ log-ratio/∂v| of each sample, |k|·‖ε - kδ‖ (Eq. 36 through the velocity)."""
+    left = (noise - k * _difference(v, v_old)).flatten(1)
+    return abs(k) * left.square().sum(1).sqrt() / (left.shape[1] if reduction == "mean" else 1)
+
+
 def kl(v: Tensor, v_ref: Tensor, k: float, reduction: Reduction = "mean") -> Tensor:
     """KL(π_θ‖π_ref) = ½k²‖v_θ - v_ref‖² (Eq. 11-13 with 2Σ for 2Σ², and Eq. 15 in closed form)."""
     return 0.5 * k**2 * reduce(_difference(v, v_ref).square(), reduction)

@@ -10,6 +10,12 @@ def clipped(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
     return ((ratio > 1 + clip) & (advantage > 0)) | ((ratio < 1 - clip) & (advantage < 0))
 
 
+def velocity_gradient(log_ratio: Tensor, advantage: Tensor, clip: float, pull: Tensor) -> Tensor:
+    """|∂ surrogate/∂v| a sample, where `pull` = |∂ log-ratio/∂v| = |k|·‖ε - kδ‖: what the equalizer balances."""
+    free = ~clipped(log_ratio, advantage, clip)
+    return free * log_ratio.double().exp() * advantage.abs() * pull
+
+
 def surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
     """-min(ratio·A, clip(ratio, 1±clip)·A), the clipped form of Eq. 4.
 

@@ -1,0 +1,101 @@
+"""`sage-grpo lab`: see the method work on this computer, or check its claims."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sage_grpo.cli.errors import user_errors
+
+app = typer.Typer(invoke_without_command=True, rich_markup_mode="markdown")
+
+
+@app.callback()
+def lab(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option(help="Folder for the run and its report.")] = Path("runs/lab"),
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="Fewer for a quick look; default: the recipe's.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=2, help="Fresh videos to compare before and after on.")] = 240,
+    seed: Annotated[int, typer.Option(help="Another seed, another run.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Train a small real video generator in minutes, without a GPU, and see what improved.
+
+    Writes report.html with curves and videos before and after. If interrupted, the same command goes on.
+
+    Example: `sage-grpo lab --out runs/lab`
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from rich.console import Console
+
+    from sage_grpo.lab.quick import run_lab
+
+    console = Console(stderr=as_json)
+    with user_errors():
+        result = run_lab(out, iterations=iterations, samples=samples, seed=seed, console=console)
+    if as_json:
+        print(json.dumps(result.as_dict()))
+        return
+    errors = result.reward_delta / result.reward_se
+    console.print(
+        f"\n[bold]Reward {result.reward_delta:+.2f} ± {result.reward_se:.2f}[/] "
+        f"({errors:.1f} standard errors on {result.samples} fresh videos in pairs)\n"
+        f"  prompt followed         {result.accuracy_before:.0%} → {result.accuracy_after:.0%}   (held out)\n"
+        f"  distance to real clips  {result.distance_before:.3f} → {result.distance_after:.3f}   (held out)\n"
+        f"  diversity               {result.diversity_before:.3f} → {result.diversity_after:.3f}   (held out)\n"
+        f"{result.seconds:.0f} s in all. Open [bold]{result.report}[/]",
+        highlight=False,
+    )
+
+
+@app.command()
+def pretrain(
+    out: Annotated[Path, typer.Option(help="Folder for the checkpoint.")],
+    steps: Annotated[int, typer.Option(min=1)] = 3000,
+    batch: Annotated[int, typer.Option(min=1)] = 32,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """Make the base model that ships with the package, from nothing; minutes on two cores.
+
+    Example: `sage-grpo lab pretrain --out runs/shapes_base`
+    """
+    from sage_grpo.lab.pretrain import pretrain as run
+
+    run(out, steps=steps, batch=batch, seed=seed)
+
+
+@app.command()
+def reproduce(
+    out: Annotated[Path, typer.Option(help="Folder for runs, results.json, claims.md and figures.")],
+    seeds: Annotated[int, typer.Option(min=2, help="Seeds of every experiment.")] = 5,
+    iterations: Annotated[int, typer.Option(min=2)] = 40,
+    samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate each run on.")] = 192,
+    workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
+) -> None:
+    """Check the paper's claims: every experiment over several seeds, each claim with its interval and verdict.
+
+    Takes CPU hours (docs/claims.md names them). If killed, the same command goes on where it was.
+
+    Example: `sage-grpo lab reproduce --out runs/claims --seeds 5`
+    """
+    from rich.console import Console
+
+    from sage_grpo.lab.reproduce import reproduce as run
+
+    console = Console(stderr=as_json)
+    claims = run(out, seeds=seeds, iterations=iterations, samples=samples, workers=workers, console=console)
+    if as_json:
+        print(json.dumps([vars(claim) for claim in claims]))
+        return
+    colours = {"reproduced": "green", "not reproduced": "red", "undecided": "yellow"}
+    for claim in claims:
+        console.print(f"[{colours[claim.verdict]}]{claim.verdict:<14}[/] {claim.statement}", highlight=False)
+        console.print(f"{'':<15}{claim.measured} ({claim.test})", style="dim", highlight=False)
+    console.print(f"details: {out / 'claims.md'}", highlight=False)

@@ -1,0 +1,45 @@
+"""`sage-grpo train`: run a recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sage_grpo.cli.errors import user_errors
+
+
+def train(
+    recipe: Annotated[Path, typer.Argument(help="YAML file, or the name of a shipped recipe such as lab.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that differ from the recipe.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the end summary as JSON.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Validate the recipe, print it in full and stop.")] = False,
+) -> None:
+    """Post-train a model as a recipe says, going on where an earlier run of the same folder stopped.
+
+    Ctrl-C finishes the iteration, saves and exits; the same command goes on from there.
+
+    Example: `sage-grpo train lab run.out=runs/first policy.clip=1e-5`
+    """
+    from sage_grpo.config import dump_recipe, load_recipe
+
+    with user_errors():
+        config = load_recipe(recipe, overrides or [])
+    if check:
+        print(dump_recipe(config), end="")
+        return
+    import json
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from sage_grpo.trainer import Trainer
+
+    with user_errors():
+        trainer = Trainer(config=config, console=Console(stderr=as_json))
+        result = trainer.train()
+    if as_json:
+        print(json.dumps(asdict(result), default=str))

@@ -1,0 +1,116 @@
+"""Direct measurements on the base model: no training, so they take seconds and have tight intervals."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sage_grpo.build import build_model, build_rewards
+from sage_grpo.config import RecipeConfig, load_recipe
+from sage_grpo.core.loop import Callback, Loop
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.rollout import sample, velocity_at
+from sage_grpo.core.update import UpdateResult
+from sage_grpo.data.prompts import open_prompts
+from sage_grpo.math.equalizer import equalizer, gradient_scale
+from sage_grpo.math.kernels import Table, kernel_table
+from sage_grpo.math.schedule import sigma_schedule
+from sage_grpo.rewards.shapes import ShapesReward
+from sage_grpo.worlds.shapes import all_prompts, fit, random_scene, render
+
+
+def table_of(config: RecipeConfig, kernel: str, eta: float, *, noisy_end: bool = False) -> Table:
+    table = kernel_table(kernel, sigma_schedule(config.sampling.steps, config.sampling.shift), eta)
+    return table if noisy_end else table.ode_outside(table.sigma_next > 0)
+
+
+def noise_after_a_step(kernel: str, clips: int = 256) -> dict[str, list[float]]:
+    """Noise in x' after one step from exact states of real clips: by the model, and for a perfect denoiser."""
+    config = load_recipe("lab-paper")
+    model, table = build_model(config), table_of(config, kernel, 0.7)
+    generator = torch.Generator().manual_seed(0)
+    scene = random_scene(clips, generator)
+    x0, condition = render(scene), model.encode([Prompt(text) for text in scene.prompts])
+    out: dict[str, list[float]] = {"sigma": [], "theory": [], "measured": []}
+    for t in range(1, len(table) - 1):  # inside, where both ends have noise
+        sigma, following, a, b, s = (c[t].item() for c in (table.sigma, table.sigma_next, table.a, table.b, table.s))
+        z, noise = torch.randn(2, *x0.shape, generator=generator)
+        x = (1 - sigma) * x0 + sigma * z
+        with torch.no_grad():
+            v = velocity_at(model, x, sigma, condition)
+        left = (a * x + b * v + s * noise) - (1 - following) * x0
+        out["sigma"].append(sigma)
+        out["theory"].append(((a * sigma + b) ** 2 + s**2) ** 0.5 / following)
+        out["measured"].append(left.square().mean().sqrt().item() / following)
+    return out
+
+
+@dataclass(frozen=True)
+class Quality:
+    distance: list[float]  # of each rollout to the manifold, rows of equal index share prompt and initial noise
+    spread: float  # standard deviation of the reward within a group: what a kernel explores
+
+
+def rollout_quality(kernel: str, eta: float, *, noisy_end: bool = False, prompts: int = 24, group: int = 4) -> Quality:
+    """SDE rollouts of the base model."""
+    config = load_recipe("lab-paper")
+    model, table = build_model(config), table_of(config, kernel, eta, noisy_end=noisy_end)
+    asked = [Prompt(text) for text in all_prompts()[:: 48 // prompts] for _ in range(group)]
+    x0 = []
+    for i in range(0, len(asked), 32):
+        keys = [("quality", j) for j in range(i, min(i + 32, len(asked)))]
+        shared = [("quality", j // group) for j in range(i, min(i + 32, len(asked)))]
+        x0.append(sample(model, asked[i : i + 32], table, shared, keys).x0)
+    clips = torch.cat(x0)
+    scores = ShapesReward().score(model.decode(clips), asked).values.double()
+    reward = scores @ torch.tensor([0.5, 0.5, 1.0], dtype=torch.float64)
+    spread = reward.view(-1, group).std(1).mean().item()
+    return Quality(fit(clips).distance.tolist(), spread)
+
+
+def match_exploration(kernels: Sequence[str], reference: str = "sage", eta: float = 0.7) -> dict[str, float]:
+    """η at which each kernel spreads the rewards of a group as far as the reference does."""
+    wanted = rollout_quality(reference, eta).spread
+    found = {}
+    for kernel in kernels:
+        low, high = 0.05, 1.0 if kernel == "cps" else 3.0
+        for _ in range(6):
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if rollout_quality(kernel, middle).spread < wanted else (low, middle)
+        found[kernel] = round((low * high) ** 0.5, 3)
+    return found
+
+
+class _Norms(Callback):
+    def __init__(self) -> None:
+        self.by_step: dict[int, list[float]] = {}
+
+    def on_update(self, loop: Loop, result: UpdateResult) -> None:
+        self.by_step.setdefault(result.steps[0], []).append(result.grad_norm)
+
+
+def gradient_by_step(kernel: str, *, equalize: bool, iterations: int = 3) -> dict[str, Any]:
+    """Norm of the parameter gradient at each timestep alone, with the weights held still."""
+    base = load_recipe("lab-paper", [f"sampling.kernel={kernel}"])
+    trained = base.sampling.stochastic_steps
+    config = load_recipe("lab-paper", [
+        f"sampling.kernel={kernel}", f"policy.equalizer={str(equalize).lower()}", "policy.timestep_fraction=1.0",
+        "policy.num_iterations=1", f"policy.num_minibatches={trained}", "policy.max_grad_norm=1e9", "kl.anchor=none",
+        "kl.beta_velocity=0", "policy.clip=1.0",
+    ])  # fmt: skip
+    model = build_model(config)
+    reward, weights = build_rewards(config)
+    config = config.model_copy(update={"policy": config.policy.model_copy(update={"reward_weights": weights})})
+    norms = _Norms()
+    still = torch.optim.SGD(model.module.parameters(), lr=0.0)
+    prompts = open_prompts(all_prompts(), seed=0)
+    loop = Loop(model, reward, prompts, config, still, callbacks=[norms])
+    loop.run(iterations)
+    steps = sorted(norms.by_step)
+    return {
+        "sigma": [loop.table.sigma[t].item() for t in steps],
+        "norm": [sum(norms.by_step[t]) / len(norms.by_step[t]) for t in steps],
+        "scale": [gradient_scale(loop.table)[t].item() for t in steps],
+        "equalizer": [equalizer(loop.table)[t].item() for t in steps],
+    }

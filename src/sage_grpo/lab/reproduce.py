@@ -1,0 +1,73 @@
+"""`sage-grpo lab reproduce`: run the grid, judge the claims, draw the figures."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from sage_grpo.lab import figures
+from sage_grpo.lab.claims import Claim, Results, as_markdown, judge
+from sage_grpo.lab.grid import KERNELS, MATCHED, Job, experiments, run_base, run_grid
+from sage_grpo.lab.measure import gradient_by_step, match_exploration, noise_after_a_step, rollout_quality
+from sage_grpo.tracking.files import atomic_write
+
+
+def measure_directly(out: Path) -> dict[str, Any]:
+    """What needs no training; kept in a file, so that it is measured once."""
+    path = out / "direct.json"
+    if not path.exists():
+        found = {
+            "noise": {kernel: noise_after_a_step(kernel) for kernel in KERNELS},
+            "gradient": {
+                "raw": gradient_by_step("sage", equalize=False),
+                "equalized": gradient_by_step("sage", equalize=True),
+            },
+            "quality": {
+                f"{kernel}-{ending}": rollout_quality(kernel, 0.7, noisy_end=ending == "noisy").distance
+                for kernel in KERNELS
+                for ending in ("noisy", "clean")
+            },
+            "matched": match_exploration(MATCHED),
+        }
+        atomic_write(path, json.dumps(found).encode())
+    loaded: dict[str, Any] = json.loads(path.read_text())
+    return loaded
+
+
+def reproduce(
+    out: Path, *, seeds: int, iterations: int, samples: int, only: list[str] | None = None, workers: int | None = None,
+    console: Console | None = None,
+) -> list[Claim]:  # fmt: skip
+    """Runs, results.json, claims.md and figures into `out`; called again after a kill, it goes on."""
+    console = console or Console()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    console.print("measuring the base model directly", highlight=False)
+    direct = measure_directly(out)
+    grid = experiments(direct["matched"])
+    names = only or list(grid)
+    jobs = [Job(name, tuple(grid[name]), seed, iterations, samples, out) for seed in range(seeds) for name in names]
+    runs = run_grid(jobs, workers, console)
+    results = Results(runs, run_base(out, samples))
+    if only:
+        return []
+    claims = judge(results, direct)
+    summary = {
+        "seeds": seeds, "iterations": iterations, "samples": samples,
+        "claims": [vars(claim) for claim in claims],
+        "experiments": {
+            name: {"gain": results.gain(name), "drift": results.drift(name), "diversity": results.diversity(name)}
+            for name in results.runs
+        },
+        "direct": direct,
+    }  # fmt: skip
+    atomic_write(out / "results.json", (json.dumps(summary, indent=1) + "\n").encode())
+    atomic_write(out / "claims.md", as_markdown(claims).encode())
+    figures.figure_3(results, out / "figure_3.png")
+    figures.figure_4(direct, out / "figure_4.png")
+    figures.figure_7(results, out / "figure_7.png")
+    figures.figure_8(results, out / "figure_8.png")
+    figures.figure_9(direct, out / "figure_9.png")
+    figures.frontier(results, out / "frontier.png")
+    return claims

@@ -1,0 +1,130 @@
+"""A report in one HTML file: numbers, curves, videos before and after, tables; no network, no other files."""
+
+import os
+import re
+import tempfile
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from sage_grpo.report.svg import Chart, Curve, draw_chart
+
+__all__ = ["Chart", "Curve", "Headline", "Page", "Table", "VideoPair", "render_page", "write_page"]
+
+NUMBER = re.compile(r"[\[(]?[+−-]?\.?\d.{,24}$")  # 0.5, −1.2 ± 0.1, [0.2, 0.4]; not a sentence about 3 seeds
+
+# Whoever asked for less motion gets still videos; everyone gets one button to stop or start them all.
+SCRIPT = """
+const videos = [...document.querySelectorAll("video")], button = document.querySelector("#motion");
+function move(on) {
+  for (const video of videos) if (on) video.play().catch(() => {}); else video.pause();
+  button.textContent = on ? "Pause all videos" : "Play all videos";
+  button.dataset.on = on ? "1" : "";
+}
+if (button) {
+  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  if (still) for (const video of videos) video.autoplay = false;
+  button.hidden = false;
+  button.onclick = () => move(!button.dataset.on);
+  move(!still);
+}
+"""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A number the reader should leave with."""
+
+    title: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class VideoPair:
+    """One prompt's videos before and after, as the bytes of mp4 files."""
+
+    prompt: str
+    before: bytes
+    after: bytes
+    before_note: str = ""
+    after_note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a header; the first cell names its row."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        wrong = [i for i, row in enumerate(self.rows) if len(row) != len(self.header)]
+        if wrong:
+            need = f"{len(self.header)} cells a row, as in its header"
+            raise ValueError(f"table {self.title!r} needs {need}: row {wrong[0]} has {len(self.rows[wrong[0]])}")
+
+    def numeric(self, column: int) -> bool:
+        """Whether a column holds numbers, which are compared along their right edge."""
+        cells = [row[column] for row in self.rows if row[column].strip(" –—")]
+        return column > 0 and bool(cells) and all(NUMBER.match(cell) for cell in cells)
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that a report shows; an empty list hides its section."""
+
+    title: str
+    summary: str
+    headlines: Sequence[Headline] = ()
+    charts: Sequence[Chart] = ()
+    pairs: Sequence[VideoPair] = ()
+    tables: Sequence[Table] = ()
+    footer: str = ""
+
+
+def as_uri(mp4: bytes) -> str:
+    return "data:video/mp4;base64," + b64encode(mp4).decode("ascii")
+
+
+def render_page(page: Page) -> str:
+    """The report as HTML; the same page gives the same text."""
+    room = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    room.filters["uri"] = as_uri
+    template = room.from_string(files("sage_grpo.report").joinpath("page.html").read_text(encoding="utf-8"))
+    return template.render(
+        page=page,
+        paragraphs=[p for p in re.split(r"\n\s*\n", page.summary) if p.strip()],
+        drawings=[draw_chart(chart, f"chart-{i}") for i, chart in enumerate(page.charts, 1)],
+        script=Markup(SCRIPT),
+        # the browser runs this script and no other, should a text ever slip through unescaped
+        script_hash=b64encode(sha256(SCRIPT.encode()).digest()).decode("ascii"),
+    )
+
+
+def write_page(page: Page, path: Path) -> None:
+    """Write the report whole or not at all: a reader never meets half a file."""
+    # a lone surrogate has no UTF-8: as a character reference the browser shows its replacement sign
+    content = render_page(page).encode("utf-8", errors="xmlcharrefreplace")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(draft, 0o666 & ~umask)  # a draft is private to its owner; the report is a file like any other
+        os.replace(draft, path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise

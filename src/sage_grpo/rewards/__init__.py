@@ -1,0 +1,1 @@
+"""Rewards behind the `Reward` protocol, one scorer a file."""

@@ -1,0 +1,51 @@
+"""Any Python function as a reward, and several rewards as one."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_grpo.core.protocols import Prompt, Reward, Scores
+
+
+class FunctionReward:
+    """`f(videos, prompts, **columns) → list of float or None`; None, NaN and infinity are failures.
+
+    `videos` are uint8 frames (B, F, H, W, 3), `prompts` their texts; a column of the prompt file arrives by name if
+    every prompt of the batch has it and the function takes it.
+    """
+
+    def __init__(self, function: Callable[..., Sequence[float | None]], name: str | None = None) -> None:
+        self.function = function
+        self.names = (name or getattr(function, "__name__", "reward").strip("<>"),)
+        code = getattr(function, "__code__", None)
+        self._takes = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) if code else set()
+        self._takes_all = bool(code and code.co_flags & 0x08)  # **columns
+
+    def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
+        shared = set.intersection(*(set(prompt.columns) for prompt in prompts)) if prompts else set()
+        wanted = shared if self._takes_all else shared & self._takes
+        columns: dict[str, Any] = {name: [p.columns[name] for p in prompts] for name in sorted(wanted)}
+        answer = self.function(videos, [prompt.text for prompt in prompts], **columns)
+        numbers = [float("nan") if x is None else float(x) for x in answer]
+        if len(numbers) != len(videos):
+            raise ValueError(f"reward {self.names[0]!r} gave {len(numbers)} numbers for {len(videos)} videos")
+        values = torch.tensor(numbers, dtype=torch.float64)[:, None]
+        return Scores(values, values.isfinite())
+
+
+class CompositeReward:
+    """Several rewards side by side; their scores are weighted and summed later."""
+
+    def __init__(self, rewards: Sequence[Reward]) -> None:
+        self.rewards = list(rewards)
+        self.names = tuple(name for reward in rewards for name in reward.names)
+        twice = {name for name in self.names if self.names.count(name) > 1}
+        if twice:
+            raise ValueError(f"two rewards share the score name {sorted(twice)[0]!r}: give each its own")
+
+    def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
+        parts = [reward.score(videos, prompts) for reward in self.rewards]
+        values = torch.cat([part.values.double().cpu() for part in parts], 1)
+        return Scores(values, torch.cat([part.valid.cpu() for part in parts], 1))

@@ -1,0 +1,1 @@
+"""What a run leaves behind: numbers, videos, the environment it ran in, and its progress on the screen."""

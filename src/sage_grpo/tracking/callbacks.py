@@ -1,0 +1,125 @@
+"""What hangs on a run: averaged weights, logs, sample videos, checkpoints."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_grpo.config import RecipeConfig
+from sage_grpo.core.loop import Callback, Loop, Metrics, Rollouts
+from sage_grpo.core.protocols import Prompt, VideoModel
+from sage_grpo.core.rollout import sample
+from sage_grpo.core.update import UpdateResult
+from sage_grpo.math.kernels import kernel_table
+from sage_grpo.math.schedule import sigma_schedule
+from sage_grpo.tracking.checkpoint import save_checkpoint
+from sage_grpo.tracking.metrics import Tracker
+from sage_grpo.tracking.video import contact_sheet, write_mp4
+
+EMA = "ema"
+PER_STEP = {"ratio": "ratio", "clip_frac": "clip_frac", "gradient": "gradient_raw", "kl": "kl"}
+
+
+def generate(model: VideoModel, prompts: Sequence[Prompt], config: RecipeConfig, seeds: Sequence[int]) -> Tensor:
+    """Clean latents by the plain ODE; a seed and a prompt always give the same video."""
+    s, size = config.sampling, config.policy.batch_size
+    table = kernel_table("ode", sigma_schedule(s.steps, s.shift), 0.0)
+    keys = [("sample", seed) for seed in seeds]
+    chunks = [slice(i, i + size) for i in range(0, len(prompts), size)]
+    return torch.cat([sample(model, prompts[c], table, keys[c], keys[c]).x0 for c in chunks])
+
+
+class WeightAverage(Callback):
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+
+    def on_start(self, loop: Loop) -> None:
+        if EMA not in loop.bank:
+            loop.bank.save(EMA)
+
+    def on_update(self, loop: Loop, result: UpdateResult) -> None:
+        if result.stepped:
+            loop.bank.save(EMA, decay=self.decay)
+
+
+class Log(Callback):
+    """Metrics and per-timestep series to all trackers."""
+
+    def __init__(self, trackers: Sequence[Tracker], names: Sequence[str]) -> None:
+        self.trackers, self.names = trackers, names
+        self.series: dict[str, list[float]] = {}
+        self.scores: Metrics = {}
+        self.first: Metrics = {}
+        self.last: Metrics = {}
+
+    def on_rollout(self, loop: Loop, rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None:
+        self.series = {}
+        shown = ((name, scores[valid[:, i], i]) for i, name in enumerate(self.names))
+        self.scores = {f"reward/{name}": values.mean().item() for name, values in shown if len(values)}
+
+    def on_update(self, loop: Loop, result: UpdateResult) -> None:
+        for i, step in enumerate(result.steps):
+            for column, name in PER_STEP.items():
+                self.series.setdefault(f"steps/{name}/{step:03d}", []).append(result.per_step[column][i])
+            weight = loop.equalizer[step].item()
+            balanced = weight * result.per_step["gradient"][i]
+            self.series.setdefault(f"steps/gradient_equalized/{step:03d}", []).append(balanced)
+
+    def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
+        metrics |= self.scores
+        self.first, self.last = self.first or dict(metrics), dict(metrics)
+        series = {name: sum(values) / len(values) for name, values in sorted(self.series.items())}
+        for tracker in self.trackers:
+            tracker.log(loop.iteration, metrics | series)
+
+
+class Samples(Callback):
+    """Videos at fixed seeds, so that what changes is the policy."""
+
+    def __init__(self, folder: Path, config: RecipeConfig, trackers: Sequence[Tracker]) -> None:
+        self.folder, self.config, self.trackers = folder, config, trackers
+
+    def on_start(self, loop: Loop) -> None:
+        if loop.iteration == 0:
+            self.write(loop)
+
+    def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
+        if loop.iteration % self.config.run.sample_every == 0:
+            self.write(loop)
+
+    def write(self, loop: Loop) -> None:
+        prompts = list(loop.prompts(0, self.config.run.samples))
+        with loop.bank.using(EMA) if EMA in loop.bank else nullcontext():
+            videos = loop.model.decode(generate(loop.model, prompts, self.config, range(len(prompts)))).cpu()
+        folder = self.folder / f"{loop.iteration:06d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for i, video in enumerate(videos):
+            write_mp4(folder / f"{i:02d}.mp4", video)
+            for tracker in self.trackers:
+                tracker.video(loop.iteration, f"samples/{i:02d}", folder / f"{i:02d}.mp4")
+        rows = [(prompt.text, video) for prompt, video in zip(prompts, videos, strict=True)]
+        contact_sheet(folder / "sheet.png", rows, title=f"iteration {loop.iteration}, fixed seeds")
+
+
+class Save(Callback):
+    """A checkpoint every few iterations, and when the run ends or is interrupted."""
+
+    def __init__(self, folder: Path, config: RecipeConfig, parts: Mapping[str, Any]) -> None:
+        self.folder, self.config, self.parts = folder, config, parts
+        self.saved_at: int | None = None
+
+    def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
+        if loop.iteration % self.config.run.save_every == 0:
+            self.write(loop)
+
+    def on_end(self, loop: Loop) -> None:
+        if self.saved_at != loop.iteration and loop.iteration:
+            self.write(loop)
+
+    def write(self, loop: Loop) -> None:
+        state = {"loop": loop.state_dict(), "parts": {name: part.state_dict() for name, part in self.parts.items()}}
+        save_checkpoint(self.folder, loop.iteration, state, self.config.run.keep)
+        self.saved_at = loop.iteration

@@ -1,0 +1,128 @@
+"""The drift gauge: what a run does to its videos that the reward does not show. For any model.
+
+Everything is measured on the policy's own rollouts. The first measurement of a run, before any update, is the base
+model on its own samples: all later ones are told relative to it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_grpo.config import GaugeConfig
+from sage_grpo.core.loop import Callback, Loop, Metrics, Rollouts
+from sage_grpo.core.rollout import Trajectory, keyed_noise, velocity_at
+from sage_grpo.math.gaussian import kl
+
+INITIAL = "initial"
+NOISE_LEVELS = (0.3, 0.6, 0.9)
+
+
+def initial_kl(loop: Loop, trajectory: Trajectory) -> float:
+    """KL(policy‖initial policy) over the steps of one batch; the policy's velocities are in the rollout."""
+    policy, values = loop.config.policy, []
+    with torch.no_grad(), loop.bank.using(INITIAL):
+        for step, taken in trajectory.transitions.items():
+            base = velocity_at(loop.model, taken.x, loop.table.sigma[step].item(), trajectory.condition)
+            values.append(kl(taken.velocity, base, loop.table.k[step].item(), policy.reduction).mean().item())
+    return sum(values) / len(values)
+
+
+def base_error(loop: Loop, trajectory: Trajectory) -> float:
+    """The frozen base model's flow-matching error on these samples: large where they are not its own kind."""
+    x0, values = trajectory.x0, []
+    keys = [("gauge", loop.config.seed, i) for i in range(len(x0))]  # the same noise at every measurement
+    noise = keyed_noise(tuple(x0.shape[1:]), keys, x0.device)
+    with torch.no_grad(), loop.bank.using(INITIAL):
+        for sigma in NOISE_LEVELS:
+            v = velocity_at(loop.model, (1 - sigma) * x0 + sigma * noise, sigma, trajectory.condition)
+            values.append((v.float() - (noise - x0)).square().mean().item())
+    return sum(values) / len(values)
+
+
+def diversity(x0: Tensor, group: int) -> float:
+    """Mean distance of two rollouts of one prompt, per element."""
+    groups = x0.flatten(1).unflatten(0, (-1, group)) if len(x0) % group == 0 else x0.flatten(1)[None]
+    distances = torch.cdist(groups, groups)
+    pairs = distances.shape[1] * (distances.shape[1] - 1)
+    return (distances.sum((1, 2)) / pairs).mean().item() / groups.shape[2] ** 0.5
+
+
+def look(videos: Tensor) -> Metrics:
+    """Saturation, exposure and motion of uint8 frames (B, F, H, W, 3)."""
+    level = videos.float() / 255
+    motion = level.diff(dim=1).abs().mean().item() if level.shape[1] > 1 else 0.0
+    saturated = ((videos <= 2) | (videos >= 253)).float().mean().item()
+    return {"saturation": saturated, "exposure": level.mean().item(), "motion": motion}
+
+
+class DriftGauge(Callback):
+    def __init__(self, config: GaugeConfig) -> None:
+        self.config = config
+        self.base: Metrics = {}
+        self.latest: Metrics = {}
+        self.alarms: list[str] = []
+
+    def on_start(self, loop: Loop) -> None:
+        if self.config.every and INITIAL not in loop.bank:
+            loop.bank.save(INITIAL)
+
+    def on_rollout(self, loop: Loop, rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None:
+        self.latest = {}
+        if self.config.every and loop.iteration % self.config.every == 0:
+            first = rollouts.trajectories[0]
+            x0 = torch.cat([t.x0 for t in rollouts.trajectories])
+            videos = torch.cat([v.cpu() for v in rollouts.videos])
+            raw = {
+                "base_error": base_error(loop, first),
+                "diversity": diversity(x0, loop.config.policy.num_generations),
+            }
+            raw |= look(videos)
+            self.base = self.base or raw
+            self.latest = self.relative(raw) | {"kl_initial": initial_kl(loop, first)}
+
+    def relative(self, raw: Metrics) -> Metrics:
+        """Ratios to the start, and differences where a share of the range is meant."""
+        ratios = {k: raw[k] / max(self.base[k], 1e-12) for k in ("base_error", "diversity", "motion")}
+        return ratios | {k: raw[k] - self.base[k] for k in ("saturation", "exposure")}
+
+    def check(self, now: Metrics) -> list[str]:
+        """Every limit that is crossed, in words."""
+        c = self.config
+        crossed = {
+            f"the base model's error on the policy's videos is ×{now['base_error']:.2f} of that on its own "
+            f"(limit {c.base_error:g}): they leave what it knows": now["base_error"] > c.base_error,
+            f"diversity within a group is ×{now['diversity']:.2f} of the start (limit {c.diversity:g}): "
+            "the policy collapses": now["diversity"] < c.diversity,
+            f"black or white pixels rose by {now['saturation']:+.0%} (limit {c.saturation:.0%}): saturation": now[
+                "saturation"
+            ]
+            > c.saturation,
+            f"mean brightness moved by {now['exposure']:+.0%} (limit {c.exposure:.0%}): over- or under-exposure": abs(
+                now["exposure"]
+            )
+            > c.exposure,
+            f"change from frame to frame is ×{now['motion']:.2f} of the start (limit {c.motion:g}): "
+            "the video stands still": now["motion"] < c.motion,
+            f"KL to the initial policy is {now['kl_initial']:.2e} (limit {c.kl_initial or 0:g})": (
+                c.kl_initial is not None and now["kl_initial"] > c.kl_initial
+            ),
+        }
+        return [text for text, is_crossed in crossed.items() if is_crossed]
+
+    def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
+        if not self.latest:
+            return
+        metrics |= {f"drift/{name}": value for name, value in self.latest.items()}
+        found = self.check(self.latest)
+        metrics["drift/alarms"] = float(len(found))
+        self.alarms += [f"iteration {loop.iteration}: {text}" for text in found]
+        if found and self.config.action == "stop":
+            loop.stop(f"drift gauge: {found[0]}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"base": self.base, "alarms": self.alarms}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.base, self.alarms = dict(state["base"]), list(state["alarms"])

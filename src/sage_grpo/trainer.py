@@ -1,0 +1,165 @@
+"""The trainer a user meets: `Trainer(model=…, rewards=[…], config=…, prompts=…).train()`."""
+
+import json
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from sage_grpo import build
+from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
+from sage_grpo.core.loop import Callback, Loop, Metrics
+from sage_grpo.core.protocols import Reward, VideoModel
+from sage_grpo.rewards.function import CompositeReward
+from sage_grpo.tracking.callbacks import Log, Samples, Save, WeightAverage
+from sage_grpo.tracking.checkpoint import load_newest
+from sage_grpo.tracking.environment import describe_environment
+from sage_grpo.tracking.files import atomic_write
+from sage_grpo.tracking.gauge import DriftGauge
+from sage_grpo.tracking.metrics import make_trackers
+from sage_grpo.tracking.progress import ProgressCallback
+
+
+@contextmanager
+def _stop_on_signal(loop: Loop) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM finishes the iteration, saves and ends; a second one interrupts at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: object) -> None:
+        if loop.stop_reason is not None:
+            raise KeyboardInterrupt
+        loop.stop(f"{signal.Signals(number).name} received")
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@dataclass(frozen=True)
+class Result:
+    folder: Path
+    iterations: int
+    first: Metrics
+    last: Metrics
+    seconds: float
+    stop_reason: str | None = None
+    alarms: list[str] = field(default_factory=list)
+
+
+class Trainer:
+    """Everything may be given as an object or left to the recipe.
+
+    model: a `VideoModel`; rewards: `Reward`s or plain functions `f(videos, prompts) → list of numbers`; config: a
+    recipe as `RecipeConfig`, mapping or path; prompts: a path, list of texts, `datasets` object or function.
+    """
+
+    def __init__(
+        self,
+        model: VideoModel | None = None,
+        rewards: Sequence[Reward | Callable[..., Any]] | None = None,
+        config: RecipeConfig | Mapping[str, Any] | str | Path | None = None,
+        prompts: Any = None,
+        *,
+        callbacks: Sequence[Callback] = (),
+        console: Console | None = None,
+    ) -> None:
+        recipe = config if isinstance(config, RecipeConfig) else load_recipe(config or {})
+        if rewards is not None:
+            self.reward: Reward = CompositeReward([build.as_reward(reward) for reward in rewards])
+        else:
+            self.reward, weights = build.build_rewards(recipe)
+            if recipe.policy.reward_weights is None:
+                recipe = recipe.model_copy(
+                    update={"policy": recipe.policy.model_copy(update={"reward_weights": weights})}
+                )
+        self.config = recipe
+        self.model = model or build.build_model(recipe)
+        self.prompts = build.build_prompts(recipe, prompts)
+        self.callbacks, self.console = list(callbacks), console or Console()
+        self.folder = Path(recipe.run.out)
+        torch.manual_seed(recipe.seed)
+        trainable = [p for p in self.model.module.parameters() if p.requires_grad]
+        optimizer = build.build_optimizer(trainable, recipe.optimizer)
+        self.gauge = DriftGauge(recipe.gauge)
+        self.loop = Loop(self.model, self.reward, self.prompts, recipe, optimizer)
+
+    def train(self) -> Result:
+        config, loop, started = self.config, self.loop, time.perf_counter()
+        resumed = self._resume()
+        self._describe(resumed)
+        trackers = make_trackers(
+            config.run.trackers, self.folder, config=config.model_dump(mode="json"), name=self.folder.name,
+            resume_at=loop.iteration + 1,  # a run killed before its first checkpoint starts over, and so do its curves
+        )  # fmt: skip
+        log = Log(trackers, self.reward.names)
+        parts: list[Callback] = [WeightAverage(config.optimizer.ema)] if config.optimizer.ema else []
+        parts += [self.gauge, log, *self.callbacks]
+        if config.run.sample_every:
+            parts.append(Samples(self.folder / "samples", config, trackers))
+        parts.append(ProgressCallback(config.run.iterations, config.rollouts, console=self.console))
+        parts.append(Save(self.folder / "checkpoints", config, {"gauge": self.gauge}))  # last: it saves what they did
+        loop.callbacks = parts
+        try:
+            with _stop_on_signal(loop):
+                loop.run(config.run.iterations)
+        finally:
+            for tracker in trackers:
+                tracker.close()
+        seconds = time.perf_counter() - started
+        result = Result(self.folder, loop.iteration, log.first, log.last, seconds, loop.stop_reason, self.gauge.alarms)
+        summarize(result, config, self.console)
+        return result
+
+    def _resume(self) -> bool:
+        folder = self.folder / "checkpoints"
+        if self.config.run.resume == "never":
+            if (self.folder / "metrics.jsonl").exists():
+                raise ConfigError(f"{self.folder} holds a run already; use resume: auto to go on, or another run.out")
+            return False
+        newest = load_newest(folder)
+        if newest is None:
+            return False
+        path, state, problems = newest
+        for problem in problems:
+            self.console.print(f"[yellow]passed over a damaged checkpoint:[/] {problem}")
+        self.loop.load_state_dict(state["loop"])
+        self.gauge.load_state_dict(state["parts"]["gauge"])
+        self.console.print(f"resumed from {path} at iteration {self.loop.iteration}", highlight=False)
+        return True
+
+    def _describe(self, resumed: bool) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        count = len(list(self.folder.glob("environment*.json")))
+        suffix = f"-{count}" if resumed and count else ""
+        atomic_write(self.folder / f"config{suffix}.yaml", dump_recipe(self.config).encode())
+        facts = json.dumps(describe_environment(), indent=1)
+        atomic_write(self.folder / f"environment{suffix}.json", facts.encode())
+
+
+def summarize(result: Result, config: RecipeConfig, console: Console) -> None:
+    """What a person wants to know when a run has ended."""
+    first, last = result.first, result.last
+    done = f"{result.iterations} of {config.run.iterations} iterations in {result.seconds:.0f} s"
+    console.print(f"\n[bold]{'Stopped: ' + result.stop_reason if result.stop_reason else 'Done'}[/] ({done})")
+    for name in (key for key in last if key.startswith("reward/") and key not in ("reward/std", "reward/failed")):
+        before, now = first.get(name, math.nan), last[name]
+        console.print(f"  {name:<16} {before:8.3f} → {now:8.3f}  ({now - before:+.3f})", highlight=False)
+    for name, text in (("approx_kl", "KL"), ("clip_frac", "clipped"), ("skipped_updates", "skipped updates")):
+        if name in last:
+            console.print(f"  {text:<16} {last[name]:.3g}", highlight=False)
+    for alarm in result.alarms[-5:]:
+        console.print(f"  [yellow]alarm[/] {alarm}", highlight=False)
+    console.print(f"  metrics, samples and checkpoints are in {result.folder}", highlight=False)

@@ -1,0 +1,233 @@
+"""The trainer as a user meets it: a folder with everything in it, resume, Ctrl-C, functions as rewards."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from rich.console import Console
+
+from sage_grpo.config import ConfigError, load_recipe
+from sage_grpo.core.loop import Callback
+from sage_grpo.models.gaussian import GaussianModel
+from sage_grpo.tracking.metrics import read_metrics
+from sage_grpo.tracking.video import read_mp4
+from sage_grpo.trainer import Trainer
+
+TESTS = Path(__file__).parents[1]
+
+
+def brightness(videos, prompts):
+    return videos.double().flatten(1).mean(1).tolist()
+
+
+def recipe(out, **run):
+    return {
+        "sampling": {"steps": 5, "eta": 0.7, "shift": 3.0},
+        "policy": {"prompts_per_iteration": 2, "batch_size": 8, "num_generations": 4, "clip": 0.1},
+        "kl": {"high": 0.1, "warmup": 0, "ref_model_sync_steps": 3},
+        "optimizer": {"lr": 1e-3, "ema": 0.9},
+        "run": {"out": str(out), "iterations": 6, "save_every": 2, "sample_every": 3, "samples": 2, **run},
+        "gauge": {"every": 2},
+    }
+
+
+def make(out, rewards=(brightness,), prompts=("a", "b", "c", "d", "e"), callbacks=(), **run):
+    return Trainer(
+        GaussianModel(), rewards, recipe(out, **run), list(prompts), callbacks=callbacks, console=Console(quiet=True)
+    )
+
+
+def test_a_run_leaves_everything_behind(tmp_path):
+    result = make(tmp_path / "run").train()
+    folder = tmp_path / "run"
+    assert result.iterations == 6
+    assert yaml.safe_load((folder / "config.yaml").read_text())["policy"]["clip"] == 0.1
+    assert load_recipe(folder / "config.yaml").run.iterations == 6  # the resolved recipe is a recipe
+    assert "torch" in (folder / "environment.json").read_text()
+    rows = read_metrics(folder / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    for key in ("reward/mean", "reward/std", "reward/brightness", "ratio_mean", "clip_frac", "approx_kl", "kl_moving",
+                "kl_stepwise", "zero_std_ratio", "grad_norm", "kl_weight"):  # fmt: skip
+        assert key in rows[0], key
+    for series in ("ratio", "clip_frac", "gradient_raw", "gradient_equalized", "kl"):
+        assert [k for k in rows[0] if k.startswith(f"steps/{series}/")] == [f"steps/{series}/{t:03d}" for t in range(4)]
+    assert {"drift/kl_initial", "drift/base_error", "drift/diversity"} <= set(rows[0])
+    assert "drift/base_error" not in rows[1]  # every second iteration
+    assert list((folder / "tensorboard").glob("events.*"))
+    assert [p.name for p in sorted((folder / "checkpoints").iterdir())] == ["step-00000004", "step-00000006"]
+    assert read_mp4(folder / "samples" / "000003" / "00.mp4").shape[0] == 4
+    assert (folder / "samples" / "000006" / "sheet.png").stat().st_size > 1000
+
+
+def test_equalized_gradients_in_the_log_are_equal(tmp_path):
+    """The two series differ by the equalizer: raw ones spread, equalized ones lie together."""
+    make(tmp_path / "run", iterations=1).train()
+    (row,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    raw, equal = (
+        [v for k, v in row.items() if k.startswith(f"steps/gradient_{kind}/")] for kind in ("raw", "equalized")
+    )
+    assert max(raw) / min(raw) > 3 * max(equal) / min(equal)
+
+
+RUN = """
+import sys
+from pathlib import Path
+from trainer.test_trainer import make
+trainer = make(Path(sys.argv[1]), iterations=12, sample_every=0)
+trainer.train()
+"""
+
+
+def start(folder):
+    environment = os.environ | {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-c", RUN, str(folder)], env=environment)
+
+
+def wait_for_row(folder, step, process):
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        path = folder / "metrics.jsonl"
+        if path.exists() and len(path.read_bytes().splitlines()) >= step:
+            return
+        time.sleep(0.005)
+
+
+def final_state(folder):
+    from sage_grpo.tracking.checkpoint import load_checkpoint
+
+    return load_checkpoint(folder / "checkpoints" / "step-00000012")
+
+
+def assert_equal_states(a, b, place="state"):
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), place
+    elif isinstance(a, dict):
+        assert list(a) == list(b), place
+        for key in a:
+            assert_equal_states(a[key], b[key], f"{place}/{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), place
+        for i, pair in enumerate(zip(a, b, strict=True)):
+            assert_equal_states(*pair, f"{place}/{i}")
+    else:
+        assert a == b, place
+
+
+def test_killed_runs_resume_bit_equal(tmp_path):
+    """SIGKILL at three different moments of one run; weights, optimizer, anchors, EMA, gauge and curves agree."""
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    assert start(straight).wait() == 0
+    for step in (1, 5, 9):
+        process = start(broken)
+        wait_for_row(broken, step, process)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert start(broken).wait() == 0
+    assert_equal_states(final_state(straight), final_state(broken))
+    curves = [
+        [{k: v for k, v in row.items() if k != "time"} for row in read_metrics(f / "metrics.jsonl")]
+        for f in (straight, broken)
+    ]
+    assert curves[0] == curves[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interruption_saves_and_ends_cleanly(tmp_path, number):
+    process = start(tmp_path)
+    wait_for_row(tmp_path, 3, process)
+    process.send_signal(number)
+    assert process.wait() == 0
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert 3 <= len(rows) < 12
+    assert (tmp_path / "checkpoints" / f"step-{len(rows):08d}").is_dir()  # at the iteration it had reached
+
+
+def test_damaged_checkpoints_are_passed_over(tmp_path):
+    make(tmp_path, iterations=4).train()
+    newest = tmp_path / "checkpoints" / "step-00000004" / "tensors.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    trainer = make(tmp_path, iterations=6)
+    assert trainer._resume()
+    assert trainer.loop.iteration == 2
+
+
+def test_resume_never_does_not_overwrite(tmp_path):
+    make(tmp_path).train()
+    with pytest.raises(ConfigError, match="holds a run already"):
+        make(tmp_path, resume="never").train()
+
+
+def test_function_rewards(tmp_path):
+    """Columns by name, None as failure, several functions at once."""
+    seen = {}
+
+    def with_columns(videos, prompts, target):
+        seen["target"] = target
+        return [None if i == 0 else float(t) for i, t in enumerate(target)]
+
+    def greedy(videos, prompts, **columns):
+        seen["columns"] = set(columns)
+        return brightness(videos, prompts)
+
+    prompts = [{"prompt": f"p{i}", "target": i, "note": "x"} for i in range(4)]
+    result = make(tmp_path, (with_columns, greedy), prompts, iterations=1).train()
+    assert len(seen["target"]) == 8
+    assert seen["columns"] == {"target", "note"}
+    assert result.last["reward/failed"] == 1 / 8
+    assert {"reward/with_columns", "reward/greedy"} <= set(result.last)
+
+
+def test_two_rewards_of_one_name_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="share the score name 'brightness'"):
+        make(tmp_path, (brightness, brightness))
+
+
+def test_callbacks_hang_on(tmp_path):
+    class Count(Callback):
+        n = 0
+
+        def on_iteration(self, loop, metrics):
+            self.n += 1
+            metrics["mine"] = 1.0
+
+    count = Count()
+    make(tmp_path, callbacks=[count], iterations=2).train()
+    assert count.n == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model": {"type": "shape"}}, "did you mean 'shapes'"),
+        ({"rewards": []}, "needs at least one"),
+        ({"rewards": [{"type": "shapes", "weights": {"XQ": 1}}]}, "has the scores VQ, MQ, TA, not 'XQ'"),
+        ({"model": {"type": "no.such.module:f"}, "rewards": [{"type": "shapes"}]}, "cannot be imported"),
+    ],
+)
+def test_mistakes_in_a_recipe(values, message):
+    base = {"rewards": [{"type": "shapes"}]}
+    with pytest.raises(ConfigError, match=message):
+        Trainer(config=base | values)
+
+
+def test_json_on_the_command_line(tmp_path):
+    from typer.testing import CliRunner
+
+    from sage_grpo.cli import app
+
+    result = CliRunner().invoke(app, ["train", "lab", "policy.clop=1"])
+    assert result.exit_code == 2
+    assert "did you mean policy.clip" in result.output
+    assert "Traceback" not in result.output
+    checked = CliRunner().invoke(app, ["train", "lab", "policy.clip=0.5", "--check"])
+    assert yaml.safe_load(checked.stdout)["policy"]["clip"] == 0.5
+    assert json.dumps(checked.stdout)
