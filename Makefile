@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 SEEDS  ?= 10
+KILLS  ?= 10
 
-.PHONY: setup check lint format types test figures trust-regions wheel clean
+.PHONY: setup check lint format types test figures trust-regions lab claims chaos wheel clean
 setup:            ## virtual environment with the pinned versions
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install torch==2.13.0
@@ -31,6 +32,15 @@ figures:          ## redraw the figures of the documentation
 
 trust-regions:    ## effect of each trust region on drift at equal reward: make trust-regions SEEDS=10
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m e2e.trust_regions --seeds $(SEEDS)
+
+lab:              ## train the small generator and open runs/lab/report.html
+	$(BIN)/sage-grpo lab --out runs/lab
+
+claims:           ## regenerate docs/claims/: figures, results.json and the table of docs/claims.md
+	$(BIN)/sage-grpo lab reproduce --out docs/claims --seeds 5 --iterations 24 --samples 96
+
+chaos:            ## kill a lab run at random moments, resume, compare to the bit: make chaos KILLS=10
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m e2e.chaos --kills $(KILLS)
 
 wheel:
 	$(BIN)/python -m build --no-isolation --outdir dist .

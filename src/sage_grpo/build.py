@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -40,7 +40,7 @@ def build_model(config: RecipeConfig) -> VideoModel:
 
 
 def as_reward(reward: Reward | Callable[..., Any]) -> Reward:
-    return reward if hasattr(reward, "score") else FunctionReward(reward)
+    return cast(Reward, reward) if hasattr(reward, "score") else FunctionReward(reward)
 
 
 def build_rewards(config: RecipeConfig) -> tuple[Reward, tuple[float, ...]]:

@@ -135,6 +135,8 @@ class Trainer:
         path, state, problems = newest
         for problem in problems:
             self.console.print(f"[yellow]passed over a damaged checkpoint:[/] {problem}")
+        if state["prompts"] != getattr(self.prompts, "fingerprint", None):
+            raise ConfigError(f"the prompts are not those of {path}; restore them, or start anew with another run.out")
         self.loop.load_state_dict(state["loop"])
         self.gauge.load_state_dict(state["parts"]["gauge"])
         self.console.print(f"resumed from {path} at iteration {self.loop.iteration}", highlight=False)

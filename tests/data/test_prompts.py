@@ -146,8 +146,8 @@ def test_line_ends_marks_and_blank_lines(tmp_path, suffix, change):
 
 
 def test_only_a_newline_ends_a_line(tmp_path):
-    (tmp_path / "p.txt").write_bytes(" one\u2028still one\x0b\x85 \n  \t\ntwo".encode())
-    assert texts(open_prompts(tmp_path / "p.txt", shuffle=False)(0, 2)) == [" one\u2028still one\x0b\x85 ", "two"]
+    (tmp_path / "p.txt").write_bytes(" one\u2028still\rone\x0b\x85 \n  \t\ntwo".encode())
+    assert texts(open_prompts(tmp_path / "p.txt", shuffle=False)(0, 2)) == [" one\u2028still\rone\x0b\x85 ", "two"]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES[1:])

@@ -160,6 +160,12 @@ def test_damaged_checkpoints_are_passed_over(tmp_path):
     assert trainer.loop.iteration == 2
 
 
+def test_resume_with_other_prompts_is_refused(tmp_path):
+    make(tmp_path, iterations=2).train()
+    with pytest.raises(ConfigError, match="the prompts are not those of"):
+        make(tmp_path, prompts=("x", "y"), iterations=4).train()
+
+
 def test_resume_never_does_not_overwrite(tmp_path):
     make(tmp_path).train()
     with pytest.raises(ConfigError, match="holds a run already"):

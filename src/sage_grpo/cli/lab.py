@@ -57,7 +57,7 @@ def lab(
 @app.command()
 def pretrain(
     out: Annotated[Path, typer.Option(help="Folder for the checkpoint.")],
-    steps: Annotated[int, typer.Option(min=1)] = 3000,
+    steps: Annotated[int, typer.Option(min=1)] = 2800,
     batch: Annotated[int, typer.Option(min=1)] = 32,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
@@ -74,8 +74,8 @@ def pretrain(
 def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for runs, results.json, claims.md and figures.")],
     seeds: Annotated[int, typer.Option(min=2, help="Seeds of every experiment.")] = 5,
-    iterations: Annotated[int, typer.Option(min=2)] = 40,
-    samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate each run on.")] = 192,
+    iterations: Annotated[int, typer.Option(min=2)] = 24,
+    samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate each run on.")] = 96,
     workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
 ) -> None:

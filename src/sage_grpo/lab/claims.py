@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sage_grpo.lab.grid import KERNELS
+from sage_grpo.lab.grid import TRAINED
 from sage_grpo.lab.statistics import Effect, effect, paired, verdict
 
 TEST = "paired t over seeds"
@@ -66,14 +66,8 @@ def compare(results: Results, a: str, b: str, what: str = "gain") -> Effect:
 
 def judge(results: Results, direct: dict[str, Any]) -> list[Claim]:
     """Every claim that the data can settle."""
-    return [
-        *_direct(direct),
-        *_equalizer(results),
-        *_kernels(results),
-        *_trust(results),
-        *_weight(results),
-        *_best(results),
-    ]
+    trained = (_equalizer, _kernels, _trust, _weight, _gauge, _best)
+    return [*_direct(direct), *(claim for part in trained for claim in part(results))]
 
 
 def _direct(direct: dict[str, Any]) -> list[Claim]:
@@ -107,7 +101,7 @@ def _direct(direct: dict[str, Any]) -> list[Claim]:
 def _equalizer(results: Results) -> list[Claim]:
     differences = []
     claims = []
-    for kernel in KERNELS:
+    for kernel in TRAINED:
         on, off = results.gain(f"kernel-{kernel}"), results.gain(f"kernel-{kernel}-unequal")
         differences += [a - b for a, b in zip(on, off, strict=True)]
     found = effect(differences)
@@ -118,7 +112,7 @@ def _equalizer(results: Results) -> list[Claim]:
 
 def _kernels(results: Results) -> list[Claim]:
     claims = []
-    for other in ("dance", "flow", "cps"):
+    for other in ("flow", "cps"):
         found = compare(results, "kernel-sage", f"kernel-{other}")
         claims.append(Claim(f"SAGE's kernel earns more reward than {other} at equal η", "Table 2",
                             f"reward {found}", TEST, verdict(found)))  # fmt: skip
@@ -177,10 +171,28 @@ def _weight(results: Results) -> list[Claim]:
     return claims
 
 
+def _gauge(results: Results) -> list[Claim]:
+    """A run that is paid for motion alone and held by nothing, beside the paper's choices."""
+    paid = effect(
+        [run["evaluation"]["scores"][1] - results.base["scores"][1] for run in results.runs["hacking"].values()]
+    )
+    rang = {
+        name: sum(bool(run["alarms"]) for run in results.runs[name].values()) for name in ("hacking", "kernel-sage")
+    }
+    n = len(results.runs["hacking"])
+    shown = (
+        f"its reward MQ {paid}; distance {effect(results.drift('hacking'))}; alarms in {rang['hacking']} of {n} runs, "
+        f"paper's choices {rang['kernel-sage']} of {n}"
+    )
+    seen = paid.low > 0 and rang["hacking"] == n and rang["kernel-sage"] == 0
+    return [Claim("The drift gauge sees a run that hacks its reward, and is silent on a sound one",
+                  "ours", shown, "count", "reproduced" if seen else "not reproduced")]  # fmt: skip
+
+
 def _best(results: Results) -> list[Claim]:
     more, nearer = (compare(results, "best", "kernel-sage", what) for what in ("gain", "drift"))
     return [
-        Claim("Our recipe `lab` earns more reward than the paper's choices at equal forward passes", "ours",
+        Claim("Our recipe `lab-fast` earns more reward than the paper's choices at equal forward passes", "ours",
               f"reward {more}", TEST, verdict(more)),
         Claim("… and drifts less from the data", "ours", f"distance {nearer}", TEST,
               verdict(nearer, expected="negative")),

@@ -21,21 +21,21 @@ from sage_grpo.tracking.files import atomic_write
 from sage_grpo.tracking.metrics import read_metrics
 from sage_grpo.trainer import Trainer
 
-KERNELS = ("dance", "flow", "sage", "cps", "precise")
-MATCHED = ("dance", "flow", "cps", "precise")  # also run at sage's exploration, see `measure.match_exploration`
+KERNELS = ("dance", "flow", "sage", "cps", "precise")  # measured directly
+TRAINED = ("flow", "sage", "cps", "precise")
+MATCHED = ("flow", "cps")  # also run at sage's exploration, see `measure.match_exploration`
 NO_KL = ["kl.anchor=none", "kl.beta_velocity=0"]
 
 
 def experiments(matched: Mapping[str, float]) -> dict[str, list[str]]:
     """Name → what differs from the recipe `lab-paper`; `matched` has the η of equal exploration."""
     grid: dict[str, list[str]] = {}
-    for name in KERNELS:
+    for name in TRAINED:
         grid[f"kernel-{name}"] = [f"sampling.kernel={name}"]
         grid[f"kernel-{name}-unequal"] = [f"sampling.kernel={name}", "policy.equalizer=false"]
     for name, eta in matched.items():
         grid[f"matched-{name}"] = [f"sampling.kernel={name}", f"sampling.eta={eta}"]
-    for name in ("dance", "flow", "sage"):
-        grid[f"noisy-end-{name}"] = [f"sampling.kernel={name}", "sampling.last_step=kernel"]
+    grid["noisy-end-sage"] = ["sampling.last_step=kernel"]
     grid["kl-none"] = NO_KL
     grid["kl-fixed"] = ["kl.anchor=fixed", "kl.beta_velocity=0"]
     grid["kl-step"] = ["kl.anchor=none", "kl.beta_velocity=1"]
@@ -43,7 +43,10 @@ def experiments(matched: Mapping[str, float]) -> dict[str, list[str]]:
     grid["lambda-two-stage"] = ["kl.warmup=40", "kl.low=0.005"]
     for sign in ("lagrangian", "paper"):
         grid[f"lambda-{sign}"] = [f"kl.feedback={sign}", "kl.low=0.005", "kl.high=5", "kl.target=3e-6", "kl.warmup=0"]
-    grid["best"] = ["@lab"]
+    # paid for motion alone, held by nothing: the way to hack it is to show less
+    only_motion = "rewards=[{type: shapes, weights: {VQ: 0, MQ: 1, TA: 0}}]"
+    grid["hacking"] = [*NO_KL, "optimizer.lr=3e-4", only_motion]
+    grid["best"] = ["@lab-fast"]
     return grid
 
 
@@ -61,12 +64,24 @@ class Job:
         return self.out / "runs" / f"{self.name}-{self.seed}-{self.iterations}.json"
 
 
+def forwards(config: RecipeConfig) -> int:
+    """Forward passes of one iteration, a video: rollout, anchor and trained ones."""
+    trained = config.policy.num_iterations * config.trained_steps
+    return config.rollouts * (config.sampling.steps + trained * (1 if config.kl.anchor == "none" else 2))
+
+
+def iterations_of(recipe: str, iterations: int) -> int:
+    """As many iterations of a recipe as cost the forward passes of `iterations` of the paper's."""
+    return iterations * forwards(load_recipe("lab-paper")) // forwards(load_recipe(recipe))
+
+
 def config_of(job: Job) -> RecipeConfig:
-    recipe = "lab" if "@lab" in job.overrides else "lab-paper"
+    recipe = "lab-fast" if "@lab-fast" in job.overrides else "lab-paper"
     folder = job.out / "work" / job.file.stem
-    common = [f"seed={job.seed}", f"run.out={folder}", f"run.iterations={job.iterations}", "run.trackers=[]",
+    iterations = iterations_of(recipe, job.iterations)
+    common = [f"seed={job.seed}", f"run.out={folder}", f"run.iterations={iterations}", "run.trackers=[]",
               "run.sample_every=0", "run.save_every=1000000", "run.resume=auto"]  # fmt: skip
-    return load_recipe(recipe, [*(o for o in job.overrides if o != "@lab"), *common])
+    return load_recipe(recipe, [*(o for o in job.overrides if o != "@lab-fast"), *common])
 
 
 def summary(evaluation: Evaluation) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from sage_grpo.data.prompts import open_prompts
 from sage_grpo.math.equalizer import equalizer, gradient_scale
 from sage_grpo.math.kernels import Table, kernel_table
 from sage_grpo.math.schedule import sigma_schedule
-from sage_grpo.rewards.shapes import ShapesReward
+from sage_grpo.tracking.gauge import diversity
 from sage_grpo.worlds.shapes import all_prompts, fit, random_scene, render
 
 
@@ -49,10 +49,12 @@ def noise_after_a_step(kernel: str, clips: int = 256) -> dict[str, list[float]]:
 @dataclass(frozen=True)
 class Quality:
     distance: list[float]  # of each rollout to the manifold, rows of equal index share prompt and initial noise
-    spread: float  # standard deviation of the reward within a group: what a kernel explores
+    spread: float  # mean distance of two rollouts from one initial noise, per element: what a kernel explores
 
 
-def rollout_quality(kernel: str, eta: float, *, noisy_end: bool = False, prompts: int = 24, group: int = 4) -> Quality:
+def rollout_quality(
+    kernel: str, eta: float, *, noisy_end: bool = False, prompts: int = 24, group: int = 4, distances: bool = True
+) -> Quality:
     """SDE rollouts of the base model."""
     config = load_recipe("lab-paper")
     model, table = build_model(config), table_of(config, kernel, eta, noisy_end=noisy_end)
@@ -63,21 +65,22 @@ def rollout_quality(kernel: str, eta: float, *, noisy_end: bool = False, prompts
         shared = [("quality", j // group) for j in range(i, min(i + 32, len(asked)))]
         x0.append(sample(model, asked[i : i + 32], table, shared, keys).x0)
     clips = torch.cat(x0)
-    scores = ShapesReward().score(model.decode(clips), asked).values.double()
-    reward = scores @ torch.tensor([0.5, 0.5, 1.0], dtype=torch.float64)
-    spread = reward.view(-1, group).std(1).mean().item()
-    return Quality(fit(clips).distance.tolist(), spread)
+    return Quality(fit(clips).distance.tolist() if distances else [], diversity(clips, group))
 
 
 def match_exploration(kernels: Sequence[str], reference: str = "sage", eta: float = 0.7) -> dict[str, float]:
-    """η at which each kernel spreads the rewards of a group as far as the reference does."""
-    wanted = rollout_quality(reference, eta).spread
+    """η at which each kernel spreads a group of rollouts as far as the reference does."""
+
+    def spread(kernel: str, eta: float) -> float:
+        return rollout_quality(kernel, eta, distances=False).spread
+
+    wanted = spread(reference, eta)
     found = {}
     for kernel in kernels:
         low, high = 0.05, 1.0 if kernel == "cps" else 3.0
         for _ in range(6):
             middle = (low * high) ** 0.5
-            low, high = (middle, high) if rollout_quality(kernel, middle).spread < wanted else (low, middle)
+            low, high = (middle, high) if spread(kernel, middle) < wanted else (low, middle)
         found[kernel] = round((low * high) ** 0.5, 3)
     return found
 

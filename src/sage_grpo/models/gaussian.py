@@ -65,13 +65,13 @@ class GaussianModel:
     def exact_velocity(self, x: Tensor, sigma: Tensor, mean: Tensor) -> Tensor:
         """E[z - x0 | x] for x0 ~ N(mean, std²): linear in x."""
         s, var = sigma[:, None], self.std.square()
-        slope = (s - (1 - s) * var) / ((1 - s).square() * var + s.square())
+        slope: Tensor = (s - (1 - s) * var) / ((1 - s).square() * var + s.square())
         return slope * (x - (1 - s) * mean) - mean
 
     def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         flat, mean = x.flatten(1), condition["mean"]
         exact = self.exact_velocity(flat, sigma, mean).to(self.dtype)
-        correction = self.module(flat.to(self.dtype), mean.to(self.dtype), sigma)
+        correction: Tensor = self.module(flat.to(self.dtype), mean.to(self.dtype), sigma)
         return (exact + correction).view_as(x)
 
     def decode(self, x0: Tensor) -> Tensor:

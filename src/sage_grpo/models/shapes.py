@@ -53,7 +53,8 @@ class Block(nn.Module):
         h = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         x = x + gate1[:, None] * self.proj(h)
         h = self.norm2(x) * (1 + scale2[:, None]) + shift2[:, None]
-        return x + gate2[:, None] * self.mlp(h)
+        out: Tensor = x + gate2[:, None] * self.mlp(h)
+        return out
 
 
 class ShapesTransformer(nn.Module):
@@ -79,7 +80,7 @@ class ShapesTransformer(nn.Module):
         stream = torch.cat([self.words(tokens) + self.word_places, self.patches(cut) + self.places], 1)
         for block in self.blocks:
             stream = block(stream, modulation)
-        pixels = self.out(self.norm(stream[:, TEXT_LENGTH:]))
+        pixels: Tensor = self.out(self.norm(stream[:, TEXT_LENGTH:]))
         return pixels.view(b, t, h, w, 3, pt, ph, pw).permute(0, 4, 1, 5, 2, 6, 3, 7).reshape(x.shape)
 
 

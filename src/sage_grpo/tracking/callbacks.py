@@ -120,6 +120,10 @@ class Save(Callback):
             self.write(loop)
 
     def write(self, loop: Loop) -> None:
-        state = {"loop": loop.state_dict(), "parts": {name: part.state_dict() for name, part in self.parts.items()}}
+        state = {
+            "loop": loop.state_dict(),
+            "parts": {name: part.state_dict() for name, part in self.parts.items()},
+            "prompts": getattr(loop.prompts, "fingerprint", None),
+        }
         save_checkpoint(self.folder, loop.iteration, state, self.config.run.keep)
         self.saved_at = loop.iteration

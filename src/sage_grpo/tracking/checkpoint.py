@@ -100,7 +100,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 def load_newest(folder: Path) -> tuple[Path, dict[str, Any], list[str]] | None:
     """The newest whole checkpoint, and what was wrong with those passed over."""
-    problems = []
+    problems: list[str] = []
     for path in reversed(checkpoints(folder)):
         try:
             return path, load_checkpoint(path), problems

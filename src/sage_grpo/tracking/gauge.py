@@ -4,6 +4,7 @@ Everything is measured on the policy's own rollouts. The first measurement of a 
 model on its own samples: all later ones are told relative to it.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,10 +44,12 @@ def base_error(loop: Loop, trajectory: Trajectory) -> float:
 
 def diversity(x0: Tensor, group: int) -> float:
     """Mean distance of two rollouts of one prompt, per element."""
-    groups = x0.flatten(1).unflatten(0, (-1, group)) if len(x0) % group == 0 else x0.flatten(1)[None]
+    flat = x0.flatten(1)
+    groups = flat.view(-1, group, flat.shape[1]) if len(x0) % group == 0 else flat[None]
     distances = torch.cdist(groups, groups)
     pairs = distances.shape[1] * (distances.shape[1] - 1)
-    return (distances.sum((1, 2)) / pairs).mean().item() / groups.shape[2] ** 0.5
+    mean: float = (distances.sum((1, 2)) / pairs).mean().item()
+    return mean / math.sqrt(flat.shape[1])
 
 
 def look(videos: Tensor) -> Metrics:

@@ -1,0 +1,7 @@
+"""A lab run killed at random moments ends bit-equal; `make chaos KILLS=10` does more of it."""
+
+from e2e.chaos import chaos
+
+
+def test_killed_lab_run_is_bit_equal():
+    assert chaos(kills=2, iterations=8) == []
