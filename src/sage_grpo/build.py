@@ -1,18 +1,35 @@
 """From a recipe to objects: the only place that knows which names stand for what."""
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import Any, cast
 
-import torch
-
-from sage_grpo.config import ConfigError, OptimizerConfig, RecipeConfig
+from sage_grpo.config import ConfigError, ModelConfig, RecipeConfig
 from sage_grpo.core.protocols import PromptSource, Reward, VideoModel
 from sage_grpo.data.prompts import open_prompts
+from sage_grpo.dist.device import HOST, choose_device
 from sage_grpo.rewards.function import CompositeReward, FunctionReward
+from sage_grpo.tuning.prepare import prepare, storage_dtype
 
-MODELS = {"shapes": "sage_grpo.models.shapes:ShapesModel.from_pretrained"}
+MODEL_LIBRARIES = ("diffusers", "transformers", "peft", "accelerate", "ftfy")
+
+MODELS = {
+    "shapes": "sage_grpo.models.shapes:ShapesModel",
+    "hunyuan15": "sage_grpo.models.hunyuan15:HunyuanVideo15",
+    "hunyuan15-i2v": "sage_grpo.models.hunyuan15:HunyuanVideo15ImageToVideo",
+    "wan": "sage_grpo.models.wan:Wan",
+    "wan-i2v": "sage_grpo.models.wan:WanImageToVideo",
+    "wan2.2": "sage_grpo.models.wan:Wan22",
+    "wan2.2-i2v": "sage_grpo.models.wan:Wan22ImageToVideo",
+    "wan2.2-5b": "sage_grpo.models.wan:Wan22Small",
+    "wan2.2-5b-i2v": "sage_grpo.models.wan:Wan22SmallImageToVideo",
+    "ltx": "sage_grpo.models.ltx:LTXVideo",
+    "ltx-i2v": "sage_grpo.models.ltx:LTXVideoImageToVideo",
+    "sd3": "sage_grpo.models.sd3:StableDiffusion3",
+}
 REWARDS = {"shapes": "sage_grpo.rewards.shapes:ShapesReward"}
 
 
@@ -28,15 +45,59 @@ def resolve(name: str, known: dict[str, str], kind: str) -> Any:
         found: Any = import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
+    except ModuleNotFoundError as error:
+        if known is MODELS and (error.name or "").split(".")[0] in MODEL_LIBRARIES:
+            raise ConfigError(f"model {name!r} needs {error.name}: pip install 'sage-grpo[models]'") from error
+        raise ConfigError(f"{kind} {name!r} cannot be imported: {error}") from error
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{kind} {name!r} cannot be imported: {error}") from error
     return found
 
 
+def model_settings(config: ModelConfig) -> dict[str, Any]:
+    """What the recipe says of the model, without what it leaves to it."""
+    given = config.model_dump(exclude={"type", "path", "options"}, exclude_none=True)
+    return given | dict(config.options)
+
+
 def build_model(config: RecipeConfig) -> VideoModel:
+    """Load, place and prepare for training."""
     factory = resolve(config.model.type, MODELS, "model")
-    model: VideoModel = factory(config.model.path, **config.model.options)
+    settings, load = model_settings(config.model), getattr(factory, "from_pretrained", factory)
+    known = accepted(factory, load)
+    for name in settings:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(sorted(known)) or 'none'}"
+            raise ConfigError(f"model.{name}: {config.model.type} has no such setting; {hint}")
+    for name, value in (
+        ("dtype", storage_dtype(config.tuning)),
+        ("conditions", config.tuning.conditions or str(Path(config.run.out) / "conditions")),
+    ):
+        if name in known:
+            settings[name] = value
+    if "conditions" in known and config.model.path is None:
+        raise ConfigError(f"model.path: {config.model.type} needs a checkpoint, a folder or a hub name")
+    model: VideoModel = load(config.model.path, **settings)
+    device = choose_device(config.tuning.device)
+    if hasattr(model, "place"):
+        model.place(device, parking=HOST if config.tuning.offload else None)
+    else:
+        model.module.to(device)
+    prepare(model, config.tuning, config.seed)
     return model
+
+
+def accepted(factory: Any, load: Any) -> set[str]:
+    """Keywords that a model takes: those of its loader and, if that passes others on, of its constructors."""
+    parameters = dict(inspect.signature(load).parameters)
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and isinstance(factory, type):
+        for parent in factory.__mro__:
+            own = vars(parent).get("__init__")
+            parameters |= dict(inspect.signature(own).parameters) if own else {}
+    plain = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = {name for name, p in parameters.items() if p.kind in plain}
+    return names - {"self", "pipe", "path", "directory"}
 
 
 def as_reward(reward: Reward | Callable[..., Any]) -> Reward:
@@ -73,7 +134,3 @@ def build_prompts(config: RecipeConfig, source: Any = None) -> PromptSource:
 
         chosen = all_prompts()
     return open_prompts(chosen, seed=config.seed, shuffle=config.prompts.shuffle, column=config.prompts.column)
-
-
-def build_optimizer(parameters: Sequence[torch.nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)

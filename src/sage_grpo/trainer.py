@@ -26,6 +26,8 @@ from sage_grpo.tracking.files import atomic_write
 from sage_grpo.tracking.gauge import DriftGauge
 from sage_grpo.tracking.metrics import make_trackers
 from sage_grpo.tracking.progress import ProgressCallback
+from sage_grpo.tuning.optimizers import build_optimizer
+from sage_grpo.tuning.prepare import make_bank
 
 
 @contextmanager
@@ -91,10 +93,10 @@ class Trainer:
         self.callbacks, self.console = list(callbacks), console or Console()
         self.folder = Path(recipe.run.out)
         torch.manual_seed(recipe.seed)
-        trainable = [p for p in self.model.module.parameters() if p.requires_grad]
-        optimizer = build.build_optimizer(trainable, recipe.optimizer)
+        optimizer = build_optimizer(self.model.module, recipe.optimizer)
         self.gauge = DriftGauge(recipe.gauge)
-        self.loop = Loop(self.model, self.reward, self.prompts, recipe, optimizer)
+        bank = make_bank(self.model.module)
+        self.loop = Loop(self.model, self.reward, self.prompts, recipe, optimizer, bank=bank)
 
     def train(self) -> Result:
         config, loop, started = self.config, self.loop, time.perf_counter()

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2] / "src" / "sage_grpo"
 FLOORS = {
     "config": 0, "math": 0, "worlds": 0,
     "core": 1,
-    "models": 2, "rewards": 2, "data": 2, "dist": 2, "tracking": 2,
+    "models": 2, "rewards": 2, "data": 2, "dist": 2, "tracking": 2, "tuning": 2,
     "report": 3, "plan": 3, "serve": 3,
     "build": 4, "trainer": 5, "lab": 6, "cli": 7,
 }  # fmt: skip
@@ -18,7 +18,7 @@ FORBIDDEN = {
     "math": {"diffusers", "transformers", "peft", "torch.distributed", "os", "io", "pathlib", "shutil", "tempfile"},
     "core": {"diffusers", "transformers", "peft", "torch.distributed", "os", "io", "pathlib", "shutil", "tempfile"},
 }
-ONLY_IMPORTER = {"diffusers": {"models"}, "torch.distributed": {"dist"}, "ray": {"serve"}}
+ONLY_IMPORTER = {"diffusers": {"models"}, "peft": {"tuning"}, "torch.distributed": {"dist"}, "ray": {"serve"}}
 
 
 def room_of(path: Path) -> str:

@@ -152,14 +152,25 @@ def test_only_a_newline_ends_a_line(tmp_path):
 
 @pytest.mark.parametrize("suffix", SUFFIXES[1:])
 def test_a_relative_image_is_found_beside_its_file(tmp_path, monkeypatch, suffix):
-    images = ["in/a.png", str(tmp_path / "b.png"), "https://host/c.png", ""]
+    images = ["in/a.png", str(tmp_path / "b.png"), ""]
+    (tmp_path / "in").mkdir()
+    for image in images[:2]:
+        (tmp_path / image).touch()
     path = write(tmp_path / f"p{suffix}", [{"prompt": "x", "image": image} for image in images])
     monkeypatch.chdir(tmp_path)
     prompts = open_prompts(path.name, shuffle=False)
     monkeypatch.chdir("/")
     expected = [str(tmp_path / "in" / "a.png"), *images[1:]]
-    assert [p.columns["image"] for p in prompts(0, 4)] == expected
+    assert [p.columns["image"] for p in prompts(0, 3)] == expected
     assert open_prompts([{"prompt": "x", "image": "a.png"}])(0, 1)[0].columns == {"image": "a.png"}
+
+
+@pytest.mark.parametrize("image", ["missing.png", "https://host/c.png"])
+@pytest.mark.parametrize("suffix", SUFFIXES[1:])
+def test_a_missing_image_is_told_at_once(tmp_path, suffix, image):
+    path = write(tmp_path / f"p{suffix}", [{"prompt": "x", "image": ""}, {"prompt": "y", "image": image}])
+    with pytest.raises(PromptError, match=r"(line|row) [23]: no image .*URLs are not fetched"):
+        open_prompts(path)
 
 
 # -- order

@@ -2,19 +2,29 @@
 
 from sage_grpo.config.algorithm import AlgorithmConfig, KLConfig, PolicyConfig, SamplingConfig
 from sage_grpo.config.load import ConfigError, dump_recipe, load_recipe
-from sage_grpo.config.recipe import GaugeConfig, OptimizerConfig, RecipeConfig, RewardConfig, RunConfig
+from sage_grpo.config.recipe import (
+    GaugeConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RecipeConfig,
+    RewardConfig,
+    RunConfig,
+    TuningConfig,
+)
 
 __all__ = [
     "AlgorithmConfig",
     "ConfigError",
     "GaugeConfig",
     "KLConfig",
+    "ModelConfig",
     "OptimizerConfig",
     "PolicyConfig",
     "RecipeConfig",
     "RewardConfig",
     "RunConfig",
     "SamplingConfig",
+    "TuningConfig",
     "dump_recipe",
     "load_recipe",
 ]

@@ -1,16 +1,64 @@
 """A recipe: everything a run needs, from the model to the folder it writes."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from sage_grpo.config.algorithm import AlgorithmConfig, Settings
 
 
 class ModelConfig(Settings):
-    type: str = Field("shapes", description="a built-in model, or package.module:factory of your own")
-    path: str | None = Field(None, description="checkpoint folder; none means the one that ships with the model")
+    type: str = Field("shapes", description="a built-in model, or package.module:Class of your own")
+    path: str | None = Field(None, description="checkpoint folder or hub name; none means the one that ships")
+    revision: str | None = Field(None, description="commit or tag of a hub checkpoint; pin it, so that runs reproduce")
+    frames: int | None = Field(None, ge=1, description="none means the model's own size, here and below")
+    height: int | None = Field(None, ge=1)
+    width: int | None = Field(None, ge=1)
+    guidance_scale: float | None = Field(None, gt=0, description="1 is no guidance; none means the model's own scale")
+    guidance_gradient: Literal["both", "conditional"] | None = Field(
+        None, description="which branches of the guidance are trained; `conditional` saves a backward pass"
+    )
+    negative_prompt: str | None = Field(None, description="what guidance leads away from")
     options: dict[str, Any] = Field(default_factory=dict, description="passed to the model")
+
+
+class TuningConfig(Settings):
+    """What is trained, and how it fits into memory."""
+
+    mode: Literal["full", "lora"] = Field("full", description="all weights, or low-rank adapters beside frozen ones")
+    rank: int = Field(64, ge=1, description="of the adapters")
+    alpha: float | None = Field(None, gt=0, description="adapters are scaled by alpha/rank; none means alpha = rank")
+    targets: tuple[str, ...] | None = Field(None, description="layers with adapters; none means the model's list")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="bfloat16 computes and keeps frozen weights so; trained ones stay float32"
+    )
+    device: str = Field("auto", description="auto takes an accelerator if there is one")
+    gradient_checkpointing: bool = Field(False, description="recompute activations: less memory, a third more time")
+    compile: str | None = Field(None, description="backend of torch.compile for the repeated blocks, such as inductor")
+    attention: str | None = Field(None, description="attention backend of diffusers, such as flash; none means native")
+    offload: bool = Field(False, description="encoders and decoder leave the device while they are not used")
+    vae_tiling: bool = Field(False, description="decode in tiles: less memory, faint seams are possible")
+    conditions: str | None = Field(None, description="folder of cached embeddings; none means conditions/ in run.out")
+
+
+class ParallelConfig(Settings):
+    """The processes that the recipe is laid out for."""
+
+    processes: int = Field(1, ge=1, description="GPUs in all")
+    sequence: int = Field(1, ge=1, description="GPUs that share the tokens of one video")
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        if self.processes % self.sequence:
+            near = max(self.processes // self.sequence, 1) * self.sequence
+            raise ValueError(
+                f"sequence={self.sequence} does not divide processes={self.processes}; use {near} processes"
+            )
+        return self
+
+    @property
+    def replicas(self) -> int:
+        return self.processes // self.sequence
 
 
 class RewardConfig(Settings):
@@ -26,6 +74,7 @@ class PromptsConfig(Settings):
 
 
 class OptimizerConfig(Settings):
+    type: Literal["adamw", "muon"] = Field("adamw", description="muon for matrices, with adamw for the rest")
     lr: float = Field(1e-5, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(0.0, ge=0)
@@ -62,6 +111,19 @@ class RecipeConfig(AlgorithmConfig):
     model: ModelConfig = ModelConfig()
     rewards: tuple[RewardConfig, ...] = ()
     prompts: PromptsConfig = PromptsConfig()
+    tuning: TuningConfig = TuningConfig()
+    parallel: ParallelConfig = ParallelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     run: RunConfig = RunConfig()
     gauge: GaugeConfig = GaugeConfig()
+
+    @model_validator(mode="after")
+    def _rollouts_divide(self) -> Self:
+        chunk = self.parallel.replicas * self.policy.batch_size
+        if self.parallel.processes > 1 and self.rollouts % chunk:
+            near = max(round(self.rollouts / chunk), 1) * chunk
+            raise ValueError(
+                f"prompts_per_iteration × num_generations = {self.rollouts} rollouts do not divide into "
+                f"{self.parallel.replicas} replicas × batch_size {self.policy.batch_size}; use {near} rollouts"
+            )
+        return self

@@ -69,6 +69,13 @@ def checked_text(row: Mapping[str, Any], column: str, where: str) -> str:
     return text
 
 
+def check_image(row: Mapping[str, Any], folder: Path, where: str) -> None:
+    """A picture that is missing is told now, not in the middle of a run."""
+    image = row.get("image")
+    if isinstance(image, str) and image and not (folder / image).is_file():
+        raise PromptError(f"{where}: no image {image!r}; its path is relative to {folder}, URLs are not fetched")
+
+
 class LineRows:
     """A text file. The scan keeps where each record starts, in a nameless file on disk."""
 
@@ -83,6 +90,7 @@ class LineRows:
                 for row in self.parse(self.lines(file)):
                     if row is not None:
                         checked_text(row, column, where)
+                        check_image(row, path.parent, where)
                         starts.write(start.to_bytes(8, "little"))
                     start, where = self.offset, f"{self.path}, line {self.line + 1}"
             except PromptError:
@@ -159,9 +167,11 @@ class ParquetRows:
                 check_columns(column, file.schema_arrow.names, str(path))
                 for batch in file.iter_batches(256):
                     batch.validate(full=True)  # the strings of every column are UTF-8
-                    for text in batch.column(column).to_pylist():
+                    wanted = [name for name in (column, "image") if name in batch.schema.names]
+                    for row in batch.select(wanted).to_pylist():
                         count += 1
-                        checked_text({column: text}, column, f"{path}, row {count}")
+                        checked_text(row, column, f"{path}, row {count}")
+                        check_image(row, path.parent, f"{path}, row {count}")
         except (arrow.ArrowException, OSError) as error:
             raise PromptError(f"{path}, after row {count}: broken parquet ({error}); write it again") from error
 
@@ -278,8 +288,7 @@ class Prompts:
             key = blake2b(repr((self.seed, epoch)).encode(), digest_size=32).digest()
             index = permuted(index, len(self.rows), key)
         row = self.rows.row(index)
-        image = row.get("image")
-        if self.path and isinstance(image, str) and image and "://" not in image:
+        if self.path and isinstance(image := row.get("image"), str) and image:
             row["image"] = str(self.path.parent / image)
         return Prompt(str(row.pop(self.column)), row)
 

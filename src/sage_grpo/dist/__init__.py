@@ -1,0 +1,1 @@
+"""Where things run: devices, and later the processes that share a run."""

@@ -1,0 +1,281 @@
+"""What all adapters of diffusers pipelines share: loading, guidance, placement, cached conditions, frames.
+
+An adapter adds what differs: how a text becomes tensors, how the transformer is asked, the shape of its latents. See
+docs/add-a-model.md.
+"""
+
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from diffusers import DiffusionPipeline
+from PIL import Image
+from torch import Tensor, nn
+
+from sage_grpo.core.protocols import Condition, Prompt
+from sage_grpo.models.conditions import ConditionStore, fingerprint
+
+NEGATIVE = "negative_"
+Gradient = Literal["both", "conditional"]
+
+
+class ModelError(ValueError):
+    """The checkpoint or the request does not fit the model: what is wrong and the nearest fix."""
+
+
+class DiffusersModel(ABC):
+    """A diffusers pipeline behind the `VideoModel` protocol. No sampling loop, scheduler or training code."""
+
+    pipeline_class: ClassVar[type[DiffusionPipeline]]
+    denoisers: ClassVar[Sequence[str]] = ("transformer",)  # what is trained, by its name in the pipeline
+    encoders: ClassVar[Sequence[str]] = ("text_encoder",)  # what is only needed to encode
+    blocks: ClassVar[str] = "transformer_blocks"  # the repeated layers inside a denoiser
+    lora_targets: Sequence[str] = ("to_q", "to_k", "to_v", "to_out.0")
+    unused: Sequence[str] = ()  # parameters that never get a gradient, as regular expressions
+    float32_parts: ClassVar[Sequence[str]] = ()  # components that lose quality in half precision
+    needs_image: ClassVar[bool] = False
+    frame_step: ClassVar[int] = 1  # frames are a multiple of this plus one
+    default_size: ClassVar[tuple[int, int, int]]  # frames, height, width that the model was made for
+    tiny_size: ClassVar[tuple[int, int, int]]  # the same for the checkpoint of `tiny()`
+    tiny_options: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(
+        self,
+        pipe: Any,
+        *,
+        frames: int | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        guidance_scale: float | None = None,
+        guidance_gradient: Gradient = "both",
+        negative_prompt: str = "",
+        conditions: str | Path | None = None,
+    ) -> None:
+        self.pipe = pipe
+        for denoiser in self._denoisers():
+            denoiser.requires_grad_(True).eval()
+        for name in (*self.encoders, "vae"):
+            if (part := getattr(pipe, name, None)) is not None:
+                part.requires_grad_(False).eval()
+        pipe.vae.enable_slicing()  # one video at a time: some decoders take no more
+        defaults = self.own_size()
+        self.frames, self.height, self.width = frames or defaults[0], height or defaults[1], width or defaults[2]
+        self.guidance_scale = self.own_guidance() if guidance_scale is None else guidance_scale
+        self.guidance_gradient: Gradient = guidance_gradient
+        self.negative_prompt = negative_prompt
+        self.autocast_dtype: torch.dtype | None = None  # with weights in float32: what to compute in
+        self.parking: torch.device | None = None  # where encoders and decoder wait while they are not used
+        self.conditions = ConditionStore(conditions)
+        self._fingerprint: str | None = None
+        self.check_size()
+
+    # What an adapter provides ------------------------------------------------------------------------------
+
+    @classmethod
+    @abstractmethod
+    def tiny(cls) -> Any:
+        """A pipeline of the same classes at toy size."""
+
+    @abstractmethod
+    def embed_text(self, text: str) -> dict[str, Tensor]:
+        """What the transformer is told of one text, by names of its own; a batch of one."""
+
+    def embed_image(self, image: Image.Image) -> dict[str, Tensor]:
+        """The same for the first frame, in models that take one."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def predict(self, x: Tensor, sigma: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The transformer's velocity for one side of the guidance."""
+
+    @abstractmethod
+    def latent_shape(self, prompt: Prompt) -> tuple[int, ...]: ...
+
+    @abstractmethod
+    def to_pixels(self, x0: Tensor) -> Tensor:
+        """Latents through the decoder: (B, C, F, H, W) in [-1, 1]."""
+
+    def own_guidance(self) -> float:
+        """The scale that the pipeline would use by itself."""
+        return 1.0
+
+    def own_size(self) -> tuple[int, int, int]:
+        return self.default_size
+
+    def model_input(self, x: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The latents as the network sees them: frames that are given stand in their place."""
+        return x
+
+    # The protocol ------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_pretrained(
+        cls, path: str, *, dtype: torch.dtype | None = None, revision: str | None = None, **settings: Any
+    ) -> "DiffusersModel":
+        """Real loading code: a folder or hub name; safetensors only."""
+        kinds = {"default": dtype or torch.float32} | dict.fromkeys(cls.float32_parts, torch.float32)
+        try:
+            pipe = cls.pipeline_class.from_pretrained(
+                path, dtype=kinds, revision=revision, use_safetensors=True, **cls.components(path)
+            )
+        except (OSError, ValueError, TypeError) as error:
+            raise ModelError(
+                f"model.path: {path!r} is not a {cls.pipeline_class.__name__} checkpoint that diffusers can load: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+        pipe.set_progress_bar_config(disable=True)
+        return cls(pipe, **settings)
+
+    @classmethod
+    def components(cls, path: str) -> dict[str, Any]:
+        """Components that the checkpoint's own index does not name."""
+        return {}
+
+    def _denoisers(self) -> list[Any]:
+        found = [getattr(self.pipe, name, None) for name in self.denoisers]
+        return [part for part in found if part is not None]
+
+    @property
+    def module(self) -> nn.Module:
+        parts = {name: getattr(self.pipe, name, None) for name in self.denoisers}
+        present = {name: part for name, part in parts.items() if part is not None}
+        return next(iter(present.values())) if len(present) == 1 else nn.ModuleDict(present)
+
+    @property
+    def shard_blocks(self) -> Sequence[nn.Module]:
+        return [block for part in self._denoisers() for block in part.get_submodule(self.blocks).children()]
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = next(self._denoisers()[0].parameters()).device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the transformer takes: that of its weights, unless autocast says otherwise."""
+        stored: torch.dtype = self._denoisers()[0].dtype
+        return self.autocast_dtype or stored
+
+    @property
+    def guided(self) -> bool:
+        return self.guidance_scale != 1.0
+
+    def place(self, device: torch.device, parking: torch.device | None = None) -> None:
+        """Move to the device; with `parking`, encoders and decoder only visit it."""
+        self.parking = parking if parking != device else None
+        for part in self._denoisers():
+            part.to(device)
+        for name in (*self.encoders, "vae"):
+            if (waiting := getattr(self.pipe, name, None)) is not None:
+                waiting.to(self.parking or device)
+
+    @contextmanager
+    def visiting(self, *names: str) -> Iterator[None]:
+        """These components on the device for a while."""
+        parts = [part for name in names if (part := getattr(self.pipe, name, None)) is not None]
+        for part in parts if self.parking else ():
+            part.to(self.device)
+        try:
+            yield
+        finally:
+            for part in parts if self.parking else ():
+                part.to(self.parking)
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[Prompt]) -> Condition:
+        """Each distinct text and image is embedded once, and found on disk by its content after that."""
+        rows = [self._row(prompt) for prompt in prompts]
+        return {name: torch.cat([row[name] for row in rows]).to(self.device) for name in rows[0]}
+
+    def _row(self, prompt: Prompt) -> dict[str, Tensor]:
+        self._fingerprint = self._fingerprint or fingerprint(self.pipe, self.encoders, self._encoding_settings())
+        found = dict(self._embedded("text", prompt.text.encode(), lambda: self.embed_text(prompt.text)))
+        if self.guided:
+            text = self.negative_prompt
+            against = self._embedded("text", text.encode(), lambda: self.embed_text(text))
+            found |= {NEGATIVE + name: value for name, value in against.items()}
+        if self.needs_image:
+            image = read_image(prompt)
+            content = b"%d %d %d " % (self.frames, self.height, self.width) + image.tobytes()
+            found |= self._embedded("image", content, lambda: self.embed_image(image))
+        return found
+
+    def _embedded(self, kind: str, content: bytes, make: Any) -> dict[str, Tensor]:
+        def visit() -> dict[str, Tensor]:
+            with self.visiting(*self.encoders, *(["vae"] if kind == "image" else [])):
+                made: dict[str, Tensor] = make()
+                return {name: value.detach().cpu() for name, value in made.items()}
+
+        return self.conditions.get((self._fingerprint or "", kind, str(self.dtype)), content, visit)
+
+    def _encoding_settings(self) -> str:
+        return type(self).__name__
+
+    def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
+        inputs = {name: value for name, value in condition.items() if not name.startswith(NEGATIVE)}
+        context = torch.autocast(x.device.type, self.autocast_dtype) if self.autocast_dtype else nullcontext()
+        with context:
+            v = self.predict(x, sigma, inputs)
+            if self.guided:
+                against = {k.removeprefix(NEGATIVE): v for k, v in condition.items() if k.startswith(NEGATIVE)}
+                with torch.set_grad_enabled(torch.is_grad_enabled() and self.guidance_gradient == "both"):
+                    unguided = self.predict(x, sigma, inputs | against)
+                v = self.guide(v, unguided, sigma)
+        return v
+
+    def guide(self, positive: Tensor, negative: Tensor, sigma: Tensor) -> Tensor:
+        return negative + self.guidance_scale * (positive - negative)
+
+    @torch.no_grad()
+    def decode(self, x0: Tensor) -> Tensor:
+        with self.visiting("vae"):
+            pixels = self.to_pixels(x0.to(self.pipe.vae.dtype))
+        frames = ((pixels.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+        return frames.permute(0, 2, 3, 4, 1).contiguous()
+
+    def save_pretrained(self, directory: str) -> None:
+        self.pipe.save_pretrained(directory)
+
+    # Small helpers of the adapters ---------------------------------------------------------------------------
+
+    def timestep(self, sigma: Tensor) -> Tensor:
+        steps: int = self.pipe.scheduler.config.num_train_timesteps
+        return sigma * steps
+
+    def check_size(self) -> None:
+        step, wrong = self.frame_step, []
+        if (self.frames - 1) % step:
+            near = max(round((self.frames - 1) / step), 0) * step + 1
+            wrong.append(f"model.frames={self.frames} must be a multiple of {step} plus 1; use {near}")
+        for name, value in (("height", self.height), ("width", self.width)):
+            unit = self.pixel_step()
+            if value % unit:
+                wrong.append(
+                    f"model.{name}={value} must be a multiple of {unit}; use {max(round(value / unit), 1) * unit}"
+                )
+        if wrong:
+            raise ModelError("; ".join(wrong))
+
+    def pixel_step(self) -> int:
+        """Height and width are multiples of this."""
+        return 1
+
+
+def read_image(prompt: Prompt) -> Image.Image:
+    """The `image` column: a picture, a path, or encoded bytes as datasets store them. Never a URL."""
+    value = prompt.columns.get("image")
+    if isinstance(value, Mapping):
+        value = io.BytesIO(value["bytes"]) if value.get("bytes") else value.get("path")
+    if value is None or value == "":
+        raise ModelError(f"image-to-video needs a column `image`; the prompt {prompt.text[:60]!r} has none")
+    if isinstance(value, Image.Image):
+        return value.convert("RGB")
+    try:
+        with Image.open(value) as image:
+            return image.convert("RGB")
+    except OSError as error:
+        raise ModelError(f"image of the prompt {prompt.text[:60]!r} cannot be read: {error}") from error

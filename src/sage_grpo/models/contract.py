@@ -1,0 +1,173 @@
+"""What every adapter must hold, checked on its tiny checkpoint: `check(MyModel)`. The test-suite runs it by discovery.
+
+The reference is the diffusers pipeline itself: same checkpoint, latents, texts and guidance must give the same video.
+"""
+
+import inspect
+import pkgutil
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from PIL import Image
+from torch import Tensor
+
+import sage_grpo.models
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.rollout import keyed_noise, sample, velocity_at
+from sage_grpo.math.kernels import kernel_table
+from sage_grpo.math.schedule import sigma_schedule
+from sage_grpo.models.base import NEGATIVE, DiffusersModel
+
+STEPS = 3
+SCALE = 3.0
+TEXTS = ("a red cat runs", 'a shop sign that says "open late"')
+
+
+def adapters() -> list[type[DiffusersModel]]:
+    """Every adapter class in the folder of models."""
+    modules = [
+        import_module(f"sage_grpo.models.{info.name}") for info in pkgutil.iter_modules(sage_grpo.models.__path__)
+    ]
+    return [found for module in modules for found in adapters_in(module)]
+
+
+def adapters_in(module: Any) -> list[type[DiffusersModel]]:
+    classes = [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, DiffusersModel)]
+    return [c for c in classes if c.__module__ == module.__name__ and not inspect.isabstract(c)]
+
+
+def make_checkpoint(adapter: type[DiffusersModel], folder: str | Path) -> str:
+    """The adapter's tiny pipeline on disk, as the real one would be."""
+    adapter.tiny().save_pretrained(str(folder))
+    return str(folder)
+
+
+def load(adapter: type[DiffusersModel], folder: str, *, guided: bool = True, **settings: Any) -> Any:
+    frames, height, width = adapter.tiny_size
+    defaults = {"frames": frames, "height": height, "width": width, **adapter.tiny_options}
+    defaults |= {"guidance_scale": SCALE if guided else 1.0, "negative_prompt": "blurry"}
+    return adapter.from_pretrained(folder, **(defaults | settings))
+
+
+def prompts_for(model: DiffusersModel) -> list[Prompt]:
+    colours = [(200, 40, 40), (30, 90, 200)]
+    size = (model.width, model.height)
+    images = [Image.linear_gradient("L").convert("RGB").resize(size) for _ in colours]
+    for image, colour in zip(images, colours, strict=True):
+        image.paste(colour, (0, 0, size[0] // 2, size[1] // 2))
+    columns = [{"image": image} for image in images] if model.needs_image else [{}, {}]
+    return [Prompt(text, column) for text, column in zip(TEXTS, columns, strict=True)]
+
+
+def through_pipeline(model: DiffusersModel, prompt: Prompt, noise: Tensor, output: str, steps: int = STEPS) -> Any:
+    """`pipe(...)` of diffusers with our noise; its Euler scheduler if its own one is of higher order."""
+    pipe = model.pipe
+    if not isinstance(pipe.scheduler, FlowMatchEulerDiscreteScheduler):
+        pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=pipe.scheduler.config.flow_shift)
+    condition = {k: v for k, v in model.encode([prompt]).items() if not k.startswith(NEGATIVE)}
+    wanted = {
+        "prompt": prompt.text, "negative_prompt": model.negative_prompt, "image": prompt.columns.get("image"),
+        "height": model.height, "width": model.width, "num_frames": model.frames, "num_inference_steps": steps,
+        "guidance_scale": model.guidance_scale, "latents": model.model_input(noise, condition), "output_type": output,
+        "max_sequence_length": getattr(model, "text_tokens", None),
+    }  # fmt: skip
+    known = inspect.signature(pipe.__call__).parameters
+    return pipe(**{k: v for k, v in wanted.items() if k in known and v is not None}, return_dict=False)[0]
+
+
+def check_pipeline(model: DiffusersModel) -> None:
+    """An ODE rollout through our kernel equals the pipeline's own result."""
+    for i, prompt in enumerate(prompts_for(model)):
+        key = ("contract", i)
+        noise = keyed_noise(model.latent_shape(prompt), [(*key, "initial")], model.device)
+        expected = through_pipeline(model, prompt, noise, "latent")
+        table = kernel_table("ode", model.pipe.scheduler.sigmas.double(), 0.0)
+        got = sample(model, [prompt], table, [key], [key]).x0
+        torch.testing.assert_close(got, expected.float(), rtol=1e-4, atol=1e-4)
+        assert (got - noise).abs().mean() > 0.05, "the sampler did not move: the tiny model's velocity is almost zero"
+
+
+def check_guidance(model: DiffusersModel) -> None:
+    """The text matters, and so does the negative text exactly when there is guidance."""
+    prompts = prompts_for(model)
+    x = keyed_noise(model.latent_shape(prompts[0]), [("guide", 0)], model.device)
+    with torch.no_grad():
+        first, other = (velocity_at(model, x, 0.7, model.encode([prompt])) for prompt in prompts)
+        assert not torch.equal(first, other), "the velocity does not depend on the prompt: look at the tokenizer's cut"
+        model.negative_prompt = "another negative text"
+        changed = velocity_at(model, x, 0.7, model.encode(prompts[:1]))
+        model.negative_prompt = "blurry"
+    assert torch.equal(first, changed) != model.guided, "the negative prompt has no effect, or has one unguided"
+
+
+def check_batch(model: DiffusersModel) -> None:
+    """A batch of mixed prompts and noise levels is its samples one by one."""
+    prompts = prompts_for(model)
+    x = keyed_noise(model.latent_shape(prompts[0]), [("batch", i) for i in range(2)], model.device)
+    sigma = torch.tensor([0.9, 0.35], device=model.device)
+    with torch.no_grad():
+        together = model.velocity(x, sigma, model.encode(prompts))
+        alone = [model.velocity(x[i : i + 1], sigma[i : i + 1], model.encode([prompts[i]])) for i in range(2)]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-4)
+
+
+def check_gradients(model: DiffusersModel) -> None:
+    """A gradient reaches every parameter of the transformer but those named in `unused`, and nothing else."""
+    prompts = prompts_for(model)
+    x = keyed_noise(model.latent_shape(prompts[0]), [("gradient", i) for i in range(2)], model.device)
+    condition = model.encode(prompts)
+    for sigma in (0.95, 0.2):  # both experts where there are two
+        velocity_at(model, x, sigma, condition).float().square().mean().backward()  # type: ignore[no-untyped-call]
+    named = {n: any(re.search(pattern, n) for pattern in model.unused) for n, _ in model.module.named_parameters()}
+    missing = [n for n, p in model.module.named_parameters() if p.grad is None and not named[n]]
+    assert not missing, f"no gradient reaches {missing[:3]}: name them in `unused`"
+    used = [n for n, p in model.module.named_parameters() if named[n] and p.grad is not None and p.grad.any()]
+    assert not used, f"{used[:3]} have a gradient but are named in `unused`: they would not be trained"
+    held = [part for name in (*model.encoders, "vae") if (part := getattr(model.pipe, name, None)) is not None]
+    assert not any(p.requires_grad or p.grad is not None for part in held for p in part.parameters())
+
+
+def check_decode(model: DiffusersModel) -> None:
+    """Frames have the requested shape and are those of the pipeline."""
+    prompt = prompts_for(model)[0]
+    noise = keyed_noise(model.latent_shape(prompt), [("contract", 0, "initial")], model.device)
+    expected = torch.as_tensor(through_pipeline(model, prompt, noise, "np"))
+    if expected.dim() == 4:  # a picture
+        expected = expected[:, None]
+    table = kernel_table("ode", model.pipe.scheduler.sigmas.double(), 0.0)
+    frames = model.decode(sample(model, [prompt], table, [("contract", 0)], [("contract", 0)]).x0)
+    assert frames.dtype == torch.uint8
+    assert frames.shape == (1, model.frames, model.height, model.width, 3)
+    off = (frames.float() - expected * 255).abs()
+    assert off.max() <= 1.01, f"decoded frames differ from the pipeline's by up to {off.max():.1f} of 255"
+
+
+def check_seeds(model: DiffusersModel) -> None:
+    """The same key gives the same video to the bit, another key another one."""
+    prompt, table = prompts_for(model)[:1], kernel_table("sage", sigma_schedule(STEPS, 3.0), 0.5)
+    first, again, other = (sample(model, prompt, table, [(k,)], [(k,)]).x0 for k in ("a", "a", "b"))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+CHECKS: Sequence[Callable[[DiffusersModel], None]] = (
+    check_pipeline, check_guidance, check_batch, check_gradients, check_decode, check_seeds,
+)  # fmt: skip
+
+
+def check(adapter: type[DiffusersModel]) -> list[str]:
+    """Run the whole contract, guidance on and off; the names of what was checked."""
+    done = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = make_checkpoint(adapter, folder)
+        for guided in (True, False):
+            for one in CHECKS:
+                one(load(adapter, path, guided=guided))
+                done.append(f"{one.__name__}, guidance {'on' if guided else 'off'}")
+    return done

@@ -1,0 +1,154 @@
+"""HunyuanVideo-1.5, text- and image-to-video: two text encoders, condition channels, the pipeline's own guider."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import diffusers as df
+import torch
+import transformers as hf
+from PIL import Image
+from torch import Tensor
+
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.models import tiny
+from sage_grpo.models.base import DiffusersModel, ModelError
+
+
+class HunyuanVideo15(DiffusersModel):
+    pipeline_class: ClassVar[Any] = df.HunyuanVideo15Pipeline
+    encoders = ("text_encoder", "text_encoder_2", "image_encoder")
+    lora_targets = (
+        "to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out",
+        "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2",
+    )  # fmt: skip
+    frame_step = 4
+    default_size = (121, 480, 848)
+    tiny_size = (5, 32, 32)
+    tiny_options: ClassVar[Mapping[str, Any]] = {"text_tokens": 24, "glyph_tokens": 16, "image_tokens": 4}
+
+    def __init__(
+        self, pipe: Any, *, text_tokens: int = 1000, glyph_tokens: int = 256, image_tokens: int = 729, **settings: Any
+    ) -> None:
+        pipe.tokenizer_max_length, pipe.tokenizer_2_max_length = text_tokens, glyph_tokens
+        pipe.vision_num_semantic_tokens = image_tokens
+        super().__init__(pipe, **settings)
+        last = len(self.shard_blocks) - 1  # nobody reads the text stream after the last block
+        self.unused = (rf"transformer_blocks\.{last}\.(attn\.to_add_out|ff_context)",)
+        guider = pipe.guider
+        if not isinstance(guider, df.ClassifierFreeGuidance) or (guider._start, guider._stop) != (0.0, 1.0):
+            raise ModelError(
+                f"the checkpoint's guider is {type(guider).__name__}; training needs ClassifierFreeGuidance over all "
+                "steps: set `guider` in model_index.json, start 0.0 and stop 1.0"
+            )
+        pipe.guider = guider.new(guidance_scale=self.guidance_scale)
+
+    def own_guidance(self) -> float:
+        return float(self.pipe.guider.guidance_scale) if self.pipe.guider._enabled else 1.0
+
+    def own_size(self) -> tuple[int, int, int]:
+        """480p and 720p checkpoints say so in their transformer's `target_size`."""
+        p = self.pipe
+        height, width = p.video_processor.calculate_default_height_width(9, 16, p.target_size)
+        return self.default_size[0], height, width
+
+    def pixel_step(self) -> int:
+        return int(self.pipe.vae_scale_factor_spatial)
+
+    def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
+        p, space = self.pipe, self.pipe.vae_scale_factor_spatial
+        frames = (self.frames - 1) // p.vae_scale_factor_temporal + 1
+        return (p.num_channels_latents, frames, self.height // space, self.width // space)
+
+    def embed_text(self, text: str) -> dict[str, Tensor]:
+        found = self.pipe.encode_prompt([text], device=self.device, dtype=self.dtype)
+        return dict(zip(("text", "text_mask", "glyphs", "glyphs_mask"), found, strict=True))
+
+    def _encoding_settings(self) -> str:
+        p = self.pipe
+        return f"{super()._encoding_settings()} {p.tokenizer_max_length} {p.tokenizer_2_max_length} {p.system_message}"
+
+    def first_frame(self, x: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Condition latents, their mask and the image's embedding: without an image all of them are zero."""
+        image = x.new_zeros(len(x), self.pipe.vision_num_semantic_tokens, self.pipe.vision_states_dim)
+        return torch.zeros_like(x), torch.zeros_like(x[:, :1]), image
+
+    def predict(self, x: Tensor, sigma: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        x = x.to(self.dtype)
+        latents, mask, image = self.first_frame(x, inputs)
+        out: Tensor = self.pipe.transformer(
+            hidden_states=torch.cat([x, latents, mask], dim=1),
+            timestep=self.timestep(sigma).to(self.dtype),
+            encoder_hidden_states=inputs["text"],
+            encoder_attention_mask=inputs["text_mask"],
+            encoder_hidden_states_2=inputs["glyphs"],
+            encoder_attention_mask_2=inputs["glyphs_mask"],
+            image_embeds=image,
+            return_dict=False,
+        )[0]
+        return out
+
+    def guide(self, positive: Tensor, negative: Tensor, sigma: Tensor) -> Tensor:
+        out: Tensor = self.pipe.guider.forward(positive, negative).pred  # its own formulation and rescaling
+        return out
+
+    def to_pixels(self, x0: Tensor) -> Tensor:
+        out: Tensor = self.pipe.vae.decode(x0 / self.pipe.vae.config.scaling_factor, return_dict=False)[0]
+        return out
+
+    @classmethod
+    def tiny(cls) -> Any:
+        def make() -> Any:
+            tokenizer, glyphs = tiny.qwen_tokenizer(header=108), hf.ByT5Tokenizer()
+            parts = {
+                "text_encoder": tiny.qwen_encoder(16, len(tokenizer)),
+                "tokenizer": tokenizer,
+                "transformer": df.HunyuanVideo15Transformer3DModel(
+                    in_channels=9, out_channels=4, num_attention_heads=2, attention_head_dim=16, num_layers=2,
+                    num_refiner_layers=1, mlp_ratio=2.0, text_embed_dim=16, text_embed_2_dim=16, image_embed_dim=16,
+                    rope_axes_dim=(4, 6, 6), target_size=32, task_type="i2v" if cls.needs_image else "t2v",
+                ),
+                "vae": df.AutoencoderKLHunyuanVideo15(
+                    latent_channels=4, block_out_channels=(16, 16, 16, 16, 16), layers_per_block=1
+                ),
+                "scheduler": df.FlowMatchEulerDiscreteScheduler(shift=5.0),
+                "text_encoder_2": tiny.t5_encoder(16, len(glyphs)),
+                "tokenizer_2": glyphs,
+                "guider": df.ClassifierFreeGuidance(guidance_scale=6.0),
+            }  # fmt: skip
+            return cls.pipeline_class(**parts, **cls.tiny_image_parts())
+
+        return tiny.seeded(make)
+
+    @classmethod
+    def tiny_image_parts(cls) -> dict[str, Any]:
+        return {}
+
+
+class HunyuanVideo15ImageToVideo(HunyuanVideo15):
+    pipeline_class = df.HunyuanVideo15ImageToVideoPipeline
+    needs_image = True
+
+    def embed_image(self, image: Image.Image) -> dict[str, Tensor]:
+        p = self.pipe
+        image = p.video_processor.resize(image, height=self.height, width=self.width, resize_mode="crop")
+        latents = p._get_image_latents(p.vae, p.video_processor, image, self.height, self.width, self.device)
+        tokens = p.encode_image(image, batch_size=1, device=self.device, dtype=self.dtype)
+        return {"image": tokens, "first_frame": latents.to(self.dtype)}
+
+    def first_frame(self, x: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        latents, mask = torch.zeros_like(x), torch.zeros_like(x[:, :1])
+        latents[:, :, :1], mask[:, :, :1] = inputs["first_frame"], 1.0
+        return latents, mask, inputs["image"]
+
+    @classmethod
+    def tiny_image_parts(cls) -> dict[str, Any]:
+        config = hf.SiglipVisionConfig(
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            image_size=32,
+            patch_size=16,
+        )
+        processor = hf.SiglipImageProcessorPil(size={"height": 32, "width": 32})
+        return {"image_encoder": hf.SiglipVisionModel(config).eval(), "feature_extractor": processor}

@@ -1,0 +1,140 @@
+"""LTX-Video, text- and image-to-video. Its latents are tokens: (frames × rows × columns, channels)."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import diffusers as df
+import torch
+from PIL import Image
+from torch import Tensor
+
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.models import tiny
+from sage_grpo.models.base import DiffusersModel, ModelError
+
+
+class LTXVideo(DiffusersModel):
+    pipeline_class: ClassVar[Any] = df.LTXPipeline
+    lora_targets = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2")
+    frame_step = 8
+    default_size = (161, 512, 704)
+    tiny_size = (9, 32, 32)
+    tiny_options: ClassVar[Mapping[str, Any]] = {"text_tokens": 24}
+
+    def __init__(self, pipe: Any, *, text_tokens: int = 128, frame_rate: int = 25, **settings: Any) -> None:
+        self.text_tokens, self.frame_rate = text_tokens, frame_rate
+        super().__init__(pipe, **settings)
+        if pipe.vae.config.timestep_conditioning:
+            raise ModelError("this LTX decoder adds noise of its own (timestep_conditioning); use a 0.9.0 checkpoint")
+
+    def own_guidance(self) -> float:
+        return 3.0
+
+    def pixel_step(self) -> int:
+        return int(self.pipe.vae_spatial_compression_ratio * self.pipe.transformer_spatial_patch_size)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Latent frames, rows and columns."""
+        p = self.pipe
+        frames = (self.frames - 1) // p.vae_temporal_compression_ratio + 1
+        space = p.vae_spatial_compression_ratio
+        return frames, self.height // space, self.width // space
+
+    @property
+    def frame_tokens(self) -> int:
+        _, rows, columns = self.grid
+        return int(rows * columns // self.pipe.transformer_spatial_patch_size**2)
+
+    def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
+        p = self.pipe
+        frames = self.grid[0] // p.transformer_temporal_patch_size
+        return (frames * self.frame_tokens, p.transformer.config.in_channels)
+
+    def embed_text(self, text: str) -> dict[str, Tensor]:
+        found, mask, _, _ = self.pipe.encode_prompt(
+            [text], do_classifier_free_guidance=False, max_sequence_length=self.text_tokens, device=self.device
+        )
+        return {"text": found.to(self.dtype), "text_mask": mask}
+
+    def _encoding_settings(self) -> str:
+        return f"{super()._encoding_settings()} {self.text_tokens}"
+
+    def predict(self, x: Tensor, sigma: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        p, (frames, rows, columns) = self.pipe, self.grid
+        space = p.vae_spatial_compression_ratio
+        out: Tensor = p.transformer(
+            hidden_states=self.model_input(x, inputs).to(self.dtype),
+            encoder_hidden_states=inputs["text"],
+            timestep=self.times(x, sigma),
+            encoder_attention_mask=inputs["text_mask"],
+            num_frames=frames,
+            height=rows,
+            width=columns,
+            rope_interpolation_scale=(p.vae_temporal_compression_ratio / self.frame_rate, space, space),
+            return_dict=False,
+        )[0]
+        return out
+
+    def times(self, x: Tensor, sigma: Tensor) -> Tensor:
+        return self.timestep(sigma)
+
+    def to_pixels(self, x0: Tensor) -> Tensor:
+        p, vae = self.pipe, self.pipe.vae
+        patches = (p.transformer_spatial_patch_size, p.transformer_temporal_patch_size)
+        latents = p._unpack_latents(x0, *self.grid, *patches)
+        latents = p._denormalize_latents(latents, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
+        out: Tensor = vae.decode(latents, None, return_dict=False)[0]
+        return out
+
+    @classmethod
+    def tiny(cls) -> Any:
+        def make() -> Any:
+            tokenizer = tiny.unigram_tokenizer(128)
+            vae = df.AutoencoderKLLTXVideo(
+                latent_channels=8, block_out_channels=(8, 8, 8, 8), decoder_block_out_channels=(8, 8, 8, 8),
+                layers_per_block=(1, 1, 1, 1, 1), decoder_layers_per_block=(1, 1, 1, 1, 1),
+                patch_size=1, spatio_temporal_scaling=(True, True, True, False),
+                decoder_spatio_temporal_scaling=(True, True, True, False),
+            )  # fmt: skip
+            transformer = df.LTXVideoTransformer3DModel(
+                in_channels=8, out_channels=8, num_attention_heads=2, attention_head_dim=16, cross_attention_dim=32,
+                num_layers=2, caption_channels=16,
+            )  # fmt: skip
+            scheduler = df.FlowMatchEulerDiscreteScheduler(
+                use_dynamic_shifting=True, base_shift=0.95, max_shift=2.05, base_image_seq_len=1024,
+                max_image_seq_len=4096, shift_terminal=0.1,
+            )  # fmt: skip
+            encoder = tiny.t5_encoder(16, len(tokenizer))
+            return cls.pipeline_class(scheduler, vae, encoder, tokenizer, transformer)
+
+        return tiny.seeded(make)
+
+
+class LTXVideoImageToVideo(LTXVideo):
+    """The first latent frame is given: clean, told so token by token, and not denoised."""
+
+    pipeline_class = df.LTXImageToVideoPipeline
+    needs_image = True
+
+    def embed_image(self, image: Image.Image) -> dict[str, Tensor]:
+        p, vae = self.pipe, self.pipe.vae
+        pixels = p.video_processor.preprocess(image, height=self.height, width=self.width)
+        latents = vae.encode(pixels.to(self.device, vae.dtype)[:, :, None]).latent_dist.mode()
+        latents = p._normalize_latents(latents.float(), vae.latents_mean, vae.latents_std)
+        patches = (p.transformer_spatial_patch_size, p.transformer_temporal_patch_size)
+        return {"first_frame": p._pack_latents(latents, *patches)}
+
+    def model_input(self, x: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([inputs["first_frame"].to(x.dtype), x[:, self.frame_tokens :]], dim=1)
+
+    def times(self, x: Tensor, sigma: Tensor) -> Tensor:
+        noisy = torch.ones_like(x[..., 0])
+        noisy[:, : self.frame_tokens] = 0
+        return self.timestep(sigma)[:, None] * noisy
+
+    def velocity(self, x: Tensor, sigma: Tensor, condition: Mapping[str, Tensor]) -> Tensor:
+        """A given frame flows straight to itself, so that the end state holds it."""
+        v, count = super().velocity(x, sigma, condition), self.frame_tokens
+        straight = (x[:, :count] - condition["first_frame"]) / sigma.view(-1, 1, 1)
+        return torch.cat([straight.to(v.dtype), v[:, count:]], dim=1)

@@ -1,0 +1,230 @@
+"""Wan 2.1 and 2.2, text- and image-to-video. Wan 2.2 A14B has two experts, one for high and one for low noise."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import diffusers as df
+import torch
+import transformers as hf
+from PIL import Image
+from torch import Tensor
+
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.models import tiny
+from sage_grpo.models.base import DiffusersModel, ModelError
+
+
+class Wan(DiffusersModel):
+    """Wan 2.1 and the single-expert Wan 2.2 5B."""
+
+    pipeline_class: ClassVar[Any] = df.WanPipeline
+    denoisers = ("transformer", "transformer_2")
+    encoders = ("text_encoder", "image_encoder")
+    blocks = "blocks"
+    lora_targets = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")
+    float32_parts = ("vae",)  # as the model's own documentation asks
+    frame_step = 4
+    default_size = (81, 480, 832)
+    tiny_size = (5, 16, 16)
+    tiny_options: ClassVar[Mapping[str, Any]] = {"text_tokens": 24}
+
+    def __init__(
+        self, pipe: Any, *, text_tokens: int = 512, guidance_scale_2: float | None = None, **settings: Any
+    ) -> None:
+        self.text_tokens = text_tokens
+        super().__init__(pipe, **settings)
+        self.guidance_scale_2 = self.guidance_scale if guidance_scale_2 is None else guidance_scale_2
+        for setting, meaning in (("boundary_ratio", "two experts"), ("expand_timesteps", "a noise level a token")):
+            there, expected = bool(pipe.config[setting]), setting in self.tiny_pipeline
+            if there != expected:
+                raise ModelError(
+                    f"this Wan checkpoint has {'' if there else 'not '}{meaning} ({setting} in its index), unlike "
+                    f"{type(self).__name__}: use model.type wan for 2.1, wan2.2 for 2.2 A14B, wan2.2-5b for 2.2 5B, "
+                    "each with -i2v for image-to-video"
+                )
+
+    def own_guidance(self) -> float:
+        return 5.0
+
+    @property
+    def per_token(self) -> bool:
+        """Wan 2.2 5B is told the noise of each token, so that a given first frame can be clean."""
+        return bool(self.pipe.config.expand_timesteps)
+
+    def pixel_step(self) -> int:
+        _, high, wide = self._denoisers()[0].config.patch_size
+        return int(self.pipe.vae_scale_factor_spatial * max(high, wide))
+
+    def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
+        p, space = self.pipe, self.pipe.vae_scale_factor_spatial
+        frames = (self.frames - 1) // p.vae_scale_factor_temporal + 1
+        return (p.vae.config.z_dim, frames, self.height // space, self.width // space)
+
+    def embed_text(self, text: str) -> dict[str, Tensor]:
+        found, _ = self.pipe.encode_prompt(
+            [text], do_classifier_free_guidance=False, max_sequence_length=self.text_tokens, device=self.device
+        )
+        return {"text": found.to(self.dtype)}
+
+    def _encoding_settings(self) -> str:
+        return f"{super()._encoding_settings()} {self.text_tokens}"
+
+    def high_noise(self, sigma: Tensor) -> Tensor:
+        """Which samples belong to the first expert."""
+        boundary = self.pipe.config.boundary_ratio
+        steps = self.pipe.scheduler.config.num_train_timesteps
+        return torch.ge(self.timestep(sigma), (boundary or 0.0) * steps)
+
+    def predict(self, x: Tensor, sigma: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        high = self.high_noise(sigma)
+        if bool(high.all()) or bool((~high).all()):
+            return self._ask(self.pipe.transformer if bool(high.all()) else self.pipe.transformer_2, x, sigma, inputs)
+        out = torch.empty_like(x, dtype=self.dtype)  # timesteps of both experts in one batch
+        for expert, rows in ((self.pipe.transformer, high), (self.pipe.transformer_2, ~high)):
+            out[rows] = self._ask(expert, x[rows], sigma[rows], {k: v[rows] for k, v in inputs.items()})
+        return out
+
+    def _ask(self, expert: Any, x: Tensor, sigma: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        seen = self.model_input(x, inputs).to(self.dtype)
+        if "channels" in inputs:  # mask and latents of the first frame, beside the noisy ones
+            seen = torch.cat([seen, inputs["channels"].to(self.dtype)], dim=1)
+        out: Tensor = expert(
+            hidden_states=seen,
+            timestep=self.times(x, sigma, inputs),
+            encoder_hidden_states=inputs["text"],
+            encoder_hidden_states_image=inputs.get("image"),
+            return_dict=False,
+        )[0]
+        return out
+
+    def times(self, x: Tensor, sigma: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        t = self.timestep(sigma)
+        if not self.per_token:
+            return t
+        _, high, wide = self._denoisers()[0].config.patch_size
+        noisy = torch.ones_like(x[:, 0])
+        if "first_frame" in inputs:
+            noisy[:, 0] = 0
+        return noisy[:, :, ::high, ::wide].flatten(1) * t[:, None]
+
+    def guide(self, positive: Tensor, negative: Tensor, sigma: Tensor) -> Tensor:
+        scale = torch.where(self.high_noise(sigma), self.guidance_scale, self.guidance_scale_2)
+        return negative + scale.to(positive.dtype).view(-1, 1, 1, 1, 1) * (positive - negative)
+
+    def to_pixels(self, x0: Tensor) -> Tensor:
+        mean, std = self._statistics(x0)
+        out: Tensor = self.pipe.vae.decode(x0 * std + mean, return_dict=False)[0]
+        return out
+
+    def _statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        config = self.pipe.vae.config
+        mean, std = (like.new_tensor(v).view(1, -1, 1, 1, 1) for v in (config.latents_mean, config.latents_std))
+        return mean, std
+
+    # The checkpoints of the family differ in these --------------------------------------------------------------
+
+    tiny_transformer: ClassVar[Mapping[str, Any]] = {}
+    tiny_pipeline: ClassVar[Mapping[str, Any]] = {}
+
+    @classmethod
+    def tiny(cls) -> Any:
+        def make() -> Any:
+            tokenizer = tiny.unigram_tokenizer(512)
+            shape = {
+                "patch_size": (1, 2, 2), "num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4,
+                "out_channels": 4, "text_dim": 16, "freq_dim": 16, "ffn_dim": 32, "num_layers": 2,
+            }  # fmt: skip
+            shape |= cls.tiny_transformer
+            vae = df.AutoencoderKLWan(
+                base_dim=4, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1, latents_mean=[0.1, -0.2, 0.3, 0.0],
+                latents_std=[1.5, 2.0, 1.2, 0.8],
+            )  # fmt: skip
+            pipe_settings = dict(cls.tiny_pipeline)
+            second = df.WanTransformer3DModel(**shape) if "boundary_ratio" in pipe_settings else None
+            return cls.pipeline_class(
+                tokenizer=tokenizer, text_encoder=tiny.t5_encoder(16, len(tokenizer), "UMT5"), vae=vae,
+                scheduler=df.UniPCMultistepScheduler(
+                    prediction_type="flow_prediction", use_flow_sigmas=True, num_train_timesteps=1000, flow_shift=3.0
+                ),
+                transformer=df.WanTransformer3DModel(**shape), transformer_2=second, **pipe_settings,
+                **cls.tiny_image_parts(),
+            )  # fmt: skip
+
+        return tiny.seeded(make)
+
+    @classmethod
+    def tiny_image_parts(cls) -> dict[str, Any]:
+        return {}
+
+
+class Wan22(Wan):
+    """Wan 2.2 A14B: two experts of equal shape."""
+
+    tiny_pipeline: ClassVar[Mapping[str, Any]] = {"boundary_ratio": 0.875}
+
+
+class Wan22Small(Wan):
+    """Wan 2.2 TI2V 5B from text."""
+
+    tiny_pipeline: ClassVar[Mapping[str, Any]] = {"expand_timesteps": True}
+    default_size = (121, 704, 1280)
+
+
+class WanImageToVideo(Wan):
+    """Wan 2.1 from an image: its embedding for cross-attention, its latents as channels."""
+
+    pipeline_class = df.WanImageToVideoPipeline
+    needs_image = True
+    tiny_transformer: ClassVar[Mapping[str, Any]] = {"in_channels": 12, "image_dim": 16, "added_kv_proj_dim": 24}
+
+    def embed_image(self, image: Image.Image) -> dict[str, Tensor]:
+        p, found = self.pipe, {}
+        pixels = p.video_processor.preprocess(image, height=self.height, width=self.width)
+        latents = torch.zeros(1, *self.latent_shape(Prompt("")))
+        outputs = p.prepare_latents(
+            pixels.to(self.device, torch.float32), 1, p.vae.config.z_dim, self.height, self.width, self.frames,
+            torch.float32, self.device, latents=latents,
+        )  # fmt: skip
+        if self._denoisers()[0].config.image_dim is not None:
+            found["image"] = p.encode_image(image, self.device).to(self.dtype)
+        return found | {"first_frame" if self.per_token else "channels": outputs[1]}
+
+    @classmethod
+    def tiny_image_parts(cls) -> dict[str, Any]:
+        if "image_dim" not in cls.tiny_transformer:
+            return {"image_encoder": None, "image_processor": None}
+        config = hf.CLIPVisionConfig(
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            image_size=32,
+            patch_size=16,
+        )
+        size = {"height": 32, "width": 32}
+        processor = hf.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=size)
+        return {"image_encoder": hf.CLIPVisionModel(config).eval(), "image_processor": processor}
+
+
+class Wan22ImageToVideo(WanImageToVideo):
+    """Wan 2.2 A14B from an image: two experts, no image embedding."""
+
+    tiny_transformer: ClassVar[Mapping[str, Any]] = {"in_channels": 12}
+    tiny_pipeline: ClassVar[Mapping[str, Any]] = {"boundary_ratio": 0.9}
+
+
+class Wan22SmallImageToVideo(WanImageToVideo):
+    """Wan 2.2 TI2V 5B from an image: the first latent frame is given, clean and not denoised."""
+
+    tiny_transformer: ClassVar[Mapping[str, Any]] = {}
+    tiny_pipeline: ClassVar[Mapping[str, Any]] = {"expand_timesteps": True}
+    default_size = (121, 704, 1280)
+
+    def model_input(self, x: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([inputs["first_frame"].to(x.dtype), x[:, :, 1:]], dim=2)
+
+    def velocity(self, x: Tensor, sigma: Tensor, condition: Mapping[str, Tensor]) -> Tensor:
+        """A given frame flows straight to itself, so that the end state holds it."""
+        v = super().velocity(x, sigma, condition)
+        straight = (x[:, :, :1] - condition["first_frame"]) / sigma.view(-1, 1, 1, 1, 1)
+        return torch.cat([straight.to(v.dtype), v[:, :, 1:]], dim=2)

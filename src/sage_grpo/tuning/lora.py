@@ -1,0 +1,141 @@
+"""Low-rank adapters by peft: the policy is an adapter, the anchor another, and without one the base model answers."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+
+from sage_grpo.config import TuningConfig
+from sage_grpo.core.protocols import VideoModel
+from sage_grpo.tuning.parts import TuningError, denoisers
+
+POLICY = "default"  # peft's own name, so that the exported files look as everybody's
+
+
+def lora_layers(module: nn.Module) -> list[LoraLayer]:
+    return [layer for layer in module.modules() if isinstance(layer, LoraLayer)]
+
+
+def add_lora(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
+    """Freeze the model and put fp32 adapters on its target layers; at the start they change nothing."""
+    targets, unused = list(config.targets or model.lora_targets), list(getattr(model, "unused", ()))
+    check_targets(model.module, targets)
+    model.module.requires_grad_(False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for part in denoisers(model.module):
+            _inject(part, _lora_config(config, targets, unused), POLICY)
+    for layer in lora_layers(model.module):
+        layer.set_adapter(POLICY)
+
+
+def _lora_config(config: TuningConfig, targets: Sequence[str], unused: Sequence[str]) -> LoraConfig:
+    exclude = "|".join(f"(.*{pattern}.*)" for pattern in unused) or None
+    return LoraConfig(
+        r=config.rank, lora_alpha=config.alpha or config.rank, target_modules=list(targets), exclude_modules=exclude,
+    )  # fmt: skip
+
+
+def _inject(part: Any, config: LoraConfig, name: str) -> None:
+    if hasattr(part, "add_adapter"):  # a diffusers model: it then knows how to save its adapters
+        part.add_adapter(config, name)
+    else:
+        inject_adapter_in_model(config, part, name)
+    for layer in lora_layers(part):
+        for weights in (layer.lora_A, layer.lora_B):
+            weights[name].to(torch.float32)
+        layer.cast_input_dtype_enabled = False  # autocast casts, and keeps no fp32 copy of the activations
+
+
+def check_targets(module: nn.Module, targets: Sequence[str]) -> None:
+    """Every target names at least one layer; peft itself is content if any of them does."""
+    names = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    endings = {re.sub(r"^.*?\d+\.(?=[a-z])", "", name) for name in names} | {n.rsplit(".", 1)[-1] for n in names}
+    for target in targets:
+        if not any(name == target or name.endswith("." + target) for name in names):
+            close = get_close_matches(target, sorted(endings), 1, cutoff=0.4)
+            hint = f"did you mean {close[0]!r}?" if close else f"layers end in {', '.join(sorted(endings)[:8])}"
+            raise TuningError(f"tuning.targets: no layer of the model is called {target!r}; {hint}")
+
+
+class LoraBank:
+    """A `WeightsBank` of adapters: no second model in memory, and none at all for the untouched policy."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._base: set[str] = set()  # names that stand for the model without adapter
+        self._names: set[str] = set()
+
+    def _weights(self, name: str) -> dict[str, Tensor]:
+        return {
+            f"{place}.{kind}": getattr(layer, kind)[name].weight
+            for place, layer in self.module.named_modules()
+            if isinstance(layer, LoraLayer)
+            for kind in ("lora_A", "lora_B")
+        }
+
+    def _untouched(self) -> bool:
+        return not any(bool(layer.lora_B[POLICY].weight.any()) for layer in lora_layers(self.module))
+
+    @torch.no_grad()
+    def save(self, name: str, decay: float = 0.0) -> None:
+        if decay == 0.0 and name not in self._names and self._untouched():
+            self._base.add(name)
+            return
+        fresh = name not in self._names
+        self._add(name)
+        mine, theirs = self._weights(POLICY), self._weights(name)
+        for key, weight in theirs.items():
+            weight.copy_(mine[key]) if fresh or decay == 0.0 else weight.lerp_(mine[key], 1 - decay)
+
+    def _add(self, name: str) -> None:
+        self._base.discard(name)
+        if name in self._names:
+            return
+        self._names.add(name)
+        with torch.random.fork_rng(devices=[]):  # peft draws initial values; they are overwritten
+            for layer in lora_layers(self.module):
+                # the layer's own way of making an adapter: same rank, scale and place as the policy's
+                rank, alpha = layer.r[POLICY], layer.lora_alpha[POLICY]
+                layer.update_layer(name, r=rank, lora_alpha=alpha, config=LoraConfig(r=rank))
+                for weights in (layer.lora_A, layer.lora_B):
+                    weights[name].to(torch.float32).requires_grad_(False)
+                layer.set_adapter(POLICY)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._base or name in self._names
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[None]:
+        layers = lora_layers(self.module)
+        if name not in self:
+            raise KeyError(name)
+        for layer in layers:
+            if name in self._base:
+                layer.enable_adapters(False)
+            else:
+                layer.set_adapter(name, inference_mode=True)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.enable_adapters(True)
+                layer.set_adapter(POLICY)
+
+    def state_dict(self) -> dict[str, Any]:
+        kept = {name: {k: w.detach() for k, w in self._weights(name).items()} for name in sorted(self._names)}
+        return {"base": sorted(self._base), "adapters": kept}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._base = set(state["base"])
+        for name, weights in state["adapters"].items():
+            self._add(name)
+            for key, weight in self._weights(name).items():
+                weight.copy_(weights[key])

@@ -1,0 +1,20 @@
+"""Small things that the ways of tuning share."""
+
+from typing import Any
+
+from torch import nn
+
+
+class TuningError(ValueError):
+    """The recipe would not train what it says it trains."""
+
+
+def denoisers(module: nn.Module) -> list[nn.Module]:
+    """The networks inside: one, or the experts of a mixture."""
+    return list(module.children()) if isinstance(module, nn.ModuleDict) else [module]
+
+
+def require(thing: Any, attribute: str, setting: str) -> Any:
+    if not hasattr(thing, attribute):
+        raise TuningError(f"{setting}: {type(thing).__name__} has no {attribute}; leave the setting out for this model")
+    return getattr(thing, attribute)

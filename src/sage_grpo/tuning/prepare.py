@@ -1,0 +1,66 @@
+"""A loaded model made ready for training: what is trained, in which precision, with which savings of memory."""
+
+import re
+
+import torch
+from torch import nn
+
+from sage_grpo.config import TuningConfig
+from sage_grpo.core.anchors import CopyBank
+from sage_grpo.core.protocols import VideoModel, WeightsBank
+from sage_grpo.tuning.parts import TuningError, denoisers, require
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def storage_dtype(config: TuningConfig) -> torch.dtype:
+    """Of the checkpoint as it is loaded: weights that will be trained are kept in float32."""
+    return torch.float32 if config.mode == "full" else DTYPES[config.precision]
+
+
+def prepare(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
+    if config.mode == "lora":
+        try:
+            from sage_grpo.tuning.lora import add_lora  # noqa: PLC0415 - peft is an extra
+        except ModuleNotFoundError as error:
+            raise TuningError(f"tuning.mode: lora needs {error.name}: pip install 'sage-grpo[models]'") from error
+        add_lora(model, config, seed)
+    else:
+        freeze_unused(model)
+    if config.precision != "float32":
+        require(model, "autocast_dtype", "tuning.precision")
+        model.autocast_dtype = DTYPES[config.precision]  # type: ignore[attr-defined]
+    for part in denoisers(model.module):
+        if config.gradient_checkpointing:
+            require(part, "enable_gradient_checkpointing", "tuning.gradient_checkpointing")()
+        if config.attention:
+            set_attention(part, config.attention)
+        if config.compile:
+            require(part, "compile_repeated_blocks", "tuning.compile")(fullgraph=True, backend=config.compile)
+    if config.vae_tiling:
+        require(getattr(model, "pipe", model), "vae", "tuning.vae_tiling").enable_tiling()
+
+
+def freeze_unused(model: VideoModel) -> None:
+    """Parameters that never get a gradient would have no optimizer state, and a checkpoint would not load."""
+    for name, parameter in model.module.named_parameters():
+        if any(re.search(pattern, name) for pattern in getattr(model, "unused", ())):
+            parameter.requires_grad_(False)
+
+
+def set_attention(part: nn.Module, backend: str) -> None:
+    try:
+        require(part, "set_attention_backend", "tuning.attention")(backend)
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise TuningError(
+            f"tuning.attention={backend!r} cannot be used here: {error}; leave it out for native"
+        ) from error
+
+
+def make_bank(module: nn.Module) -> WeightsBank:
+    """Adapters where there are adapters, copies of the trained weights elsewhere."""
+    if any(".lora_A." in name for name, _ in module.named_parameters()):
+        from sage_grpo.tuning.lora import LoraBank  # noqa: PLC0415 - peft is an extra
+
+        return LoraBank(module)
+    return CopyBank(module)

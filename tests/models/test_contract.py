@@ -1,0 +1,277 @@
+"""Every adapter in the folder keeps the contract, found by discovery; and the contract sees planted faults."""
+
+import math
+
+import diffusers as df
+import pytest
+import torch
+from PIL import Image
+
+from sage_grpo.build import MODELS
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.rollout import sample
+from sage_grpo.math.kernels import kernel_table
+from sage_grpo.models import contract
+from sage_grpo.models.base import ModelError, read_image
+from sage_grpo.models.hunyuan15 import HunyuanVideo15, HunyuanVideo15ImageToVideo
+from sage_grpo.models.ltx import LTXVideoImageToVideo
+from sage_grpo.models.wan import Wan, Wan22, Wan22SmallImageToVideo
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    made = {}
+
+    def get(adapter):
+        if adapter not in made:
+            made[adapter] = contract.make_checkpoint(adapter, tmp_path_factory.mktemp(adapter.__name__))
+        return made[adapter]
+
+    return get
+
+
+@pytest.mark.parametrize("check", contract.CHECKS, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("guided", [True, False], ids=["guided", "unguided"])
+@pytest.mark.parametrize("adapter", contract.adapters(), ids=lambda a: a.__name__)
+def test_contract(adapter, guided, check, checkpoint):
+    check(contract.load(adapter, checkpoint(adapter), guided=guided))
+
+
+def test_every_adapter_has_a_name_in_recipes():
+    targets = {target.split(":")[1] for target in MODELS.values()}
+    assert {adapter.__name__ for adapter in contract.adapters()} <= targets
+    tasks = {adapter.needs_image for adapter in contract.adapters()}
+    assert tasks == {True, False}
+
+
+FAULTS = {
+    "sign": (lambda v, x: -v, contract.check_pipeline),
+    "scale": (lambda v, x: 1.01 * v, contract.check_pipeline),
+    "zero": (lambda v, x: 0 * v, contract.check_pipeline),
+    "predicts noise, not velocity": (lambda v, x: v + x, contract.check_pipeline),
+    "mixes samples": (lambda v, x: v + 0.01 * v.mean(0, keepdim=True), contract.check_batch),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_contract_sees_a_wrong_velocity(fault, checkpoint):
+    damage, check = FAULTS[fault]
+
+    class Wrong(Wan):
+        def predict(self, x, sigma, inputs):
+            return damage(super().predict(x, sigma, inputs), x)
+
+    with pytest.raises(AssertionError):
+        check(contract.load(Wrong, checkpoint(Wan)))
+
+
+class Deaf(Wan):
+    def embed_text(self, text):
+        return super().embed_text("")
+
+
+class WrongTimes(Wan):
+    def timestep(self, sigma):
+        return sigma
+
+
+class ForgetsUnused(HunyuanVideo15):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.unused = ()
+
+
+class FreezesTooMuch(Wan):
+    unused = (r"ffn\.net",)
+
+
+class Dark(Wan):
+    def to_pixels(self, x0):
+        return super().to_pixels(x0) * 0.5
+
+
+class Restless(Wan):
+    def predict(self, x, sigma, inputs):
+        return super().predict(x, sigma, inputs) + 1e-3 * torch.randn_like(x)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "base", "check"),
+    [
+        (Deaf, Wan, contract.check_guidance),
+        (WrongTimes, Wan, contract.check_pipeline),
+        (ForgetsUnused, HunyuanVideo15, contract.check_gradients),
+        (FreezesTooMuch, Wan, contract.check_gradients),
+        (Dark, Wan, contract.check_decode),
+        (Restless, Wan, contract.check_seeds),
+    ],
+    ids=lambda value: value.__name__,
+)
+def test_contract_sees_a_broken_adapter(adapter, base, check, checkpoint):
+    with pytest.raises(AssertionError):
+        check(contract.load(adapter, checkpoint(base)))
+
+
+class WholeTimes(Wan):
+    """UniPC rounds timesteps to integers."""
+
+    def times(self, x, sigma, inputs):
+        return self.timestep(sigma).long()
+
+
+def test_wan_equals_its_own_scheduler_at_first_order(checkpoint):
+    """Wan ships with UniPC; at order 1 without corrector it is the same ODE step as ours."""
+    model, steps, key = contract.load(WholeTimes, checkpoint(Wan)), 6, ("unipc",)
+    model.pipe.scheduler = df.UniPCMultistepScheduler.from_config(
+        model.pipe.scheduler.config, solver_order=1, disable_corrector=list(range(steps))
+    )
+    prompt = contract.prompts_for(model)[0]
+    noise = contract.keyed_noise(model.latent_shape(prompt), [(*key, "initial")], model.device)
+    expected = model.pipe(
+        prompt.text, "blurry", model.height, model.width, model.frames, steps, contract.SCALE, latents=noise,
+        output_type="latent", return_dict=False, max_sequence_length=model.text_tokens,
+    )[0]  # fmt: skip
+    table = kernel_table("ode", model.pipe.scheduler.sigmas.double(), 0.0)
+    got = sample(model, [prompt], table, [key], [key]).x0
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_experts_share_the_work_by_noise(checkpoint):
+    model, seen = contract.load(Wan22, checkpoint(Wan22)), []
+    for name in ("transformer", "transformer_2"):
+        getattr(model.pipe, name).register_forward_hook(lambda m, a, o, name=name: seen.append(name))
+    prompts = contract.prompts_for(model)
+    x = torch.zeros(2, *model.latent_shape(prompts[0]))
+    model.guidance_scale = 1.0
+    model.velocity(x, torch.tensor([0.95, 0.95]), model.encode(prompts))
+    model.velocity(x, torch.tensor([0.5, 0.5]), model.encode(prompts))
+    model.velocity(x, torch.tensor([0.95, 0.5]), model.encode(prompts))
+    assert seen == ["transformer", "transformer_2", "transformer", "transformer_2"]
+    assert len(list(model.module.children())) == 2
+    assert len(model.shard_blocks) == 4
+
+
+def test_second_expert_has_its_own_guidance(checkpoint):
+    model = contract.load(Wan22, checkpoint(Wan22), guidance_scale_2=1.5)
+    positive, negative = torch.ones(2, 1, 1, 1, 1), torch.zeros(2, 1, 1, 1, 1)
+    assert model.guide(positive, negative, torch.tensor([0.9, 0.5])).flatten().tolist() == [contract.SCALE, 1.5]
+
+
+@pytest.mark.parametrize("adapter", [LTXVideoImageToVideo, Wan22SmallImageToVideo])
+def test_given_frame_is_in_the_result_and_carries_no_gradient(adapter, checkpoint):
+    model = contract.load(adapter, checkpoint(adapter))
+    prompt = contract.prompts_for(model)[:1]
+    table = kernel_table("sage", torch.tensor([1.0, 0.6, 0.3, 0.0], dtype=torch.float64), 0.5)
+    table = table.ode_outside(table.sigma_next > 0)
+    trajectory = sample(model, prompt, table, [("a",)], [("a",)])
+    first = trajectory.condition["first_frame"]
+    start = trajectory.x0[:, : first.shape[1]] if first.dim() == 3 else trajectory.x0[:, :, :1]
+    torch.testing.assert_close(start, first, rtol=0, atol=1e-5)
+
+
+def test_hunyuan_has_the_token_counts_of_the_real_model():
+    """21 latent frames at 81 frames; sides divided by 16."""
+    sizes = {(352, 624): 18_018, (480, 848): 33_390, (720, 1280): 75_600}
+    model = HunyuanVideo15(HunyuanVideo15.tiny(), frames=81, height=352, width=624)
+    for (model.height, model.width), tokens in sizes.items():
+        assert math.prod(model.latent_shape(Prompt(""))[1:]) == tokens
+
+
+@pytest.mark.parametrize(("target", "size"), [(640, (480, 848)), (960, (720, 1280))])
+def test_hunyuan_480p_and_720p_checkpoints_know_their_size(target, size):
+    pipe = HunyuanVideo15.tiny()
+    pipe.target_size = target
+    model = HunyuanVideo15(pipe)
+    assert (model.height, model.width, model.frames) == (*size, 121)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"frames": 6}, "model.frames=6 must be a multiple of 4 plus 1; use 5"),
+        ({"height": 40}, "model.height=40 must be a multiple of 16; use 32"),
+    ],
+)
+def test_sizes_are_checked_with_the_nearest_fix(settings, message, checkpoint):
+    with pytest.raises(ModelError, match=message):
+        contract.load(HunyuanVideo15, checkpoint(HunyuanVideo15), **settings)
+
+
+def test_wrong_checkpoint_is_named(checkpoint, tmp_path):
+    with pytest.raises(ModelError, match=r"Wan22.*wan2\.2 for 2\.2 A14B"):
+        contract.load(Wan22, checkpoint(Wan))
+    with pytest.raises(ModelError, match="is not a WanPipeline checkpoint"):
+        contract.load(Wan, str(tmp_path))
+
+
+def test_stateful_guider_is_refused(checkpoint):
+    pipe = HunyuanVideo15.tiny()
+    pipe.guider = df.AdaptiveProjectedGuidance(guidance_scale=6.0)
+    with pytest.raises(ModelError, match="AdaptiveProjectedGuidance"):
+        HunyuanVideo15(pipe, **HunyuanVideo15.tiny_options)
+
+
+def test_guider_rescale_is_that_of_the_checkpoint(checkpoint):
+    """The checkpoint's own formula is used, not only its scale."""
+    model = contract.load(HunyuanVideo15, checkpoint(HunyuanVideo15))
+    model.pipe.guider = model.pipe.guider.new(guidance_rescale=0.7)
+    contract.check_pipeline(model)
+
+
+def test_images_come_from_files_objects_and_bytes(tmp_path):
+    Image.new("RGB", (4, 4), "red").save(tmp_path / "a.png")
+    for value in (str(tmp_path / "a.png"), {"bytes": (tmp_path / "a.png").read_bytes()}, Image.new("L", (4, 4))):
+        assert read_image(Prompt("x", {"image": value})).mode == "RGB"
+    for value, message in ((None, "needs a column `image`"), (str(tmp_path / "b.png"), "cannot be read")):
+        with pytest.raises(ModelError, match=message):
+            read_image(Prompt("x", {"image": value}))
+
+
+def test_embeddings_are_made_once_and_found_by_content(checkpoint, tmp_path):
+    path = checkpoint(HunyuanVideo15ImageToVideo)
+    model = contract.load(HunyuanVideo15ImageToVideo, path, conditions=tmp_path)
+    prompts = contract.prompts_for(model)
+    first = model.encode([*prompts, *prompts])
+    assert model.conditions.made == 5  # two texts, two images, one negative text
+    again = contract.load(HunyuanVideo15ImageToVideo, path, conditions=tmp_path)
+    again.pipe.text_encoder = again.pipe.image_encoder = again.pipe.text_encoder_2 = None  # not needed any more
+    again._fingerprint = model._fingerprint
+    second = again.encode([*prompts, *prompts])
+    assert again.conditions.made == 0
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+    other = contract.load(HunyuanVideo15ImageToVideo, path, conditions=tmp_path)
+    with torch.no_grad():
+        next(other.pipe.text_encoder.parameters()).add_(1.0)
+    other.encode(prompts)
+    assert other.conditions.made == 5  # another encoder, other embeddings
+
+
+def test_half_a_file_is_made_again(checkpoint, tmp_path):
+    model = contract.load(Wan, checkpoint(Wan), conditions=tmp_path)
+    prompts = contract.prompts_for(model)
+    expected = model.encode(prompts)
+    for path in tmp_path.rglob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:40])
+    model.conditions.recent.clear()
+    got = model.encode(prompts)
+    assert torch.equal(got["text"], expected["text"])
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_encoders_and_decoder_only_visit_the_device(checkpoint):
+    """Without an accelerator here, the moves themselves are watched."""
+    model, moves = contract.load(Wan, checkpoint(Wan)), []
+    for name in ("text_encoder", "vae", "transformer"):
+        part = getattr(model.pipe, name)
+        part.to = lambda device, name=name: moves.append((name, str(device)))
+    meta = torch.device("meta")
+    model.place(model.device, parking=meta)
+    assert moves == [("transformer", "cpu"), ("text_encoder", "meta"), ("vae", "meta")]
+    moves.clear()
+    prompts = contract.prompts_for(model)
+    model.encode(prompts[:1])
+    assert moves[:2] == [("text_encoder", "cpu"), ("text_encoder", "meta")]
+    moves.clear()
+    model.decode(torch.zeros(1, *model.latent_shape(prompts[0])))
+    assert moves == [("vae", "cpu"), ("vae", "meta")]
