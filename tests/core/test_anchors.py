@@ -52,9 +52,9 @@ def test_no_anchor_makes_no_copy_and_no_forward():
     model.velocity = lambda *a: (calls.append(torch.is_grad_enabled()), inner(*a))[1]
     loop, seen = make_loop(make_config(kl={"anchor": "none"}), model=model)
     loop.iterate()
-    gate = 3 * 2
+    gate, probe = 3 * 2, 1
     assert calls.count(False) == 6  # the rollout alone
-    assert calls.count(True) == gate + 5
+    assert calls.count(True) == gate + probe + 5
     assert loop.bank.state_dict() == {}
     assert seen.updates[0].mean("kl_anchor") == 0
 

@@ -46,6 +46,7 @@ class PolicyConfig(Settings):
     prompts_per_iteration: int = Field(4, ge=1)
     num_generations: int = Field(4, ge=2, description="rollouts of each prompt: the group")
     batch_size: int = Field(2, ge=1, description="videos in one forward pass, in rollout and replay alike")
+    replay_timesteps: int = Field(1, ge=1, description="timesteps of a batch that share one replay pass")
     num_iterations: int = Field(1, ge=1, description="passes over each rollout")
     num_minibatches: int = Field(1, ge=1, description="optimizer updates in a pass: the timesteps are split")
     timestep_fraction: float = Field(1.0, gt=0, le=1, description="share of the stochastic steps trained on")

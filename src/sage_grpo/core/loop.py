@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.anchors import ANCHOR, CopyBank, anchor_is_due
+from sage_grpo.core.checks import check_replay, check_training
 from sage_grpo.core.protocols import (
     Comm,
     Prompt,
@@ -19,7 +20,7 @@ from sage_grpo.core.protocols import (
     WeightsBank,
 )
 from sage_grpo.core.rollout import Key, Trajectory, keyed_rng, sample
-from sage_grpo.core.update import Batch, UpdateResult, check_replay, trained_steps, update
+from sage_grpo.core.update import Batch, UpdateResult, trained_steps, update
 from sage_grpo.math.advantage import group_advantages, weighted_reward
 from sage_grpo.math.controller import KLRule, KLWeight, initial_weight, next_weight
 from sage_grpo.math.equalizer import equalizer
@@ -72,7 +73,7 @@ class Loop:
         self.kl_weight = initial_weight(self.rule)
         self.iteration = self.updates = 0
         self.stop_reason: str | None = None
-        self._replay_checked = False
+        self._checked = False
         self.table = self._full_table()
         # From the full table, not the window: a window that moves must not change a step's weight.
         self.equalizer = equalizer(self.table) if config.policy.equalizer else self.table.stochastic.double()
@@ -140,9 +141,10 @@ class Loop:
         policy, group = self.config.policy, self.config.policy.num_generations
         table = self.window()
         rollouts = self.rollout(table)
-        if not self._replay_checked:
-            check_replay(self.model, rollouts.trajectories[0], table)
-            self._replay_checked = True
+        if not self._checked:
+            check_replay(self.model, rollouts.trajectories[0], table, policy.replay_timesteps)
+            check_training(self.model, rollouts.trajectories[0], table, self.config)
+            self._checked = True
         scores, valid = self.score(rollouts)
         self._tell("on_rollout", rollouts, scores, valid)
         reward, ok = (x.view(-1, group) for x in weighted_reward(scores, valid, policy.reward_weights))
@@ -165,14 +167,15 @@ class Loop:
             Batch(t, advantage.flatten()[c].to(t.x0.device), used.flatten()[c].to(t.x0.device))
             for t, c in zip(rollouts.trajectories, cut, strict=True)
         ]
-        results = []
+        results: list[UpdateResult] = []
         for epoch in range(self.config.policy.num_iterations):
             for steps in trained_steps(list(rollouts.trajectories[0].transitions), self.config, self.iteration, epoch):
                 if anchor_is_due(self.config.kl, self.updates):
                     self.bank.save(ANCHOR)
                 results.append(
                     update(self.model, batches, steps, table, self.equalizer, self.kl_weight.value, self.config,
-                           optimizer=self.optimizer, bank=self.bank, comm=self.comm, samples=int(used.sum()))
+                           optimizer=self.optimizer, bank=self.bank, comm=self.comm, samples=int(used.sum()),
+                           fresh=not any(r.stepped for r in results))
                 )  # fmt: skip
                 if results[-1].stepped:
                     self.updates += 1

@@ -1,6 +1,6 @@
 """Sample videos along a kernel's table, and keep what replaying the stochastic steps needs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -42,11 +42,24 @@ class Trajectory:
     condition: Condition
     transitions: dict[int, Transition]
     x0: Tensor
+    circumstances: Mapping[str, str]
 
 
 def velocity_at(model: VideoModel, x: Tensor, sigma: float, condition: Condition) -> Tensor:
     """The one way the network is asked, in rollout, replay and reference alike."""
     return model.velocity(x, x.new_full((len(x),), sigma), condition)
+
+
+def circumstances(model: VideoModel, x: Tensor) -> dict[str, str]:
+    """How the network is asked: what must be the same in rollout and replay."""
+    weights, kind = next(model.module.parameters()), x.device.type
+    autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    own = ("guidance_scale", "negative_prompt", "autocast_dtype")
+    return {
+        "batch shape": str(tuple(x.shape)),
+        "dtype": f"{x.dtype}, weights {weights.dtype}, autocast {autocast}",
+        "mode": "train" if model.module.training else "eval",
+    } | {name: str(getattr(model, name)) for name in own if hasattr(model, name)}
 
 
 @torch.no_grad()
@@ -70,4 +83,4 @@ def sample(
             transitions[t] = Transition(x, v, noise)
             following = following + s * noise
         x = following
-    return Trajectory(condition, transitions, x)
+    return Trajectory(condition, transitions, x, circumstances(model, x))

@@ -10,7 +10,7 @@ from torch import Tensor
 from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.anchors import ANCHOR
 from sage_grpo.core.protocols import Comm, VideoModel, WeightsBank
-from sage_grpo.core.rollout import Trajectory, keyed_rng, velocity_at
+from sage_grpo.core.rollout import Trajectory, keyed_rng
 from sage_grpo.math.gaussian import kl, log_ratio, pull
 from sage_grpo.math.kernels import Table
 from sage_grpo.math.objective import clipped, dual_kl, sage_loss, surrogate, velocity_gradient
@@ -49,9 +49,34 @@ def trained_steps(steps: Sequence[int], config: AlgorithmConfig, *key: int | str
     return [[steps[i] for i in order[part :: policy.num_minibatches]] for part in range(policy.num_minibatches)]
 
 
-def _velocity(model: VideoModel, trajectory: Trajectory, step: int, table: Table) -> Tensor:
-    x = trajectory.transitions[step].x
-    return velocity_at(model, x, table.sigma[step].item(), trajectory.condition)
+def velocities(model: VideoModel, trajectory: Trajectory, steps: Sequence[int], table: Table) -> list[Tensor]:
+    """The network at several steps of a trajectory, in one forward pass: one step alone is asked as in the rollout."""
+    x = torch.cat([trajectory.transitions[step].x for step in steps])
+    sigma = table.sigma[list(steps)].to(x).repeat_interleave(len(trajectory.x0))
+    condition = {name: torch.cat([value] * len(steps)) for name, value in trajectory.condition.items()}
+    return list(torch.split(model.velocity(x, sigma, condition), len(trajectory.x0)))
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What one timestep of a batch contributes, a number a sample."""
+
+    logs: Tensor
+    surrogate: Tensor
+    position: Tensor
+    previous: Tensor
+    penalty: Tensor
+
+
+def terms(
+    v: Tensor, old: Tensor, noise: Tensor, anchor: Tensor | None, advantage: Tensor, k: float, config: AlgorithmConfig
+) -> Terms:
+    policy, trust = config.policy, config.kl
+    logs = log_ratio(v, old, noise, k, policy.reduction)
+    previous = kl(v, old, k, policy.reduction)
+    position = torch.zeros_like(previous) if anchor is None else kl(v, anchor, k, policy.reduction)
+    penalty = dual_kl(position, previous, trust.beta_position, trust.beta_velocity)
+    return Terms(logs, surrogate(logs, advantage, policy.clip), position, previous, penalty)
 
 
 def update(
@@ -67,39 +92,40 @@ def update(
     bank: WeightsBank,
     comm: Comm,
     samples: int,
+    fresh: bool = False,
 ) -> UpdateResult:
     """One optimizer update over `steps` of all batches; `samples` counts those of weight 1 on all ranks.
 
     The loss is a mean over samples and timesteps, so neither masks nor batching change its scale. If the
-    loss or the gradient is not finite on any rank, no rank steps.
+    loss or the gradient is not finite on any rank, no rank steps. `fresh` weights are those of the rollout:
+    its velocities are then the network's own, even where timesteps share a pass and rounding differs.
     """
-    policy, trust = config.policy, config.kl
-    items = [(step, batch) for step in steps for batch in batches]
-    anchored = trust.anchor != "none"
+    policy, size = config.policy, config.policy.replay_timesteps
+    items = [(list(steps[i : i + size]), batch) for i in range(0, len(steps), size) for batch in batches]
+    anchored = config.kl.anchor != "none"
     with torch.no_grad(), bank.using(ANCHOR) if anchored else nullcontext():
-        anchor = [_velocity(model, b.trajectory, t, table) if anchored else None for t, b in items]
+        anchors = [velocities(model, b.trajectory, chunk, table) if anchored else None for chunk, b in items]
 
     optimizer.zero_grad(set_to_none=True)
     scale = comm.world / (samples * len(steps))  # ranks average their gradients
     totals = torch.zeros(len(steps), len(COLUMNS), dtype=torch.float64)
-    for (step, batch), v_anchor in zip(items, anchor, strict=True):
-        k, taken = table.k[step].item(), batch.trajectory.transitions[step]
-        v = _velocity(model, batch.trajectory, step, table)
-        logs = log_ratio(v, taken.velocity, taken.noise, k, policy.reduction)
-        previous = kl(v, taken.velocity, k, policy.reduction)
-        position = torch.zeros_like(previous) if v_anchor is None else kl(v, v_anchor, k, policy.reduction)
-        penalty = dual_kl(position, previous, trust.beta_position, trust.beta_velocity)
-        policy_loss = surrogate(logs, batch.advantage, policy.clip)
-        loss = sage_loss(policy_loss, equalizer[step].item(), kl_weight, penalty)
-        (scale * (loss * batch.weight).sum()).backward()  # type: ignore[no-untyped-call]
-        held = clipped(logs, batch.advantage, policy.clip)
-        with torch.no_grad():  # before equalizing; times equalizer[step] it is what the network gets
-            force = pull(v, taken.velocity, taken.noise, k, policy.reduction)
-            gradient = velocity_gradient(logs, batch.advantage, policy.clip, force)
-        ones = torch.ones_like(loss)
-        seen = (ones, loss, logs.double().exp(), logs.square(), held, position, previous, penalty, gradient)
-        row = torch.stack([(column.detach().double() * batch.weight).sum() for column in seen])
-        totals[steps.index(step)] += row.cpu()
+    for (chunk, batch), reference in zip(items, anchors, strict=True):
+        losses = []
+        for i, v in enumerate(velocities(model, batch.trajectory, chunk, table)):
+            step, k, taken = chunk[i], table.k[chunk[i]].item(), batch.trajectory.transitions[chunk[i]]
+            old = v.detach() if fresh and len(chunk) > 1 else taken.velocity
+            t = terms(v, old, taken.noise, reference[i] if reference else None, batch.advantage, k, config)
+            loss = sage_loss(t.surrogate, equalizer[step].item(), kl_weight, t.penalty)
+            losses.append((loss * batch.weight).sum())
+            held = clipped(t.logs, batch.advantage, policy.clip)
+            with torch.no_grad():  # before equalizing; times equalizer[step] it is what the network gets
+                force = pull(v, old, taken.noise, k, policy.reduction)
+                gradient = velocity_gradient(t.logs, batch.advantage, policy.clip, force)
+            ones, ratio = torch.ones_like(loss), t.logs.double().exp()
+            seen = (ones, loss, ratio, t.logs.square(), held, t.position, t.previous, t.penalty, gradient)
+            row = torch.stack([(column.detach().double() * batch.weight).sum() for column in seen])
+            totals[steps.index(step)] += row.cpu()
+        (scale * torch.stack(losses).sum()).backward()  # type: ignore[no-untyped-call]
 
     norm = comm.clip_grad_norm((p for p in model.module.parameters() if p.requires_grad), policy.max_grad_norm)
     totals = comm.mean(totals)
@@ -109,31 +135,3 @@ def update(
     optimizer.zero_grad(set_to_none=True)
     means = (totals / totals[:, :1]).T.tolist()
     return UpdateResult(stepped, norm.item(), tuple(steps), dict(zip(COLUMNS, means, strict=True)))
-
-
-class ReplayError(RuntimeError):
-    """Replaying a rollout with unchanged weights did not give the rollout's own velocities."""
-
-
-def check_replay(model: VideoModel, trajectory: Trajectory, table: Table) -> None:
-    """The step-0 gate: with unchanged weights every log-ratio is exactly 0, or the run must not start."""
-
-    def replay(step: int) -> Tensor:
-        return _velocity(model, trajectory, step, table).detach()
-
-    steps = list(trajectory.transitions)
-    for step in (steps[0], steps[len(steps) // 2], steps[-1]):
-        first, second = replay(step), replay(step)
-        off = (first.float() - trajectory.transitions[step].velocity.float()).abs().max().item()
-        if off == 0:
-            continue
-        cause = (
-            "the network answers differently each time: switch off dropout and other random layers"
-            if not torch.equal(first, second)
-            else "the network is deterministic but was not asked alike: compare dtype or autocast, "
-            "train/eval mode and guidance of rollout and replay"
-        )
-        raise ReplayError(
-            f"replaying step {step} with unchanged weights moves the velocity by up to {off:.3g} "
-            f"(must be exactly 0, or the importance ratio is not 1 before the first update): {cause}"
-        )

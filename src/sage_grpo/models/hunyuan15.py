@@ -88,6 +88,8 @@ class HunyuanVideo15(DiffusersModel):
         return out
 
     def guide(self, positive: Tensor, negative: Tensor, sigma: Tensor) -> Tensor:
+        if self.pipe.guider.guidance_scale != self.guidance_scale:
+            self.pipe.guider = self.pipe.guider.new(guidance_scale=self.guidance_scale)
         out: Tensor = self.pipe.guider.forward(positive, negative).pred  # its own formulation and rescaling
         return out
 

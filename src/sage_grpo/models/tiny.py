@@ -20,7 +20,7 @@ def unigram_tokenizer(length: int) -> Any:
 
 
 def clip_tokenizer(length: int) -> Any:
-    words = ["<|startoftext|>", "<|endoftext|>", *pre_tokenizers.ByteLevel.alphabet()]
+    words = ["<|startoftext|>", "<|endoftext|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     vocabulary = {word: i for i, word in enumerate([*words, *(f"{word}</w>" for word in words[2:])])}
     return hf.CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=length)
 

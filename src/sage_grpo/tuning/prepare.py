@@ -35,10 +35,21 @@ def prepare(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
             require(part, "enable_gradient_checkpointing", "tuning.gradient_checkpointing")()
         if config.attention:
             set_attention(part, config.attention)
-        if config.compile:
-            require(part, "compile_repeated_blocks", "tuning.compile")(fullgraph=True, backend=config.compile)
+    if config.compile:
+        compile_blocks(model, config.compile)
     if config.vae_tiling:
         require(getattr(model, "pipe", model), "vae", "tuning.vae_tiling").enable_tiling()
+
+
+def compile_blocks(model: VideoModel, backend: str) -> None:
+    """The repeated blocks alone: one small graph, compiled once. A graph break is an error."""
+    for part in denoisers(model.module):
+        if getattr(part, "_repeated_blocks", None):
+            require(part, "compile_repeated_blocks", "tuning.compile")(fullgraph=True, backend=backend)
+        else:
+            inside = {id(layer) for layer in part.modules()}
+            for block in (block for block in model.shard_blocks if id(block) in inside):
+                block.compile(fullgraph=True, backend=backend)
 
 
 def freeze_unused(model: VideoModel) -> None:

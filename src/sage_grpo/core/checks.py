@@ -1,0 +1,130 @@
+"""What is checked before a run trains: replay equals rollout, and a gradient reaches what is to be trained."""
+
+import re
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sage_grpo.config import AlgorithmConfig
+from sage_grpo.core.protocols import VideoModel
+from sage_grpo.core.rollout import Trajectory, circumstances, velocity_at
+from sage_grpo.core.update import terms, velocities
+from sage_grpo.math.kernels import Table
+
+ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 5e-3}  # of the largest velocity
+
+
+class ReplayError(RuntimeError):
+    """Replaying a rollout with unchanged weights did not give the rollout's own velocities."""
+
+
+class SilentTraining(RuntimeError):
+    """Something that the recipe says is trained would not be."""
+
+
+def check_replay(model: VideoModel, trajectory: Trajectory, table: Table, together: int = 1) -> None:
+    """The step-0 gate: with unchanged weights every log-ratio is exactly 0, or the run must not start.
+
+    Timesteps that share a pass (`together`) may differ by rounding; the update then takes its own velocities for old.
+    """
+    stored = list(trajectory.transitions)
+    chosen = sorted({0, len(stored) // 2, max(len(stored) - together, 0)})
+    for steps in ([*stored[i : i + together]] for i in chosen):
+        first, second = (torch.cat([v.detach() for v in velocities(model, trajectory, steps, table)]) for _ in "ab")
+        expected = torch.cat([trajectory.transitions[step].velocity for step in steps])
+        off = (first.float() - expected.float()).abs().max().item()
+        limit = ROUNDING.get(first.dtype, 0.0) * expected.float().abs().max().item() if len(steps) > 1 else 0.0
+        if off > limit:
+            raise ReplayError(
+                f"replaying step {steps[0]} with unchanged weights moves the velocity by up to {off:.3g} (must be "
+                f"{'within rounding' if limit else 'exactly 0'}, or the importance ratio is not 1 before the first "
+                f"update): {_cause(model, trajectory, torch.equal(first, second))}"
+            )
+
+
+def _cause(model: VideoModel, trajectory: Trajectory, steady: bool) -> str:
+    x = next(iter(trajectory.transitions.values())).x
+    now, then = circumstances(model, x), trajectory.circumstances
+    changed = [f"{name} was {then[name]} in the rollout and is {now[name]} in the replay" for name in now
+               if now[name] != then[name]]  # fmt: skip
+    if not steady:
+        random = [name for name, m in model.module.named_modules() if "Drop" in type(m).__name__ and m.training]
+        where = f" ({', '.join(random[:3])})" if random else ""
+        changed.append(f"the network answers differently each time: switch off dropout and other random layers{where}")
+    return "; ".join(changed) or (
+        "the network is deterministic but was not asked alike: compare autocast, caches and what "
+        "the model keeps between calls"
+    )
+
+
+def check_training(model: VideoModel, trajectory: Trajectory, table: Table, config: AlgorithmConfig) -> None:
+    """Probe the way from the loss to every trained parameter, and name where it is cut."""
+    trained = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
+    if not trained:
+        raise SilentTraining("nothing is trained: every parameter of the model is frozen (requires_grad is False)")
+    uneven = _uneven_blocks(model.shard_blocks, model.module, getattr(model, "unused", ()))
+    if uneven:
+        raise SilentTraining(uneven)
+    steps = list(trajectory.transitions)
+    taken, k = trajectory.transitions[steps[0]], table.k[steps[0]].item()
+    (v,) = velocities(model, trajectory, steps[:1], table)
+    if not v.requires_grad:
+        raise SilentTraining("the velocity has no gradient: look for no_grad or detach in the model's velocity()")
+    _check_loss(v.detach().requires_grad_(True), taken.noise, k, config)
+    torch.autograd.backward((v * taken.noise).mean())
+    if any(p.grad is None for p in trained.values()):  # a mixture has another expert at the other end of the noise
+        late = velocity_at(model, taken.x, table.sigma[-1].item(), trajectory.condition)
+        torch.autograd.backward((late * taken.noise).mean())
+    cut = [name for name, p in trained.items() if p.grad is None]
+    dead = not any(bool(p.grad.any()) for p in trained.values() if p.grad is not None)
+    model.module.zero_grad(set_to_none=True)
+    if cut or dead:
+        names = ", ".join((cut or list(trained))[:3])
+        raise SilentTraining(
+            f"{len(cut) or len(trained)} of {len(trained)} trained parameters get no gradient: {names}; "
+            "freeze them (an adapter names them in `unused`), or look for what cuts them off"
+        )
+
+
+def _check_loss(v: Tensor, noise: Tensor, k: float, config: AlgorithmConfig) -> None:
+    """Every part of the loss pulls at the velocity; the references stand a little aside, where no part is 0."""
+    aside, ones = v.detach() + 0.1, torch.ones(len(v), device=v.device)
+    at_old = terms(v, v.detach(), noise, None, ones, k, config)
+    apart = terms(v, aside, noise, aside, ones, k, config)
+    parts = {"the policy loss": at_old.surrogate}
+    if config.kl.high > 0 and config.kl.anchor != "none" and config.kl.beta_position > 0:
+        parts["the KL to the anchor"] = apart.position
+    if config.kl.high > 0 and config.kl.beta_velocity > 0:
+        parts["the KL to the previous policy"] = apart.previous
+    if config.kl.high > 0 and len(parts) > 1:
+        parts["the KL penalty"] = apart.penalty
+    for name, part in parts.items():
+        found = torch.autograd.grad(part.sum(), v, retain_graph=True)[0] if part.requires_grad else None
+        if found is None or not bool(found.any()):
+            raise SilentTraining(f"{name} has no gradient: it is computed under no_grad or from a detached velocity")
+
+
+def _uneven_blocks(blocks: Sequence[nn.Module], module: nn.Module, unused: Sequence[str]) -> str:
+    """Blocks of one kind train the same parameters; a block that was left out is named."""
+    places = {id(m): name for name, m in module.named_modules()}
+    by_kind: dict[type, list[nn.Module]] = {}
+    for block in blocks:
+        by_kind.setdefault(type(block), []).append(block)
+    for alike in by_kind.values():
+        trained = {n for block in alike for n, p in block.named_parameters() if p.requires_grad}
+        for block in alike:
+            mine = {n for n, p in block.named_parameters() if p.requires_grad}
+            there = {n for n, _ in block.named_parameters()} | {n for n, _ in block.named_modules()}
+            place = places.get(id(block), type(block).__name__)
+            lost = sorted(
+                n for n in trained - mine
+                if n.split(".lora_")[0] in there and not any(re.search(u, f"{place}.{n}") for u in unused)
+            )  # fmt: skip
+            if lost or not mine:
+                what = f"{lost[0]} and {len(lost) - 1} more parameters" if lost else "no parameter at all"
+                return (
+                    f"{place} does not train what the other {len(alike) - 1} blocks do: {what}; "
+                    "wrap or unfreeze every block alike"
+                )
+    return ""
