@@ -10,7 +10,7 @@ from torch import Tensor
 from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.anchors import ANCHOR
 from sage_grpo.core.protocols import Comm, VideoModel, WeightsBank
-from sage_grpo.core.rollout import Trajectory, keyed_rng
+from sage_grpo.core.rollout import Trajectory, keyed_rng, velocity_at
 from sage_grpo.math.gaussian import kl, log_ratio, pull
 from sage_grpo.math.kernels import Table
 from sage_grpo.math.objective import clipped, dual_kl, sage_loss, surrogate, velocity_gradient
@@ -50,7 +50,11 @@ def trained_steps(steps: Sequence[int], config: AlgorithmConfig, *key: int | str
 
 
 def velocities(model: VideoModel, trajectory: Trajectory, steps: Sequence[int], table: Table) -> list[Tensor]:
-    """The network at several steps of a trajectory, in one forward pass: one step alone is asked as in the rollout."""
+    """The network at several steps of a trajectory, in one forward pass."""
+    if len(steps) == 1:
+        return [
+            velocity_at(model, trajectory.transitions[steps[0]].x, table.sigma[steps[0]].item(), trajectory.condition)
+        ]
     x = torch.cat([trajectory.transitions[step].x for step in steps])
     sigma = table.sigma[list(steps)].to(x).repeat_interleave(len(trajectory.x0))
     condition = {name: torch.cat([value] * len(steps)) for name, value in trajectory.condition.items()}

@@ -68,7 +68,7 @@ class LoraBank:
     """A `WeightsBank` of adapters: no second model in memory, and none at all for the untouched policy."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
+        self.module, self._layers = module, lora_layers(module)
         self._base: set[str] = set()  # names that stand for the model without adapter
         self._names: set[str] = set()
 
@@ -81,7 +81,7 @@ class LoraBank:
         }
 
     def _untouched(self) -> bool:
-        return not any(bool(layer.lora_B[POLICY].weight.any()) for layer in lora_layers(self.module))
+        return not any(bool(layer.lora_B[POLICY].weight.any()) for layer in self._layers)
 
     @torch.no_grad()
     def save(self, name: str, decay: float = 0.0) -> None:
@@ -100,7 +100,7 @@ class LoraBank:
             return
         self._names.add(name)
         with torch.random.fork_rng(devices=[]):  # peft draws initial values; they are overwritten
-            for layer in lora_layers(self.module):
+            for layer in self._layers:
                 # the layer's own way of making an adapter: same rank, scale and place as the policy's
                 rank, alpha = layer.r[POLICY], layer.lora_alpha[POLICY]
                 layer.update_layer(name, r=rank, lora_alpha=alpha, config=LoraConfig(r=rank))
@@ -113,20 +113,16 @@ class LoraBank:
 
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
-        layers = lora_layers(self.module)
         if name not in self:
             raise KeyError(name)
-        for layer in layers:
-            if name in self._base:
-                layer.enable_adapters(False)
-            else:
-                layer.set_adapter(name, inference_mode=True)
+        base = name in self._base
+        for layer in self._layers:
+            layer.enable_adapters(False) if base else layer.set_adapter(name, inference_mode=True)
         try:
             yield
         finally:
-            for layer in layers:
-                layer.enable_adapters(True)
-                layer.set_adapter(POLICY)
+            for layer in self._layers:
+                layer.enable_adapters(True) if base else layer.set_adapter(POLICY)
 
     def state_dict(self) -> dict[str, Any]:
         kept = {name: {k: w.detach() for k, w in self._weights(name).items()} for name in sorted(self._names)}
