@@ -79,6 +79,11 @@ class Trainer:
         console: Console | None = None,
     ) -> None:
         recipe = config if isinstance(config, RecipeConfig) else load_recipe(config or {})
+        if recipe.parallel.processes > 1:
+            raise ConfigError(
+                f"parallel.processes={recipe.parallel.processes}: this version trains in one process; rehearse the "
+                "recipe, or set parallel.processes=1 parallel.sequence=1 and fewer policy.prompts_per_iteration"
+            )
         if rewards is not None:
             self.reward: Reward = CompositeReward([build.as_reward(reward) for reward in rewards])
         else:
@@ -96,7 +101,10 @@ class Trainer:
         optimizer = build_optimizer(self.model.module, recipe.optimizer)
         self.gauge = DriftGauge(recipe.gauge)
         bank = make_bank(self.model.module)
-        self.loop = Loop(self.model, self.reward, self.prompts, recipe, optimizer, bank=bank)
+        try:
+            self.loop = Loop(self.model, self.reward, self.prompts, recipe, optimizer, bank=bank)
+        except ValueError as error:  # a layout or kernel that the recipe should not have asked for
+            raise ConfigError(str(error)) from error
 
     def train(self) -> Result:
         config, loop, started = self.config, self.loop, time.perf_counter()

@@ -2,8 +2,8 @@
 
     python -m e2e.overhead --rounds 12
 
-The bare loop makes the same transformer passes (rollout, anchor, forward and backward with both branches of the guidance),
-decodes the same videos and steps the same optimizer, with nothing of ours in between.
+The bare loop makes the same transformer passes (rollout, anchor, forward and backward, guided), decodes the same videos
+and steps the same optimizer, with nothing of ours in between.
 """
 
 import argparse
@@ -120,8 +120,8 @@ def main():
     for i, name in enumerate(("wall", "processor")):
         ratios = sorted((ours[:, i] / theirs[:, i]).tolist())
         low, high = ratios[len(ratios) // 4], ratios[-len(ratios) // 4]
-        print(f"{name} time: trainer {ours[:, i].median():.3f} s, bare loop {theirs[:, i].median():.3f} s an iteration; "
-              f"ratio {ratios[len(ratios) // 2]:.3f} (median of {len(ratios)}, quartiles {low:.3f} and {high:.3f})")  # fmt: skip
+        print(f"{name} time an iteration: {ours[:, i].median():.3f} s, bare loop {theirs[:, i].median():.3f} s, ratio "
+              f"{ratios[len(ratios) // 2]:.3f} (median of {len(ratios)}, quartiles {low:.2f}, {high:.2f})")  # fmt: skip
 
 
 if __name__ == "__main__":

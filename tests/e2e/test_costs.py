@@ -2,15 +2,15 @@
 
 import pytest
 import torch
+
 from e2e.overhead import measure
 from memory import PeakMemory
-from support import make_config, make_loop
-from tiny_models import disturb, tiny_model
-
 from sage_grpo.models import contract
 from sage_grpo.models.hunyuan15 import HunyuanVideo15
 from sage_grpo.models.wan import Wan
 from sage_grpo.tuning.prepare import make_bank
+from support import make_config, make_loop
+from tiny_models import disturb, tiny_model
 
 
 def started_loop(model, steps=8, policy=None, kl=None):

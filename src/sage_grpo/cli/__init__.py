@@ -7,6 +7,9 @@ import typer
 from sage_grpo import __version__
 from sage_grpo.cli import lab
 from sage_grpo.cli.explain import explain
+from sage_grpo.cli.export import export
+from sage_grpo.cli.rehearse import rehearse
+from sage_grpo.cli.sample import sample
 from sage_grpo.cli.train import train
 
 app = typer.Typer(
@@ -40,6 +43,9 @@ def _root(
 
 app.add_typer(lab.app, name="lab")
 app.command()(train)
+app.command()(rehearse)
+app.command()(sample)
+app.command()(export)
 app.command()(explain)
 
 

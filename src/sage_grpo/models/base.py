@@ -119,6 +119,8 @@ class DiffusersModel(ABC):
         cls, path: str, *, dtype: torch.dtype | None = None, revision: str | None = None, **settings: Any
     ) -> "DiffusersModel":
         """Real loading code: a folder or hub name; safetensors only."""
+        if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
+            raise ModelError(f"model.path: there is no folder {path}")
         kinds = {"default": dtype or torch.float32} | dict.fromkeys(cls.float32_parts, torch.float32)
         try:
             pipe = cls.pipeline_class.from_pretrained(

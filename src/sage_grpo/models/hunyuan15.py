@@ -32,6 +32,8 @@ class HunyuanVideo15(DiffusersModel):
         pipe.tokenizer_max_length, pipe.tokenizer_2_max_length = text_tokens, glyph_tokens
         pipe.vision_num_semantic_tokens = image_tokens
         super().__init__(pipe, **settings)
+        if pipe.transformer.config.use_meanflow:
+            raise ModelError("this checkpoint is distilled to few steps (use_meanflow); train the undistilled one")
         last = len(self.shard_blocks) - 1  # nobody reads the text stream after the last block
         self.unused = (rf"transformer_blocks\.{last}\.(attn\.to_add_out|ff_context)",)
         guider = pipe.guider

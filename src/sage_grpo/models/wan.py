@@ -174,6 +174,7 @@ class WanImageToVideo(Wan):
     """Wan 2.1 from an image: its embedding for cross-attention, its latents as channels."""
 
     pipeline_class = df.WanImageToVideoPipeline
+    float32_parts = ("vae", "image_encoder")
     needs_image = True
     tiny_transformer: ClassVar[Mapping[str, Any]] = {"in_channels": 12, "image_dim": 16, "added_kv_proj_dim": 24}
 

@@ -64,6 +64,18 @@ def write_mp4(path: Path, frames: Frames | Tensor, fps: float = DEFAULT_FPS, sca
     atomic_write(path, mp4_bytes(frames, fps, scale))
 
 
+def write_frames(path: Path, frames: Frames | Tensor, fps: float = DEFAULT_FPS) -> Path:
+    """`path` with the right ending: a picture if there is one frame, else a video."""
+    array = _as_frames(frames)
+    if len(array) > 1:
+        write_mp4(path.with_suffix(".mp4"), array, fps)
+        return path.with_suffix(".mp4")
+    out = io.BytesIO()
+    Image.fromarray(_enlarged(array, None)[0]).save(out, "PNG")
+    atomic_write(path.with_suffix(".png"), out.getvalue())
+    return path.with_suffix(".png")
+
+
 def read_mp4(path: Path) -> Frames:
     with av.open(str(path)) as container:
         return np.stack([_rgb(frame) for frame in container.decode(video=0)])

@@ -124,6 +124,16 @@ class LoraBank:
             for layer in self._layers:
                 layer.enable_adapters(True) if base else layer.set_adapter(POLICY)
 
+    @torch.no_grad()
+    def adopt(self, name: str) -> None:
+        if name in self._base:
+            for layer in self._layers:
+                layer.lora_B[POLICY].weight.zero_()
+            return
+        mine, theirs = self._weights(POLICY), self._weights(name)
+        for key, weight in mine.items():
+            weight.copy_(theirs[key])
+
     def state_dict(self) -> dict[str, Any]:
         kept = {name: {k: w.detach() for k, w in self._weights(name).items()} for name in sorted(self._names)}
         return {"base": sorted(self._base), "adapters": kept}

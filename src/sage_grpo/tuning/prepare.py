@@ -10,6 +10,7 @@ from sage_grpo.core.anchors import CopyBank
 from sage_grpo.core.protocols import VideoModel, WeightsBank
 from sage_grpo.tuning.parts import TuningError, denoisers, require
 
+GRAPHS = 32  # with and without gradient, guided, each batch size: more than torch allows by default
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -42,7 +43,8 @@ def prepare(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
 
 
 def compile_blocks(model: VideoModel, backend: str) -> None:
-    """The repeated blocks alone: one small graph, compiled once. A graph break is an error."""
+    """The repeated blocks alone: one small graph for all of them. A graph break is an error."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
     for part in denoisers(model.module):
         if getattr(part, "_repeated_blocks", None):
             require(part, "compile_repeated_blocks", "tuning.compile")(fullgraph=True, backend=backend)
@@ -69,8 +71,12 @@ def set_attention(part: nn.Module, backend: str) -> None:
 
 
 def make_bank(module: nn.Module) -> WeightsBank:
-    """Adapters where there are adapters, copies of the trained weights elsewhere."""
-    if any(".lora_A." in name for name, _ in module.named_parameters()):
+    """Adapters where there are adapters, copies of the trained weights elsewhere.
+
+    Compiled blocks would be compiled anew for every adapter; there the adapters' values change places.
+    """
+    compiled = any(layer._compiled_call_impl is not None for layer in module.modules())
+    if not compiled and any(".lora_A." in name for name, _ in module.named_parameters()):
         from sage_grpo.tuning.lora import LoraBank  # noqa: PLC0415 - peft is an extra
 
         return LoraBank(module)

@@ -1,0 +1,66 @@
+"""`sage-grpo rehearse`: act out a recipe at toy size before a GPU is rented."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sage_grpo.cli.errors import user_errors
+
+
+def rehearse(
+    recipe: Annotated[Path, typer.Argument(help="YAML file, or the name of a shipped recipe.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that differ from the recipe.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Keep the rehearsed run here; by default it is thrown away.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was covered as JSON.")] = False,
+) -> None:
+    """Run two iterations of a recipe on this computer, with the same classes at toy size.
+
+    Covers loading, rollout, decoding, rewards, update, anchor, checkpoint, resume, export and sampling, and says what
+    had to be replaced. No weights are downloaded and no GPU is needed.
+
+    Example: `sage-grpo rehearse hunyuan15-64gpu --out rehearsal`
+    """
+    import importlib.util
+    import tempfile
+    from contextlib import nullcontext
+
+    from rich.console import Console
+
+    with user_errors():
+        from sage_grpo.config import load_recipe
+
+        load_recipe(recipe, overrides or [])  # a mistake in the recipe is told before anything is loaded
+        console = Console(stderr=as_json)
+        with console.status("loading the libraries") as status:
+            from sage_grpo.rehearse import rehearse as run
+
+            if importlib.util.find_spec("diffusers"):
+                from sage_grpo.models.quiet import quiet_libraries
+
+                quiet_libraries()
+
+            with nullcontext(str(out)) if out else tempfile.TemporaryDirectory() as place:
+                folder = out or Path(place)
+                told = run(recipe, overrides or [], folder, Console(quiet=True), tell=status.update)
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        print(json.dumps(asdict(told) | {"ok": True, "out": str(out) if out else None}))
+        return
+    from rich.markup import escape
+
+    console.print(f"[bold]{recipe}[/] rehearsed in {sum(told.covered.values()):.1f} s", highlight=False)
+    for name, seconds in told.covered.items():
+        console.print(f"  [green]✓[/] {name} ({seconds:.1f} s)", highlight=False)
+    facts = ", ".join(f"{name} {value}" for name, value in told.facts.items())
+    console.print(f"  {facts}", highlight=False)
+    for text in told.stand_ins:
+        console.print(f"  [yellow]replaced[/] {escape(text)}", highlight=False)
+    if out:
+        console.print(f"  samples, curves and export are in {out}", highlight=False)

@@ -1,0 +1,15 @@
+"""The libraries' progress bars and notices about toy checkpoints, switched off for a rehearsal."""
+
+import logging
+import warnings
+
+
+def quiet_libraries() -> None:
+    from diffusers.utils import logging as diffusers_logging  # noqa: PLC0415 - an extra
+    from transformers.utils import logging as transformers_logging  # noqa: PLC0415 - an extra
+
+    warnings.simplefilter("ignore")
+    for library in (diffusers_logging, transformers_logging):
+        library.set_verbosity_error()
+        library.disable_progress_bar()
+    logging.getLogger("peft").setLevel(logging.ERROR)

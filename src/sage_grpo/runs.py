@@ -1,0 +1,54 @@
+"""A run folder opened again: its recipe, its model and the weights that it trained."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from sage_grpo import build
+from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
+from sage_grpo.core.protocols import VideoModel, WeightsBank
+from sage_grpo.tracking.callbacks import EMA
+from sage_grpo.tracking.checkpoint import checkpoints, load_checkpoint, load_newest
+from sage_grpo.tuning.prepare import make_bank
+
+
+@dataclass(frozen=True)
+class Run:
+    config: RecipeConfig
+    model: VideoModel
+    bank: WeightsBank
+    iteration: int
+    checkpoint: Path
+    averaged: bool  # the averaged weights are in place, not the last ones
+
+
+def open_run(path: Path, *, average: bool = True) -> Run:
+    """`path` is a run folder, or one of its checkpoints. Averaged weights are used where the run kept them."""
+    folder, step = (path.parent.parent, path) if path.name.startswith("step-") else (path, None)
+    recipe = folder / "config.yaml"
+    if not recipe.is_file():
+        raise ConfigError(f"{path} is not a run: there is no {recipe}; give a folder that `sage-grpo train` wrote")
+    config = load_recipe(recipe)
+    if step is None:
+        newest = load_newest(folder / "checkpoints")
+        if newest is None:
+            raise ConfigError(f"{folder} has no checkpoint yet; it is written every {config.run.save_every} iterations")
+        step, state, _ = newest
+    elif not step.is_dir():
+        known = ", ".join(p.name for p in checkpoints(folder / "checkpoints")) or "none"
+        raise ConfigError(f"{path} is not there; checkpoints of this run: {known}")
+    else:
+        state = load_checkpoint(step)
+    loop = state["loop"]
+    model = build.build_model(config)
+    targets = dict(model.module.named_parameters()) | dict(model.module.named_buffers())
+    with torch.no_grad():
+        for name, value in loop["model"].items():
+            targets[name].copy_(value)
+    bank = make_bank(model.module)
+    bank.load_state_dict(loop["bank"])
+    averaged = average and EMA in bank
+    if averaged:
+        bank.adopt(EMA)
+    return Run(config, model, bank, loop["iteration"], step, averaged)

@@ -1,0 +1,78 @@
+"""Trained weights as others read them: adapters for diffusers and peft, or a whole checkpoint with them merged in."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from sage_grpo.core.protocols import VideoModel
+from sage_grpo.tuning.parts import TuningError
+
+FILE = "pytorch_lora_weights.safetensors"  # where diffusers looks
+
+
+def has_adapters(module: nn.Module) -> bool:
+    return any(".lora_A." in name for name, _ in module.named_parameters())
+
+
+def export(model: VideoModel, folder: Path, *, merge: bool = False, dtype: torch.dtype | None = None) -> str:
+    """Write `folder`; returns what it is: `lora` or `full`."""
+    if has_adapters(model.module) and not merge:
+        save_adapters(model, folder, dtype)
+        return "lora"
+    if has_adapters(model.module):
+        merge_adapters(model.module)
+    if dtype is not None:
+        model.module.to(dtype)
+    model.save_pretrained(str(folder))
+    return "full"
+
+
+def components(model: VideoModel) -> dict[str, Any]:
+    """The trained networks by their names in the pipeline."""
+    module = model.module
+    return dict(module.items()) if isinstance(module, nn.ModuleDict) else {"transformer": module}
+
+
+def save_adapters(model: VideoModel, folder: Path, dtype: torch.dtype | None) -> None:
+    for i, (name, part) in enumerate(components(model).items()):
+        if not hasattr(part, "load_lora_adapter"):  # not of diffusers
+            raise TuningError(f"{type(part).__name__} cannot save adapters alone; use --merge for the whole model")
+        mine = {key: w for key, w in part.state_dict().items() if ".lora_" in key and ".default." in key}
+        # the prefix and the place of the settings are what diffusers looks for in every pipeline
+        tensors = {
+            f"transformer.{key.replace('.default.', '.')}": w.detach().cpu().to(dtype or w.dtype).contiguous()
+            for key, w in mine.items()
+        }
+        settings = part.peft_config["default"].to_dict() | {"exclude_modules": None}  # the file itself says where
+        plain = {f"transformer.{k}": sorted(v) if isinstance(v, set) else v for k, v in settings.items()}
+        metadata = json.dumps(plain, default=str)
+        place = folder / name if i else folder
+        place.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, place / FILE, {"format": "pt", "lora_adapter_metadata": metadata})
+
+
+def load_adapters(pipe: Any, folder: Path) -> None:
+    """Adapters from `save_adapters` into a plain pipeline, by the library's own means."""
+    if not hasattr(pipe, "load_lora_weights"):
+        pipe.transformer.load_lora_adapter(str(folder), weight_name=FILE)
+        return
+    pipe.load_lora_weights(str(folder))
+    if (folder / "transformer_2").is_dir():
+        pipe.load_lora_weights(str(folder / "transformer_2"), load_into_transformer_2=True)
+
+
+def merge_adapters(module: nn.Module) -> None:
+    """W + (alpha/rank)·B·A in place of the adapters; the module is then a plain one again."""
+    from peft.tuners.lora import LoraLayer  # noqa: PLC0415 - an extra
+
+    for name, layer in [(n, m) for n, m in module.named_modules() if isinstance(m, LoraLayer)]:
+        layer.merge(safe_merge=True, adapter_names=["default"])
+        module.set_submodule(name, layer.get_base_layer())
+    for part in module.modules():
+        if getattr(part, "_hf_peft_config_loaded", False):
+            setattr(part, "_hf_peft_config_loaded", False)  # noqa: B010 - diffusers' own mark
+            del part.peft_config

@@ -1,0 +1,168 @@
+"""What a run trained, loaded by diffusers alone with the lines of the export's README: the same video as ours."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from typer.testing import CliRunner
+
+from sage_grpo.build import MODELS, resolve
+from sage_grpo.cli import app
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.rollout import keyed_noise, sample
+from sage_grpo.math.kernels import kernel_table
+from sage_grpo.models import contract
+from sage_grpo.models.shapes import ShapesModel
+from sage_grpo.runs import open_run
+from sage_grpo.trainer import Trainer
+
+runner = CliRunner()
+TYPES = ("hunyuan15", "hunyuan15-i2v", "wan", "wan2.2", "ltx", "sd3")
+
+
+def brightness(videos, prompts):
+    return [video.float().mean().item() for video in videos]
+
+
+def train(kind, folder, *, ema=0.5, **tuning):
+    adapter = resolve(kind, MODELS, "model")
+    path = contract.make_checkpoint(adapter, folder / "base")
+    frames, height, width = adapter.tiny_size
+    size = {"frames": frames, "height": height, "width": width}
+    trainer = Trainer(
+        rewards=[brightness],
+        config={
+            "model": {"type": kind, "path": path, **size, "guidance_scale": 3.0, "options": dict(adapter.tiny_options)},
+            "tuning": {"rank": 4, "alpha": 8, **tuning},
+            "sampling": {"steps": 4},
+            "policy": {"prompts_per_iteration": 1, "num_generations": 2, "batch_size": 2},
+            "optimizer": {"lr": 3e-2, "ema": ema},
+            "run": {"out": str(folder / "run"), "iterations": 2, "sample_every": 0, "trackers": [], "save_every": 1},
+        },
+        prompts=[{"prompt": p.text, **p.columns} for p in contract.prompts_for(adapter(adapter.tiny(), **size))],
+    )
+    trainer.train()
+    return adapter
+
+
+def loaded_by_readme(folder):
+    names = {}
+    code = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    exec(code, names)
+    names["pipe"].set_progress_bar_config(disable=True)
+    return names["pipe"]
+
+
+def video(adapter, model, pipe):
+    """Ours from the run, and that of plain diffusers from the export."""
+    prompt, key = contract.prompts_for(model)[0], ("export",)
+    noise = keyed_noise(model.latent_shape(prompt), [(*key, "initial")], model.device)
+    caller = adapter(pipe, frames=model.frames, height=model.height, width=model.width, guidance_scale=3.0,
+                     **adapter.tiny_options)  # fmt: skip
+    expected = contract.through_pipeline(caller, prompt, noise, "latent", 4)
+    table = kernel_table("ode", pipe.scheduler.sigmas.double(), 0.0)
+    return sample(model, [prompt], table, [key], [key]).x0, expected
+
+
+@pytest.mark.parametrize(("mode", "merge"), [("lora", False), ("lora", True), ("full", False)])
+@pytest.mark.parametrize("kind", TYPES)
+def test_same_video_from_diffusers_alone(kind, mode, merge, tmp_path):
+    adapter = train(kind, tmp_path, mode=mode)
+    result = runner.invoke(
+        app, ["export", str(tmp_path / "run"), "--out", str(tmp_path / "x"), "--json", *(["--merge"] if merge else [])]
+    )
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout.splitlines()[-1])
+    assert (told["kind"], told["averaged"]) == ("full" if merge else mode, True)
+    run = open_run(tmp_path / "run")
+    got, expected = video(adapter, run.model, loaded_by_readme(tmp_path / "x"))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    untrained, _ = video(adapter, contract.load(adapter, str(tmp_path / "base")), loaded_by_readme(tmp_path / "x"))
+    assert (got - untrained).abs().max() > 0.05, "training changed nothing: the comparison would prove nothing"
+
+
+def test_adapter_file_holds_the_policy_alone(tmp_path):
+    """The anchor and the average are adapters too, and stay at home; plain pickle-free safetensors."""
+    train("wan2.2", tmp_path, mode="lora")
+    runner.invoke(app, ["export", str(tmp_path / "run"), "--out", str(tmp_path / "x"), "--dtype", "bfloat16"])
+    for place in (tmp_path / "x", tmp_path / "x" / "transformer_2"):
+        with safe_open(place / "pytorch_lora_weights.safetensors", "pt") as file:
+            assert all(key.endswith((".lora_A.weight", ".lora_B.weight")) for key in file.keys())  # noqa: SIM118
+            assert {file.get_tensor(key).dtype for key in file.keys()} == {torch.bfloat16}  # noqa: SIM118
+    assert not [p for p in (tmp_path / "x").rglob("*") if p.suffix in (".bin", ".pt", ".pth", ".pkl")]
+
+
+def test_last_or_averaged_weights(tmp_path):
+    train("wan", tmp_path, mode="lora", ema=0.9)
+    averaged, last = open_run(tmp_path / "run"), open_run(tmp_path / "run", average=False)
+    assert (averaged.averaged, last.averaged) == (True, False)
+    one, other = (dict(run.model.module.named_parameters()) for run in (averaged, last))
+    assert any(not torch.equal(one[name], other[name]) for name in one if ".lora_B.default" in name)
+
+
+def test_an_earlier_checkpoint_and_wrong_paths(tmp_path):
+    train("wan", tmp_path, mode="lora")
+    first = tmp_path / "run" / "checkpoints" / "step-00000001"
+    assert open_run(first).iteration == 1
+    for path, message in (
+        (tmp_path, "is not a run"),
+        (first.with_name("step-00000009"), "checkpoints of this run: step-00000001, step-00000002"),
+    ):
+        result = runner.invoke(app, ["export", str(path), "--out", str(tmp_path / "y")])
+        assert result.exit_code == 2
+        assert message in " ".join((result.stderr or result.output).split())
+    result = runner.invoke(app, ["export", str(first), "--out", str(tmp_path)])
+    assert "is there already" in " ".join((result.stderr or result.output).split())
+    assert not list(tmp_path.glob(".*.part"))
+
+
+def test_sample_a_run_beside_the_untrained_model(tmp_path):
+    train("wan", tmp_path, mode="lora")
+    result = runner.invoke(
+        app, ["sample", str(tmp_path / "run"), "--prompt", "a cat", "--compare", "--out", str(tmp_path / "s"), "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout.splitlines()[-1])
+    assert told["files"] == ["00-untrained.mp4", "00-iteration-2.mp4", "sheet.png"]
+    assert all((tmp_path / "s" / name).stat().st_size for name in told["files"])
+
+
+def test_sample_writes_pictures_for_picture_models(tmp_path):
+    train("sd3", tmp_path, mode="lora")
+    result = runner.invoke(app, ["sample", str(tmp_path / "run"), "--prompt", "a cat", "--out", str(tmp_path / "s")])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "s" / "00.png").exists()
+
+
+def test_sample_needs_an_image_a_prompt(tmp_path):
+    result = runner.invoke(app, ["sample", "lab", "--prompt", "a", "--image", "x.png", "--image", "y.png"])
+    assert result.exit_code == 2
+    assert "2 --image for 1 --prompt" in (result.stderr or result.output)
+
+
+def test_sample_a_recipe_without_training(tmp_path):
+    result = runner.invoke(app, ["sample", "lab", "--count", "2", "--out", str(tmp_path), "--json"])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "01.mp4").exists()
+
+
+@pytest.mark.parametrize("mode", ["full", "lora"])
+def test_the_lab_model_is_exported_as_a_recipe_model(tmp_path, mode):
+    recipe = {"tuning": {"mode": mode, "rank": 2}, "sampling": {"steps": 4}, "optimizer": {"lr": 1e-2},
+              "policy": {"prompts_per_iteration": 1, "num_generations": 2, "batch_size": 2},
+              "run": {"out": str(tmp_path / "run"), "iterations": 1, "sample_every": 0, "trackers": []}}  # fmt: skip
+    Trainer(rewards=[brightness], config=recipe).train()
+    arguments = ["export", str(tmp_path / "run"), "--out", str(tmp_path / "x")]
+    if mode == "lora":
+        refused = runner.invoke(app, arguments)
+        assert refused.exit_code == 2
+        assert "use --merge" in " ".join((refused.stderr or refused.output).split())
+        arguments.append("--merge")
+    assert runner.invoke(app, arguments).exit_code == 0
+    again = ShapesModel.from_pretrained(tmp_path / "x")
+    run = open_run(tmp_path / "run")
+    keys, prompts = [("x",)], [Prompt("a red circle moving left")]
+    table = kernel_table("ode", torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64), 0.0)
+    one, other = (sample(m, prompts, table, keys, keys).x0 for m in (again, run.model))
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
