@@ -47,11 +47,6 @@ class CopyBank:
             self._exchange(name)
 
     @torch.no_grad()
-    def adopt(self, name: str) -> None:
-        for key, copy in self._copies[name].items():
-            self._parameters[key].copy_(copy)
-
-    @torch.no_grad()
     def _exchange(self, name: str) -> None:
         for key, copy in self._copies[name].items():
             live = self._parameters[key].detach().clone()

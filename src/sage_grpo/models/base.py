@@ -36,7 +36,7 @@ class DiffusersModel(ABC):
     blocks: ClassVar[str] = "transformer_blocks"  # the repeated layers inside a denoiser
     lora_targets: Sequence[str] = ("to_q", "to_k", "to_v", "to_out.0")
     unused: Sequence[str] = ()  # parameters that never get a gradient, as regular expressions
-    float32_parts: ClassVar[Sequence[str]] = ()  # components that lose quality in half precision
+    float32_parts: ClassVar[tuple[str, ...]] = ()  # components that lose quality in half precision
     needs_image: ClassVar[bool] = False
     frame_step: ClassVar[int] = 1  # frames are a multiple of this plus one
     default_size: ClassVar[tuple[int, int, int]]  # frames, height, width that the model was made for

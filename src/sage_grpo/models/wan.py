@@ -22,7 +22,7 @@ class Wan(DiffusersModel):
     encoders = ("text_encoder", "image_encoder")
     blocks = "blocks"
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")
-    float32_parts = ("vae",)  # as the model's own documentation asks
+    float32_parts: ClassVar[tuple[str, ...]] = ("vae",)  # as the model's own documentation asks
     frame_step = 4
     default_size = (81, 480, 832)
     tiny_size = (5, 16, 16)

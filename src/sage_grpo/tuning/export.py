@@ -47,7 +47,8 @@ def save_adapters(model: VideoModel, folder: Path, dtype: torch.dtype | None) ->
             f"transformer.{key.replace('.default.', '.')}": w.detach().cpu().to(dtype or w.dtype).contiguous()
             for key, w in mine.items()
         }
-        settings = part.peft_config["default"].to_dict() | {"exclude_modules": None}  # the file itself says where
+        places = sorted({key.split(".lora_")[0] for key in mine})  # the wrapped layers themselves, none to exclude
+        settings = part.peft_config["default"].to_dict() | {"target_modules": places, "exclude_modules": None}
         plain = {f"transformer.{k}": sorted(v) if isinstance(v, set) else v for k, v in settings.items()}
         metadata = json.dumps(plain, default=str)
         place = folder / name if i else folder

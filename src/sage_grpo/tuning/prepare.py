@@ -70,6 +70,17 @@ def set_attention(part: nn.Module, backend: str) -> None:
         ) from error
 
 
+@torch.no_grad()
+def adopt(module: nn.Module, bank: WeightsBank, name: str) -> None:
+    """Make a copy in the bank the weights themselves, for good."""
+    if hasattr(bank, "adopt"):
+        bank.adopt(name)
+        return
+    parameters = dict(module.named_parameters())
+    for key, value in bank.state_dict()[name].items():
+        parameters[key].copy_(value)
+
+
 def make_bank(module: nn.Module) -> WeightsBank:
     """Adapters where there are adapters, copies of the trained weights elsewhere.
 
