@@ -18,6 +18,7 @@ from rich.console import Console
 from sage_grpo import build
 from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
 from sage_grpo.core.protocols import Reward, Scores
+from sage_grpo.dist.device import HOST
 from sage_grpo.exporting import export_run
 from sage_grpo.sampling import open_source, sample_videos, write_samples
 from sage_grpo.trainer import Trainer
@@ -72,7 +73,7 @@ def shrink(config: RecipeConfig, folder: Path, told: Rehearsal) -> RecipeConfig:
     policy |= {"prompts_per_iteration": 2, "num_generations": 2, "batch_size": min(policy["batch_size"], BATCH),
                "num_minibatches": 1, "num_iterations": max(policy["num_iterations"], 2)}  # fmt: skip
     values["kl"]["ref_model_sync_steps"] = 1  # so that the anchor is renewed
-    tuning |= {"rank": min(tuning["rank"], RANK), "device": "cpu", "conditions": None}
+    tuning |= {"rank": min(tuning["rank"], RANK), "device": HOST.type, "conditions": None}
     if tuning["alpha"]:
         tuning["alpha"] *= tuning["rank"] / config.tuning.rank
     if tuning["compile"]:
@@ -146,7 +147,7 @@ def rehearse(
 
     adapter = build.resolve(config.model.type, build.MODELS, "model")
     if hasattr(adapter, "tiny"):
-        tell("making a tiny checkpoint of the same classes")
+        tell("1 of 4: making a tiny checkpoint of the same classes")
         with told.phase("checkpoint of the same classes"):
             adapter.tiny().save_pretrained(str(folder / "checkpoint"))
 
@@ -154,7 +155,7 @@ def rehearse(
         run = small.run.model_copy(update={"iterations": iterations})
         return Trainer(config=small.model_copy(update={"run": run}), rewards=rewards, prompts=prompts, console=console)
 
-    tell("first iteration: rollout, decode, rewards, update, anchor, checkpoint")
+    tell("2 of 4: first iteration: rollout, decode, rewards, update, anchor, checkpoint")
     with told.phase("load, rollout, decode, rewards, update, anchor, checkpoint"):
         first = trainer(1)
         start = {name: p.detach().clone() for name, p in first.model.module.named_parameters() if p.requires_grad}
@@ -168,13 +169,13 @@ def rehearse(
                    "of tensors": len(start), "updates": first.loop.updates}  # fmt: skip
     del first
 
-    tell("resume and second iteration")
+    tell("3 of 4: resume and second iteration")
     with told.phase("resume, second iteration"):
         second = trainer(2)
         result = second.train()
     told.facts |= {"iterations": result.iterations, "alarms": len(result.alarms)}
 
-    tell("export and sample")
+    tell("4 of 4: export and sample")
     with told.phase("export"):
         written = export_run(folder / "run", folder / "export")
     told.facts["export"] = written["kind"]

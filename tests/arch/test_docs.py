@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from sage_grpo.config import RecipeConfig
+
 ROOT = Path(__file__).parents[2]
 EQUATIONS = (ROOT / "docs" / "equations.md").read_text()
 
@@ -112,3 +114,43 @@ def test_claims_are_those_of_the_last_run():
     page = (ROOT / "docs" / "claims.md").read_text()
     assert len(written) >= 12
     assert all(row in page for row in written)
+
+
+REFERENCE_FLAGS = [
+    "pretrained_model_root",
+    "learning_rate",
+    "batch_size",
+    "num_generations",
+    "max_steps",
+    "output_dir",
+    "sp_size",
+    "enable_fsdp",
+    "enable_gradient_checkpointing",
+    "sde_type",
+    "use_grad_balancing",
+    "enable_timestep_permutation",
+    "kl_weight",
+    "kl_coef",
+    "kl_min_coef",
+    "use_moving_KL",
+    "update_ref_model_step",
+    "use_dual_kl",
+    "dual_kl_moving_weight",
+    "dual_kl_step_weight",
+    "validate_at_step0",
+    "validate_video_length",
+    "validation_timestep_shift",
+    "reference_mode_offload",
+    "world_size",
+]
+
+
+def test_every_flag_of_the_reference_is_mapped_to_a_setting_that_exists():
+    page = (ROOT / "docs" / "reference-flags.md").read_text()
+    mapped = rows(page)
+    for flag in REFERENCE_FLAGS:
+        assert any(re.search(rf"`(--)?{flag}`", row[0]) for row in mapped), flag
+    rest = re.findall(r"`(\w+\.\w+)`", page.split("Not in the reference")[1])
+    for key in [row[1].strip("`") for row in mapped] + rest:
+        section, name = key.split(".")
+        assert name in RecipeConfig.model_fields[section].annotation.model_fields, key

@@ -1,6 +1,7 @@
 """Each floor imports only downward; math and core know no model library, files or processes."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,23 @@ def test_floors(path):
 )
 def test_the_test_sees_faults(room, source):
     assert faults(room, source)
+
+
+DEVICES = re.compile(r"""\.cuda\(|["'](cuda|cpu|mps|xpu|npu)(:\d+)?["']|torch\.cuda\.""")
+MAY_NAME_DEVICES = {"dist/device.py", "tracking/environment.py"}  # the one that decides, the one that describes
+
+
+def test_one_place_decides_on_the_device():
+    named = {
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in ROOT.rglob("*.py")
+        if str(path.relative_to(ROOT)) not in MAY_NAME_DEVICES
+        for line in path.read_text().splitlines()
+        if DEVICES.search(line)
+    }
+    assert not named
+    assert DEVICES.search("x.cuda()")
+    assert DEVICES.search('device="cuda:0"')
 
 
 def test_files_stay_readable():
