@@ -108,7 +108,7 @@ def test_the_two_recipes_cost_the_same_forward_passes():
         model.module.register_forward_hook(lambda module, inputs, output, count=count: count.append(len(output)))
         optimizer = torch.optim.SGD(model.module.parameters(), lr=0.0)
         loop = Loop(model, reward, open_prompts(all_prompts()), config, optimizer)
-        loop._replay_checked = True  # the gate looks once a run, not once an iteration
+        loop._checked = True  # the gate looks once a run, not once an iteration
         loop.iterate()
         calls[recipe] = sum(count)
         assert sum(count) == forwards(config)
