@@ -27,7 +27,7 @@ from sage_grpo.tracking.gauge import DriftGauge
 from sage_grpo.tracking.metrics import make_trackers
 from sage_grpo.tracking.progress import ProgressCallback
 from sage_grpo.tuning.optimizers import build_optimizer
-from sage_grpo.tuning.prepare import make_bank
+from sage_grpo.tuning.prepare import make_bank, prepare
 
 
 @contextmanager
@@ -93,7 +93,11 @@ class Trainer:
                     update={"policy": recipe.policy.model_copy(update={"reward_weights": weights})}
                 )
         self.config = recipe
-        self.model = model or build.build_model(recipe)
+        if model is None:
+            model = build.build_model(recipe)
+        else:
+            prepare(model, recipe.tuning, recipe.seed)  # a model of your own is trained as the recipe says, too
+        self.model = model
         self.prompts = build.build_prompts(recipe, prompts)
         self.callbacks, self.console = list(callbacks), console or Console()
         self.folder = Path(recipe.run.out)

@@ -16,6 +16,7 @@ from rich.console import Console
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.loop import Callback
 from sage_grpo.models.gaussian import GaussianModel
+from sage_grpo.models.shapes import ShapesModel
 from sage_grpo.tracking.metrics import read_metrics
 from sage_grpo.tracking.video import read_mp4
 from sage_grpo.trainer import Trainer
@@ -237,3 +238,11 @@ def test_json_on_the_command_line(tmp_path):
     checked = CliRunner().invoke(app, ["train", "lab", "policy.clip=0.5", "--check"])
     assert yaml.safe_load(checked.stdout)["policy"]["clip"] == 0.5
     assert json.dumps(checked.stdout)
+
+
+def test_a_model_of_your_own_is_tuned_as_the_recipe_says(tmp_path):
+    recipe = {"tuning": {"mode": "lora", "rank": 2}, "run": {"out": str(tmp_path)}}
+    trainer = Trainer(model=ShapesModel.from_pretrained(), rewards=[lambda v, p: [0.0] * len(v)], config=recipe)
+    trained = [name for name, p in trainer.model.module.named_parameters() if p.requires_grad]
+    assert trained
+    assert all(".lora_" in name for name in trained)

@@ -9,13 +9,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from sage_grpo.core.protocols import VideoModel
-from sage_grpo.tuning.parts import TuningError
+from sage_grpo.tuning.parts import TuningError, has_adapters
 
 FILE = "pytorch_lora_weights.safetensors"  # where diffusers looks
-
-
-def has_adapters(module: nn.Module) -> bool:
-    return any(".lora_A." in name for name, _ in module.named_parameters())
 
 
 def export(model: VideoModel, folder: Path, *, merge: bool = False, dtype: torch.dtype | None = None) -> str:

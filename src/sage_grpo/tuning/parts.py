@@ -14,6 +14,10 @@ def denoisers(module: nn.Module) -> list[nn.Module]:
     return list(module.children()) if isinstance(module, nn.ModuleDict) else [module]
 
 
+def has_adapters(module: nn.Module) -> bool:
+    return any(".lora_A." in name for name, _ in module.named_parameters())
+
+
 def require(thing: Any, attribute: str, setting: str) -> Any:
     if not hasattr(thing, attribute):
         raise TuningError(f"{setting}: {type(thing).__name__} has no {attribute}; leave the setting out for this model")

@@ -8,7 +8,7 @@ from torch import nn
 from sage_grpo.config import TuningConfig
 from sage_grpo.core.anchors import CopyBank
 from sage_grpo.core.protocols import VideoModel, WeightsBank
-from sage_grpo.tuning.parts import TuningError, denoisers, require
+from sage_grpo.tuning.parts import TuningError, denoisers, has_adapters, require
 
 GRAPHS = 32  # with and without gradient, guided, each batch size: more than torch allows by default
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -20,7 +20,7 @@ def storage_dtype(config: TuningConfig) -> torch.dtype:
 
 
 def prepare(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
-    if config.mode == "lora":
+    if config.mode == "lora" and not has_adapters(model.module):
         try:
             from sage_grpo.tuning.lora import add_lora  # noqa: PLC0415 - peft is an extra
         except ModuleNotFoundError as error:
@@ -87,7 +87,7 @@ def make_bank(module: nn.Module) -> WeightsBank:
     Compiled blocks would be compiled anew for every adapter; there the adapters' values change places.
     """
     compiled = any(layer._compiled_call_impl is not None for layer in module.modules())
-    if not compiled and any(".lora_A." in name for name, _ in module.named_parameters()):
+    if not compiled and has_adapters(module):
         from sage_grpo.tuning.lora import LoraBank  # noqa: PLC0415 - peft is an extra
 
         return LoraBank(module)
