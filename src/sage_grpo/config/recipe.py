@@ -46,18 +46,24 @@ class ParallelConfig(Settings):
 
     processes: int = Field(1, ge=1, description="GPUs in all")
     sequence: int = Field(1, ge=1, description="GPUs that share the tokens of one video")
+    replicate: int = Field(1, ge=1, description="copies of the weights, each sharded over an equal part of the GPUs")
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
-        if self.processes % self.sequence:
-            near = max(self.processes // self.sequence, 1) * self.sequence
+        unit = self.sequence * self.replicate
+        if self.processes % unit:
+            near = max(round(self.processes / unit), 1) * unit
+            fits = max(n for n in range(1, self.replicate + 1) if n == 1 or self.processes % (self.sequence * n) == 0)
+            other = f" or replicate={fits}" if self.processes % self.sequence == 0 else ""
             raise ValueError(
-                f"sequence={self.sequence} does not divide processes={self.processes}; use {near} processes"
+                f"sequence={self.sequence} × replicate={self.replicate} does not divide processes={self.processes}; "
+                f"use processes={near}{other}"
             )
         return self
 
     @property
     def replicas(self) -> int:
+        """Groups of GPUs that work on videos of their own."""
         return self.processes // self.sequence
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.config import AlgorithmConfig
-from sage_grpo.core.protocols import VideoModel
+from sage_grpo.core.protocols import Comm, VideoModel
 from sage_grpo.core.rollout import Trajectory, circumstances, velocity_at
 from sage_grpo.core.update import terms, velocities
 from sage_grpo.math.kernels import Table
@@ -23,7 +23,9 @@ class SilentTraining(RuntimeError):
     """Something that the recipe says is trained would not be."""
 
 
-def check_replay(model: VideoModel, trajectory: Trajectory, table: Table, together: int = 1) -> None:
+def check_replay(
+    model: VideoModel, trajectory: Trajectory, table: Table, together: int = 1, comm: Comm | None = None
+) -> None:
     """The step-0 gate: with unchanged weights every log-ratio is exactly 0, or the run must not start.
 
     Timesteps that share a pass (`together`) may differ by rounding; the update then takes its own velocities for old.
@@ -33,7 +35,7 @@ def check_replay(model: VideoModel, trajectory: Trajectory, table: Table, togeth
     for steps in ([*stored[i : i + together]] for i in chosen):
         first, second = (torch.cat([v.detach() for v in velocities(model, trajectory, steps, table)]) for _ in "ab")
         expected = torch.cat([trajectory.transitions[step].velocity for step in steps])
-        off = (first.float() - expected.float()).abs().max().item()
+        off = _worst((first.float() - expected.float()).abs().max(), comm)
         limit = ROUNDING.get(first.dtype, 0.0) * expected.float().abs().max().item() if len(steps) > 1 else 0.0
         if off > limit:
             raise ReplayError(
@@ -41,6 +43,12 @@ def check_replay(model: VideoModel, trajectory: Trajectory, table: Table, togeth
                 f"{'within rounding' if limit else 'exactly 0'}, or the importance ratio is not 1 before the first "
                 f"update): {_cause(model, trajectory, torch.equal(first, second))}"
             )
+
+
+def _worst(value: Tensor, comm: Comm | None) -> float:
+    """Over all processes: what one of them finds wrong stops all of them, and none waits for the others."""
+    mine = value.double().reshape(1).cpu()
+    return (comm.gather(mine) if comm else mine).max().item()
 
 
 def _cause(model: VideoModel, trajectory: Trajectory, steady: bool) -> str:
@@ -58,7 +66,9 @@ def _cause(model: VideoModel, trajectory: Trajectory, steady: bool) -> str:
     )
 
 
-def check_training(model: VideoModel, trajectory: Trajectory, table: Table, config: AlgorithmConfig) -> None:
+def check_training(
+    model: VideoModel, trajectory: Trajectory, table: Table, config: AlgorithmConfig, comm: Comm | None = None
+) -> None:
     """Probe the way from the loss to every trained parameter, and name where it is cut."""
     trained = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
     if not trained:
@@ -77,7 +87,9 @@ def check_training(model: VideoModel, trajectory: Trajectory, table: Table, conf
         late = velocity_at(model, taken.x, table.sigma[-1].item(), trajectory.condition)
         torch.autograd.backward((late * taken.noise).mean())
     cut = [name for name, p in trained.items() if p.grad is None]
-    dead = not any(bool(p.grad.any()) for p in trained.values() if p.grad is not None)
+    found = [p.grad.detach().norm() for p in trained.values() if p.grad is not None]
+    largest = max((float(getattr(n, "full_tensor", lambda n=n: n)()) for n in found), default=0.0)
+    dead = _worst(torch.tensor(largest), comm) == 0.0
     model.module.zero_grad(set_to_none=True)
     if cut or dead:
         names = ", ".join((cut or list(trained))[:3])

@@ -142,8 +142,8 @@ class Loop:
         table = self.window()
         rollouts = self.rollout(table)
         if not self._checked:
-            check_replay(self.model, rollouts.trajectories[0], table, policy.replay_timesteps)
-            check_training(self.model, rollouts.trajectories[0], table, self.config)
+            check_replay(self.model, rollouts.trajectories[0], table, policy.replay_timesteps, self.comm)
+            check_training(self.model, rollouts.trajectories[0], table, self.config, self.comm)
             self._checked = True
         scores, valid = self.score(rollouts)
         self._tell("on_rollout", rollouts, scores, valid)

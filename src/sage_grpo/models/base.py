@@ -62,7 +62,7 @@ class DiffusersModel(ABC):
             if (part := getattr(pipe, name, None)) is not None:
                 part.requires_grad_(False).eval()
         layers = (layer for block in self.shard_blocks for layer in block.modules() if isinstance(layer, nn.Linear))
-        self._weight = next(layers).weight  # tells device and dtype at once; diffusers looks through all parameters
+        self._layer = next(layers)  # tells device and dtype at once; diffusers looks through all parameters
         pipe.vae.enable_slicing()  # one video at a time: some decoders take no more
         defaults = self.own_size()
         self.frames, self.height, self.width = frames or defaults[0], height or defaults[1], width or defaults[2]
@@ -155,12 +155,12 @@ class DiffusersModel(ABC):
 
     @property
     def device(self) -> torch.device:
-        return self._weight.device
+        return self._layer.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
         """What the transformer takes: that of its weights, unless autocast says otherwise."""
-        return self.autocast_dtype or self._weight.dtype
+        return self.autocast_dtype or self._layer.weight.dtype
 
     @property
     def guided(self) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sage_grpo.config import TuningConfig
 from sage_grpo.core.protocols import VideoModel
+from sage_grpo.core.rollout import keyed_rng
 from sage_grpo.tuning.parts import TuningError, denoisers
 
 POLICY = "default"  # peft's own name, so that the exported files look as everybody's
@@ -27,12 +28,26 @@ def add_lora(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
     targets, unused = list(config.targets or model.lora_targets), list(getattr(model, "unused", ()))
     check_targets(model.module, targets)
     model.module.requires_grad_(False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):  # peft draws initial values; ours follow from seed and name alone
         for part in denoisers(model.module):
             _inject(part, _lora_config(config, targets, unused), POLICY)
+    for name, weight in initial_adapters(model.module, seed):
+        if not weight.is_meta:
+            with torch.no_grad():
+                dict(model.module.named_parameters())[name].copy_(weight)
     for layer in lora_layers(model.module):
         layer.set_adapter(POLICY)
+
+
+def initial_adapters(module: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """B is 0 and A is what peft would draw (uniform, ±1/√inputs), the same on every process and in every layout."""
+    for place, layer in module.named_modules():
+        if isinstance(layer, LoraLayer):
+            for name in layer.lora_A:
+                shape = layer.lora_A[name].weight.shape
+                drawn = keyed_rng(seed, "lora", place).uniform(-1, 1, tuple(shape)) / shape[1] ** 0.5
+                yield f"{place}.lora_A.{name}.weight", torch.from_numpy(drawn).float()
+                yield f"{place}.lora_B.{name}.weight", torch.zeros(layer.lora_B[name].weight.shape)
 
 
 def _lora_config(config: TuningConfig, targets: Sequence[str], unused: Sequence[str]) -> LoraConfig:
@@ -64,6 +79,27 @@ def check_targets(module: nn.Module, targets: Sequence[str]) -> None:
             raise TuningError(f"tuning.targets: no layer of the model is called {target!r}; {hint}")
 
 
+def reserve_adapter(module: nn.Module, name: str) -> None:
+    """Room for a frozen adapter, unless there is some: same rank, scale and places as the policy's.
+
+    Made before weights are sharded, it is sharded as they are.
+    """
+    with torch.random.fork_rng(devices=[]):  # peft draws initial values; they are overwritten
+        for layer in lora_layers(module):
+            if name not in layer.lora_A:
+                rank, alpha = layer.r[POLICY], layer.lora_alpha[POLICY]
+                layer.update_layer(name, r=rank, lora_alpha=alpha, config=LoraConfig(r=rank))  # peft's own way
+                for weights in (layer.lora_A, layer.lora_B):
+                    weights[name].to(torch.float32).requires_grad_(False)
+                layer.set_adapter(POLICY)
+
+
+def whole(x: Tensor) -> Tensor:
+    """A small result that processes may hold parts of."""
+    gathered: Tensor = x.full_tensor() if hasattr(x, "full_tensor") else x
+    return gathered
+
+
 class LoraBank:
     """A `WeightsBank` of adapters: no second model in memory, and none at all for the untouched policy."""
 
@@ -81,7 +117,8 @@ class LoraBank:
         }
 
     def _untouched(self) -> bool:
-        return not any(bool(layer.lora_B[POLICY].weight.any()) for layer in self._layers)
+        """Whether the policy is still the base model; all processes see the same answer."""
+        return all(float(whole(layer.lora_B[POLICY].weight.detach().norm())) == 0.0 for layer in self._layers)
 
     @torch.no_grad()
     def save(self, name: str, decay: float = 0.0) -> None:
@@ -96,17 +133,8 @@ class LoraBank:
 
     def _add(self, name: str) -> None:
         self._base.discard(name)
-        if name in self._names:
-            return
         self._names.add(name)
-        with torch.random.fork_rng(devices=[]):  # peft draws initial values; they are overwritten
-            for layer in self._layers:
-                # the layer's own way of making an adapter: same rank, scale and place as the policy's
-                rank, alpha = layer.r[POLICY], layer.lora_alpha[POLICY]
-                layer.update_layer(name, r=rank, lora_alpha=alpha, config=LoraConfig(r=rank))
-                for weights in (layer.lora_A, layer.lora_B):
-                    weights[name].to(torch.float32).requires_grad_(False)
-                layer.set_adapter(POLICY)
+        reserve_adapter(self.module, name)
 
     def __contains__(self, name: str) -> bool:
         return name in self._base or name in self._names

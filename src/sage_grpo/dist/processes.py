@@ -1,0 +1,92 @@
+"""The processes that share a run: who they are, how they are laid out, and the few things that they tell each other."""
+
+import os
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from sage_grpo.config import ConfigError
+from sage_grpo.dist.device import backend_for, choose_device
+
+REPLICATE, SHARD, SEQUENCE = "replicate", "shard", "sequence"
+
+
+def launched() -> int:
+    """How many processes the launcher (torchrun, SLURM, Kubernetes) started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+class Processes:
+    """The `Comm` of several processes. Rank and world count data-parallel replicas: processes that share a video are one."""
+
+    def __init__(self, mesh: DeviceMesh, device: torch.device) -> None:
+        self.mesh, self.device = mesh, device
+        self.data = mesh[REPLICATE, SHARD]._flatten("data") if mesh.ndim == 3 else mesh
+        self.rank, self.world = self.data.get_local_rank(), self.data.size()
+        self.main = dist.get_rank() == 0  # the one that writes files and talks to people
+
+    @property
+    def weights_mesh(self) -> DeviceMesh:
+        """Over which weights are sharded: data and sequence together, copied along `replicate` if there are copies."""
+        sharded = self.mesh[SHARD, SEQUENCE]._flatten("weights")
+        return self.mesh[REPLICATE, SHARD, SEQUENCE][REPLICATE, "weights"] if self.mesh.size(0) > 1 else sharded
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Concatenated in rank order, equal everywhere; back on the device it came from."""
+        mine = x.to(self.device).contiguous()
+        parts = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(parts, mine, group=self.data.get_group())
+        return torch.cat(parts).to(x.device)
+
+    def mean(self, x: Tensor) -> Tensor:
+        total = x.to(self.device, copy=True)
+        dist.all_reduce(total, group=self.data.get_group())  # a sum: gloo knows no mean
+        return (total / self.world).to(x.device)
+
+    def clip_grad_norm(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
+        return whole(torch.nn.utils.clip_grad_norm_(parameters, limit))
+
+    def everybody(self, value: Any) -> list[Any]:
+        """A small object of every process, in rank order."""
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, value)
+        return found
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+
+def whole(x: Tensor) -> Tensor:
+    """A number that processes hold parts of. Only for small results, never for weights."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def join(processes: int, sequence: int, replicate: int, device: str = "auto", minutes: float = 30.0) -> Processes | None:
+    """Meet the other processes; None when there is one alone."""
+    started = launched()
+    if started != processes:
+        raise ConfigError(
+            f"parallel.processes={processes}, but {started} {'was' if started == 1 else 'were'} started; use "
+            f"`torchrun --nproc-per-node={min(processes, 8)}"
+            + (f" --nnodes={processes // 8}" if processes > 8 else "")
+            + f" -m sage_grpo train …` or parallel.processes={started}"
+        )
+    if processes == 1:
+        return None
+    chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    if not dist.is_initialized():
+        dist.init_process_group(backend_for(chosen), timeout=timedelta(minutes=minutes))
+    shape = (replicate, processes // (replicate * sequence), sequence)
+    return Processes(init_device_mesh(chosen.type, shape, mesh_dim_names=(REPLICATE, SHARD, SEQUENCE)), chosen)
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
