@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from sage_grpo.config import ConfigError, ModelConfig, RecipeConfig
+from sage_grpo.core.anchors import ANCHOR
 from sage_grpo.core.protocols import PromptSource, Reward, VideoModel
 from sage_grpo.data.prompts import open_prompts
 from sage_grpo.dist.device import HOST, choose_device
+from sage_grpo.dist.processes import Processes
+from sage_grpo.dist.shard import fill, shard
 from sage_grpo.rewards.function import CompositeReward, FunctionReward
-from sage_grpo.tuning.prepare import prepare, storage_dtype
+from sage_grpo.tracking.callbacks import EMA
+from sage_grpo.tuning.prepare import initial_weights, prepare, reserve_copies, storage_dtype
 
 MODEL_LIBRARIES = ("diffusers", "transformers", "peft", "accelerate", "ftfy")
 
@@ -60,8 +64,8 @@ def model_settings(config: ModelConfig) -> dict[str, Any]:
     return given | dict(config.options)
 
 
-def build_model(config: RecipeConfig) -> VideoModel:
-    """Load, place and prepare for training."""
+def build_model(config: RecipeConfig, processes: Processes | None = None) -> VideoModel:
+    """Load, place, prepare for training, and share among processes if there are several."""
     factory = resolve(config.model.type, MODELS, "model")
     settings, load = model_settings(config.model), getattr(factory, "from_pretrained", factory)
     known = accepted(factory, load)
@@ -78,14 +82,31 @@ def build_model(config: RecipeConfig) -> VideoModel:
             settings[name] = value
     if "conditions" in known and config.model.path is None:
         raise ConfigError(f"model.path: {config.model.type} needs a checkpoint, a folder or a hub name")
+    if processes and "empty" in known:
+        settings["empty"] = True  # no process ever holds the weights whole
     model: VideoModel = load(config.model.path, **settings)
-    device = choose_device(config.tuning.device)
+    device = processes.device if processes else choose_device(config.tuning.device)
     if hasattr(model, "place"):
         model.place(device, parking=HOST if config.tuning.offload else None)
     else:
         model.module.to(device)
     prepare(model, config.tuning, config.seed)
+    share(model, config, processes)
     return model
+
+
+def share(model: VideoModel, config: RecipeConfig, processes: Processes | None) -> None:
+    """Cut the weights into shards, with the copies that the run will keep of them."""
+    if processes is None:
+        return
+    if config.parallel.sequence > 1:
+        raise ConfigError("parallel.sequence: sharing one video among GPUs is not built yet; use parallel.sequence=1")
+    copies = [ANCHOR] if config.kl.anchor != "none" else []
+    reserve_copies(model, [*copies, EMA] if config.optimizer.ema else copies)
+    shard(model, processes.weights_mesh, getattr(model, "autocast_dtype", None))
+    if any(p.is_meta for p in model.module.parameters()):
+        folder = Path(str(getattr(model, "folder", "")))
+        fill(model, folder, processes.device, lambda name, shape: initial_weights(name, shape, config.seed))
 
 
 def accepted(factory: Any, load: Any) -> set[str]:

@@ -8,8 +8,8 @@ import torch
 from sage_grpo import build
 from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
 from sage_grpo.core.protocols import VideoModel, WeightsBank
+from sage_grpo.dist.checkpoint import checkpoints, load_checkpoint, load_newest
 from sage_grpo.tracking.callbacks import EMA
-from sage_grpo.tracking.checkpoint import checkpoints, load_checkpoint, load_newest
 from sage_grpo.tuning.prepare import adopt, make_bank
 
 

@@ -18,9 +18,10 @@ from sage_grpo import build
 from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
 from sage_grpo.core.loop import Callback, Loop, Metrics
 from sage_grpo.core.protocols import Reward, VideoModel
+from sage_grpo.dist.checkpoint import load_newest, save_checkpoint
+from sage_grpo.dist.processes import join
 from sage_grpo.rewards.function import CompositeReward
-from sage_grpo.tracking.callbacks import Log, Samples, Save, WeightAverage
-from sage_grpo.tracking.checkpoint import load_newest
+from sage_grpo.tracking.callbacks import Agree, Log, Samples, Save, WeightAverage
 from sage_grpo.tracking.environment import describe_environment
 from sage_grpo.tracking.files import atomic_write
 from sage_grpo.tracking.gauge import DriftGauge
@@ -79,11 +80,9 @@ class Trainer:
         console: Console | None = None,
     ) -> None:
         recipe = config if isinstance(config, RecipeConfig) else load_recipe(config or {})
-        if recipe.parallel.processes > 1:
-            raise ConfigError(
-                f"parallel.processes={recipe.parallel.processes}: this version trains in one process; rehearse the "
-                "recipe, or set parallel.processes=1 parallel.sequence=1 and fewer policy.prompts_per_iteration"
-            )
+        layout = recipe.parallel
+        self.processes = join(layout.processes, layout.sequence, layout.replicate, recipe.tuning.device)
+        self.main = self.processes is None or self.processes.main  # writes files and talks to people
         if rewards is not None:
             self.reward: Reward = CompositeReward([build.as_reward(reward) for reward in rewards])
         else:
@@ -94,27 +93,33 @@ class Trainer:
                 )
         self.config = recipe
         if model is None:
-            model = build.build_model(recipe)
+            model = build.build_model(recipe, self.processes)
         else:
             prepare(model, recipe.tuning, recipe.seed)  # a model of your own is trained as the recipe says, too
+            build.share(model, recipe, self.processes)
         self.model = model
         self.prompts = build.build_prompts(recipe, prompts)
-        self.callbacks, self.console = list(callbacks), console or Console()
+        self.callbacks, self.console = (
+            list(callbacks),
+            console if console and self.main else Console(quiet=not self.main),
+        )
         self.folder = Path(recipe.run.out)
         torch.manual_seed(recipe.seed)
         optimizer = build_optimizer(self.model.module, recipe.optimizer)
+        self._parameters = {name for name, _ in self.model.module.named_parameters()}
         self.gauge = DriftGauge(recipe.gauge)
         bank = make_bank(self.model.module)
         try:
-            self.loop = Loop(self.model, self.reward, self.prompts, recipe, optimizer, bank=bank)
+            self.loop = Loop(self.model, self.reward, self.prompts, recipe, optimizer, bank=bank, comm=self.processes)
         except ValueError as error:  # a layout or kernel that the recipe should not have asked for
             raise ConfigError(str(error)) from error
 
     def train(self) -> Result:
         config, loop, started = self.config, self.loop, time.perf_counter()
         resumed = self._resume()
-        self._describe(resumed)
-        trackers = make_trackers(
+        if self.main:
+            self._describe(resumed)
+        trackers = [] if not self.main else make_trackers(
             config.run.trackers, self.folder, config=config.model_dump(mode="json"), name=self.folder.name,
             resume_at=loop.iteration + 1,  # a run killed before its first checkpoint starts over, and so do its curves
         )  # fmt: skip
@@ -122,9 +127,10 @@ class Trainer:
         parts: list[Callback] = [WeightAverage(config.optimizer.ema)] if config.optimizer.ema else []
         parts += [self.gauge, log, *self.callbacks]
         if config.run.sample_every:
-            parts.append(Samples(self.folder / "samples", config, trackers))
+            parts.append(Samples(self.folder / "samples", config, trackers, write=self.main))
         parts.append(ProgressCallback(config.run.iterations, config.rollouts, console=self.console))
-        parts.append(Save(self.folder / "checkpoints", config, {"gauge": self.gauge}))  # last: it saves what they did
+        parts.append(Agree())
+        parts.append(Save(self._save, config, {"gauge": self.gauge}))  # last: it saves what they did
         loop.callbacks = parts
         try:
             with _stop_on_signal(loop):
@@ -137,13 +143,21 @@ class Trainer:
         summarize(result, config, self.console)
         return result
 
+    def _save(self, step: int, state: Mapping[str, Any]) -> None:
+        save_checkpoint(self.folder / "checkpoints", step, state, self.config.run.keep, self.processes)
+
+    def _sharded(self, place: str) -> bool:
+        """Whether a tensor of the saved state is cut like the weights: these are, with their copies and moments."""
+        _, _, section, *rest = place.split("/")
+        return section in ("bank", "optimizer") or (section == "model" and "/".join(rest) in self._parameters)
+
     def _resume(self) -> bool:
         folder = self.folder / "checkpoints"
         if self.config.run.resume == "never":
             if (self.folder / "metrics.jsonl").exists():
                 raise ConfigError(f"{self.folder} holds a run already; use resume: auto to go on, or another run.out")
             return False
-        newest = load_newest(folder)
+        newest = load_newest(folder, self.processes, self._sharded)
         if newest is None:
             return False
         path, state, problems = newest

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from sage_grpo.tracking.checkpoint import load_checkpoint
+from sage_grpo.dist.checkpoint import load_checkpoint
 from sage_grpo.tracking.metrics import read_metrics
 
 RUN = [

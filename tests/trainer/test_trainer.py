@@ -101,7 +101,7 @@ def wait_for_row(folder, step, process):
 
 
 def final_state(folder):
-    from sage_grpo.tracking.checkpoint import load_checkpoint
+    from sage_grpo.dist.checkpoint import load_checkpoint
 
     return load_checkpoint(folder / "checkpoints" / "step-00000012")
 
@@ -152,7 +152,7 @@ def test_interruption_saves_and_ends_cleanly(tmp_path, number):
 
 def test_damaged_checkpoints_are_passed_over(tmp_path):
     make(tmp_path, iterations=4).train()
-    newest = tmp_path / "checkpoints" / "step-00000004" / "tensors.safetensors"
+    newest = tmp_path / "checkpoints" / "step-00000004" / "tensors" / "__0_0.distcp"
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 1
     newest.write_bytes(data)

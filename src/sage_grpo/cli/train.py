@@ -22,6 +22,8 @@ def train(
 
     Ctrl-C finishes the iteration, saves and exits; the same command goes on from there.
 
+    Several GPUs: `torchrun --nproc-per-node=8 -m sage_grpo train hunyuan15-8gpu-lora`
+
     Example: `sage-grpo train lab run.out=runs/first policy.clip=1e-5`
     """
     from sage_grpo.config import dump_recipe, load_recipe
@@ -41,5 +43,9 @@ def train(
     with user_errors():
         trainer = Trainer(config=config, console=Console(stderr=as_json))
         result = trainer.train()
-    if as_json:
+    if as_json and trainer.main:
         print(json.dumps(asdict(result), default=str))
+    if trainer.processes:
+        from sage_grpo.dist.processes import leave
+
+        leave()

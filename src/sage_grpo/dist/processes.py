@@ -1,6 +1,7 @@
 """The processes that share a run: who they are, how they are laid out, and the few things that they tell each other."""
 
 import os
+import sys
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
@@ -29,7 +30,8 @@ class Processes:
         self.mesh, self.device = mesh, device
         self.data = mesh[REPLICATE, SHARD]._flatten("data") if mesh.ndim == 3 else mesh
         self.rank, self.world = self.data.get_local_rank(), self.data.size()
-        self.main = dist.get_rank() == 0  # the one that writes files and talks to people
+        self.global_rank, self.global_world = dist.get_rank(), dist.get_world_size()
+        self.main = self.global_rank == 0  # the one that writes files and talks to people
 
     @property
     def weights_mesh(self) -> DeviceMesh:
@@ -87,6 +89,10 @@ def join(processes: int, sequence: int, replicate: int, device: str = "auto", mi
 
 
 def leave() -> None:
+    """Part from the other processes and end: without this exit, threads of gloo abort some processes on their way out."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)

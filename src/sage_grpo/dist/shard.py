@@ -1,8 +1,7 @@
 """Weights cut into shards by FSDP2, and filled from a checkpoint shard by shard: no process ever holds them whole."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -14,15 +13,18 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from sage_grpo.core.protocols import VideoModel
 
+Adapter = Callable[[str, tuple[int, ...]], Tensor]
+
 
 def shard(model: VideoModel, mesh: DeviceMesh, compute: torch.dtype | None = None) -> None:
     """Each repeated block is a unit that is gathered while it works; the rest of a network is another."""
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32) if compute else MixedPrecisionPolicy()
-    parts = list(model.module.children()) if isinstance(model.module, nn.ModuleDict) else [model.module]
     for block in model.shard_blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    for part in parts:
-        fully_shard(part, mesh=mesh, mp_policy=policy)
+    for part in networks(model).values():
+        # By default the outermost unit stays gathered after a forward pass: copies, anchors and checkpoints made
+        # between passes would then see old or whole weights.
+        fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
 
 
 def local(x: Tensor) -> Tensor:
@@ -47,27 +49,37 @@ class CheckpointFiles:
                 self.files |= dict.fromkeys(file.keys(), path)
 
     def read(self, name: str, part: tuple[slice, ...]) -> Tensor:
+        if name not in self.files:
+            raise KeyError(f"the checkpoint has no {name}")
         with safe_open(self.files[name], "pt") as file:
             found: Tensor = file.get_slice(name)[part] if part else file.get_tensor(name)
             return found
 
 
 @torch.no_grad()
-def fill(part: nn.Module, files: CheckpointFiles, made_here: Mapping[str, Tensor]) -> Iterator[str]:
-    """Copy every parameter's shard from the checkpoint, or from `made_here` where the checkpoint has none (adapters).
+def fill(model: VideoModel, folder: Path, device: torch.device, adapter: Adapter) -> None:
+    """Give room to shards that have none yet, and read each process's part of every weight from the checkpoint.
 
-    Yields the names as they are filled; a parameter found in neither is an error.
+    `adapter(name, shape)` makes the weights that a checkpoint does not have.
     """
-    for name, parameter in part.named_parameters():
-        source = name.replace(".base_layer.", ".")
-        if name in made_here:
-            value = made_here[name][my_slice(parameter)]
-        elif source in files.files:
-            value = files.read(source, my_slice(parameter))
-        else:
-            raise KeyError(f"the checkpoint has no {source}")
-        local(parameter).copy_(value)
-        yield name
+    for component, part in networks(model).items():
+        files, buffers = CheckpointFiles(folder / component), {n: b.clone() for n, b in part.named_buffers()}
+        part.to_empty(device=device)
+        for name, buffer in part.named_buffers():
+            buffer.copy_(files.read(name, my_slice(buffer)) if name in files.files else buffers[name])
+        prefix = f"{component}." if isinstance(model.module, nn.ModuleDict) else ""
+        for name, parameter in part.named_parameters():
+            if ".lora_" in name:
+                value = adapter(prefix + name, tuple(parameter.shape))[my_slice(parameter)]
+            else:
+                value = files.read(name.replace(".base_layer.", "."), my_slice(parameter))
+            local(parameter).copy_(value)
+
+
+def networks(model: VideoModel) -> dict[str, nn.Module]:
+    """What is trained, by its name in the checkpoint."""
+    module = model.module
+    return dict(module.items()) if isinstance(module, nn.ModuleDict) else {"transformer": module}
 
 
 def bytes_held(module: nn.Module) -> int:

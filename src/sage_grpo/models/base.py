@@ -4,7 +4,6 @@ An adapter adds what differs: how a text becomes tensors, how the transformer is
 docs/add-a-model.md.
 """
 
-import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,13 +17,12 @@ from torch import Tensor, nn
 
 from sage_grpo.core.protocols import Condition, Prompt
 from sage_grpo.models.conditions import ConditionStore, fingerprint
+from sage_grpo.models.loading import ModelError, empty_parts, read_image
+
+__all__ = ["NEGATIVE", "DiffusersModel", "ModelError", "read_image"]
 
 NEGATIVE = "negative_"
 Gradient = Literal["both", "conditional"]
-
-
-class ModelError(ValueError):
-    """The checkpoint or the request does not fit the model: what is wrong and the nearest fix."""
 
 
 class DiffusersModel(ABC):
@@ -56,6 +54,7 @@ class DiffusersModel(ABC):
         conditions: str | Path | None = None,
     ) -> None:
         self.pipe = pipe
+        self.folder: str | None = None  # of the checkpoint
         for denoiser in self._denoisers():
             denoiser.requires_grad_(True).eval()
         for name in (*self.encoders, "vae"):
@@ -116,15 +115,18 @@ class DiffusersModel(ABC):
 
     @classmethod
     def from_pretrained(
-        cls, path: str, *, dtype: torch.dtype | None = None, revision: str | None = None, **settings: Any
-    ) -> "DiffusersModel":
-        """Real loading code: a folder or hub name; safetensors only."""
+        cls, path: str, *, dtype: torch.dtype | None = None, revision: str | None = None, empty: bool = False,
+        **settings: Any,
+    ) -> "DiffusersModel":  # fmt: skip
+        """Real loading code: a folder or hub name; safetensors only. `empty` leaves out the weights to be trained."""
         if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
             raise ModelError(f"model.path: there is no folder {path}")
         kinds = {"default": dtype or torch.float32} | dict.fromkeys(cls.float32_parts, torch.float32)
         try:
+            folder = path if Path(path).is_dir() or not empty else cls.pipeline_class.download(path, revision=revision)
+            parts = empty_parts(cls.pipeline_class, folder, cls.denoisers, kinds["default"]) if empty else {}
             pipe = cls.pipeline_class.from_pretrained(
-                path, dtype=kinds, revision=revision, use_safetensors=True, **cls.components(path)
+                folder, dtype=kinds, revision=revision, use_safetensors=True, **parts
             )
         except (OSError, ValueError, TypeError) as error:
             raise ModelError(
@@ -132,12 +134,9 @@ class DiffusersModel(ABC):
                 f"{str(error).splitlines()[0]}"
             ) from error
         pipe.set_progress_bar_config(disable=True)
-        return cls(pipe, **settings)
-
-    @classmethod
-    def components(cls, path: str) -> dict[str, Any]:
-        """Components that the checkpoint's own index does not name."""
-        return {}
+        model = cls(pipe, **settings)
+        model.folder = str(folder)
+        return model
 
     def _denoisers(self) -> list[Any]:
         found = [getattr(self.pipe, name, None) for name in self.denoisers]
@@ -170,7 +169,8 @@ class DiffusersModel(ABC):
         """Move to the device; with `parking`, encoders and decoder only visit it."""
         self.parking = parking if parking != device else None
         for part in self._denoisers():
-            part.to(device)
+            if not self._layer.weight.is_meta:  # weights that are left out come later, shard by shard
+                part.to(device)
         for name in (*self.encoders, "vae"):
             if (waiting := getattr(self.pipe, name, None)) is not None:
                 waiting.to(self.parking or device)
@@ -265,19 +265,3 @@ class DiffusersModel(ABC):
     def pixel_step(self) -> int:
         """Height and width are multiples of this."""
         return 1
-
-
-def read_image(prompt: Prompt) -> Image.Image:
-    """The `image` column: a picture, a path, or encoded bytes as datasets store them. Never a URL."""
-    value = prompt.columns.get("image")
-    if isinstance(value, Mapping):
-        value = io.BytesIO(value["bytes"]) if value.get("bytes") else value.get("path")
-    if value is None or value == "":
-        raise ModelError(f"image-to-video needs a column `image`; the prompt {prompt.text[:60]!r} has none")
-    if isinstance(value, Image.Image):
-        return value.convert("RGB")
-    try:
-        with Image.open(value) as image:
-            return image.convert("RGB")
-    except OSError as error:
-        raise ModelError(f"image of the prompt {prompt.text[:60]!r} cannot be read: {error}") from error

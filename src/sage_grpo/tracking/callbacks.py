@@ -1,6 +1,6 @@
 """What hangs on a run: averaged weights, logs, sample videos, checkpoints."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from sage_grpo.core.rollout import sample
 from sage_grpo.core.update import UpdateResult
 from sage_grpo.math.kernels import kernel_table
 from sage_grpo.math.schedule import sigma_schedule
-from sage_grpo.tracking.checkpoint import save_checkpoint
 from sage_grpo.tracking.metrics import Tracker
 from sage_grpo.tracking.video import contact_sheet, write_mp4
 
@@ -79,8 +78,8 @@ class Log(Callback):
 class Samples(Callback):
     """Videos at fixed seeds, so that what changes is the policy."""
 
-    def __init__(self, folder: Path, config: RecipeConfig, trackers: Sequence[Tracker]) -> None:
-        self.folder, self.config, self.trackers = folder, config, trackers
+    def __init__(self, folder: Path, config: RecipeConfig, trackers: Sequence[Tracker], *, write: bool = True) -> None:
+        self.folder, self.config, self.trackers, self.writes = folder, config, trackers, write
 
     def on_start(self, loop: Loop) -> None:
         if loop.iteration == 0:
@@ -94,6 +93,8 @@ class Samples(Callback):
         prompts = list(loop.prompts(0, self.config.run.samples))
         with loop.bank.using(EMA) if EMA in loop.bank else nullcontext():
             videos = loop.model.decode(generate(loop.model, prompts, self.config, range(len(prompts)))).cpu()
+        if not self.writes:  # every process generates, for the weights are shared; one writes
+            return
         folder = self.folder / f"{loop.iteration:06d}"
         folder.mkdir(parents=True, exist_ok=True)
         for i, video in enumerate(videos):
@@ -104,11 +105,22 @@ class Samples(Callback):
         contact_sheet(folder / "sheet.png", rows, title=f"iteration {loop.iteration}, fixed seeds")
 
 
+class Agree(Callback):
+    """If one process is asked to stop, all of them stop after the same iteration."""
+
+    def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
+        asked = loop.comm.mean(torch.tensor([float(loop.stop_reason is not None)])).item() > 0
+        if asked and loop.stop_reason is None:
+            loop.stop("another process was asked to stop")
+
+
 class Save(Callback):
     """A checkpoint every few iterations, and when the run ends or is interrupted."""
 
-    def __init__(self, folder: Path, config: RecipeConfig, parts: Mapping[str, Any]) -> None:
-        self.folder, self.config, self.parts = folder, config, parts
+    def __init__(
+        self, save: Callable[[int, Mapping[str, Any]], object], config: RecipeConfig, parts: Mapping[str, Any]
+    ) -> None:
+        self.save, self.config, self.parts = save, config, parts
         self.saved_at: int | None = None
 
     def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
@@ -125,5 +137,5 @@ class Save(Callback):
             "parts": {name: part.state_dict() for name, part in self.parts.items()},
             "prompts": getattr(loop.prompts, "fingerprint", None),
         }
-        save_checkpoint(self.folder, loop.iteration, state, self.config.run.keep)
+        self.save(loop.iteration, state)
         self.saved_at = loop.iteration

@@ -75,15 +75,19 @@ class DriftGauge(Callback):
         self.latest = {}
         if self.config.every and loop.iteration % self.config.every == 0:
             first = rollouts.trajectories[0]
-            x0 = torch.cat([t.x0 for t in rollouts.trajectories])
+            x0, group = torch.cat([t.x0 for t in rollouts.trajectories]), loop.config.policy.num_generations
+            if len(x0) % group:  # a group spans processes
+                x0 = loop.comm.gather(x0)
             videos = torch.cat([v.cpu() for v in rollouts.videos])
             raw = {
                 "base_error": base_error(loop, first),
-                "diversity": diversity(x0, loop.config.policy.num_generations),
+                "diversity": diversity(x0, group),
             }
-            raw |= look(videos)
+            raw |= look(videos) | {"kl_initial": initial_kl(loop, first)}
+            mean = loop.comm.mean(torch.tensor(list(raw.values()), dtype=torch.float64)).tolist()
+            raw = dict(zip(raw, mean, strict=True))  # all processes see, and decide, the same
             self.base = self.base or raw
-            self.latest = self.relative(raw) | {"kl_initial": initial_kl(loop, first)}
+            self.latest = self.relative(raw) | {"kl_initial": raw["kl_initial"]}
 
     def relative(self, raw: Metrics) -> Metrics:
         """Ratios to the start, and differences where a share of the range is meant."""

@@ -31,23 +31,20 @@ def add_lora(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
     with torch.random.fork_rng(devices=[]):  # peft draws initial values; ours follow from seed and name alone
         for part in denoisers(model.module):
             _inject(part, _lora_config(config, targets, unused), POLICY)
-    for name, weight in initial_adapters(model.module, seed):
-        if not weight.is_meta:
-            with torch.no_grad():
-                dict(model.module.named_parameters())[name].copy_(weight)
+    with torch.no_grad():
+        for name, parameter in model.module.named_parameters():
+            if ".lora_" in name and not parameter.is_meta:
+                parameter.copy_(initial_adapter(name, tuple(parameter.shape), seed))
     for layer in lora_layers(model.module):
         layer.set_adapter(POLICY)
 
 
-def initial_adapters(module: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
+def initial_adapter(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """B is 0 and A is what peft would draw (uniform, ±1/√inputs), the same on every process and in every layout."""
-    for place, layer in module.named_modules():
-        if isinstance(layer, LoraLayer):
-            for name in layer.lora_A:
-                shape = layer.lora_A[name].weight.shape
-                drawn = keyed_rng(seed, "lora", place).uniform(-1, 1, tuple(shape)) / shape[1] ** 0.5
-                yield f"{place}.lora_A.{name}.weight", torch.from_numpy(drawn).float()
-                yield f"{place}.lora_B.{name}.weight", torch.zeros(layer.lora_B[name].weight.shape)
+    if ".lora_B." in name:
+        return torch.zeros(shape)
+    drawn = keyed_rng(seed, "lora", name.split(".lora_A.", maxsplit=1)[0]).uniform(-1, 1, shape) / shape[1] ** 0.5
+    return torch.from_numpy(drawn).float()
 
 
 def _lora_config(config: TuningConfig, targets: Sequence[str], unused: Sequence[str]) -> LoraConfig:
@@ -64,7 +61,7 @@ def _inject(part: Any, config: LoraConfig, name: str) -> None:
         inject_adapter_in_model(config, part, name)
     for layer in lora_layers(part):
         for weights in (layer.lora_A, layer.lora_B):
-            weights[name].to(torch.float32)
+            weights[name].to(layer.get_base_layer().weight.device, torch.float32)
         layer.cast_input_dtype_enabled = False  # autocast casts, and keeps no fp32 copy of the activations
 
 
@@ -90,7 +87,7 @@ def reserve_adapter(module: nn.Module, name: str) -> None:
                 rank, alpha = layer.r[POLICY], layer.lora_alpha[POLICY]
                 layer.update_layer(name, r=rank, lora_alpha=alpha, config=LoraConfig(r=rank))  # peft's own way
                 for weights in (layer.lora_A, layer.lora_B):
-                    weights[name].to(torch.float32).requires_grad_(False)
+                    weights[name].to(layer.get_base_layer().weight.device, torch.float32).requires_grad_(False)
                 layer.set_adapter(POLICY)
 
 

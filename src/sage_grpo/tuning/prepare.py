@@ -1,6 +1,7 @@
 """A loaded model made ready for training: what is trained, in which precision, with which savings of memory."""
 
 import re
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -68,6 +69,22 @@ def set_attention(part: nn.Module, backend: str) -> None:
         raise TuningError(
             f"tuning.attention={backend!r} cannot be used here: {error}; leave it out for native"
         ) from error
+
+
+def reserve_copies(model: VideoModel, names: Sequence[str]) -> None:
+    """Adapters for the copies of a run, made before weights are sharded; plain copies are made when they are needed."""
+    if has_adapters(model.module):
+        from sage_grpo.tuning.lora import reserve_adapter  # noqa: PLC0415 - peft is an extra
+
+        for name in names:
+            reserve_adapter(model.module, name)
+
+
+def initial_weights(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    """Of an adapter: what no checkpoint holds."""
+    from sage_grpo.tuning.lora import initial_adapter  # noqa: PLC0415 - peft is an extra
+
+    return initial_adapter(name, shape, seed)
 
 
 @torch.no_grad()

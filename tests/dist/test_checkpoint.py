@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from sage_grpo.tracking.checkpoint import DamagedCheckpoint, checkpoints, load_checkpoint, load_newest, save_checkpoint
+from sage_grpo.dist.checkpoint import DamagedCheckpoint, checkpoints, load_checkpoint, load_newest, save_checkpoint
 
 STATE = {
     "weights": {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(3)},
@@ -41,7 +41,7 @@ def test_retention_and_order(tmp_path):
     assert [p.name for p in checkpoints(tmp_path)] == ["step-00000002", "step-00000010"]
 
 
-@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("name", ["tensors/__0_0.distcp", "tensors/.metadata", "state.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["truncate", "flip", "delete"])
 def test_damage_to_any_file_is_found_and_passed_over(tmp_path, name, damage):
     save_checkpoint(tmp_path, 1, STATE)

@@ -1,0 +1,50 @@
+"""Checkpoints without their weights, and pictures from wherever prompts keep them."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import diffusers
+import torch
+from PIL import Image
+
+from sage_grpo.core.protocols import Prompt
+
+
+class ModelError(ValueError):
+    """The checkpoint or the request does not fit the model: what is wrong and the nearest fix."""
+
+
+def empty_parts(pipeline: Any, folder: str, names: Sequence[str], dtype: torch.dtype) -> dict[str, Any]:
+    """The networks of a checkpoint without their weights, in the precision that loading them would give."""
+    from accelerate import init_empty_weights  # noqa: PLC0415 - only for several processes
+
+    index, parts = pipeline.load_config(folder), {}
+    for name in names:
+        kind = (index.get(name) or [None, None])[1]
+        if kind is not None:
+            network = getattr(diffusers, kind)
+            with init_empty_weights(include_buffers=False):
+                part = network.from_config(network.load_config(folder, subfolder=name))
+            kept = part._keep_in_fp32_modules or []
+            for place, parameter in part.named_parameters():
+                if not any(word in place.split(".") for word in kept):
+                    parameter.data = parameter.data.to(dtype)
+            parts[name] = part
+    return parts
+
+
+def read_image(prompt: Prompt) -> Image.Image:
+    """The `image` column: a picture, a path, or encoded bytes as datasets store them. Never a URL."""
+    value = prompt.columns.get("image")
+    if isinstance(value, Mapping):
+        value = io.BytesIO(value["bytes"]) if value.get("bytes") else value.get("path")
+    if value is None or value == "":
+        raise ModelError(f"image-to-video needs a column `image`; the prompt {prompt.text[:60]!r} has none")
+    if isinstance(value, Image.Image):
+        return value.convert("RGB")
+    try:
+        with Image.open(value) as image:
+            return image.convert("RGB")
+    except OSError as error:
+        raise ModelError(f"image of the prompt {prompt.text[:60]!r} cannot be read: {error}") from error

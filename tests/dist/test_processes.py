@@ -1,0 +1,130 @@
+"""Several processes give what one gives: the same draws to the bit, the same weights to 1e-6, in every layout."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sage_grpo.config import ConfigError, load_recipe
+from sage_grpo.dist.device import DeviceError, backend_for, choose_device
+from sage_grpo.dist.processes import join
+
+TESTS = Path(__file__).parents[1]
+
+
+def launch(folder, processes, *cases, **environment):
+    settings = os.environ | {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"} | environment
+    launcher = [sys.executable, "-m"]
+    if processes > 1:
+        launcher += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+    done = subprocess.run(
+        [*launcher, "dist.worker", str(folder), *cases], env=settings, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def result(folder, name):
+    return torch.load(folder / f"{name}.pt", weights_only=True)
+
+
+def assert_alike(one, other, limit=1e-6):
+    assert one["updates"] == other["updates"] == 10
+    assert all(torch.equal(a, b) for a, b in zip(one["noise"][1::2], other["noise"][1::2], strict=True))
+    assert torch.equal(one["noise"][0], other["noise"][0])  # the start of the first rollout, before any update
+    assert one["scores"][0].shape == other["scores"][0].shape == (8, 1)
+    off = max((one["weights"][n] - other["weights"][n]).abs().max().item() for n in one["weights"])
+    assert off <= limit, f"weights differ by {off:.2e}"
+    return off
+
+
+@pytest.mark.parametrize("cases", [("shapes-full", "wan-lora"), ("hunyuan15-lora",), ("wan-full", "shapes-lora")])
+def test_two_processes_equal_one(tmp_path, cases):
+    launch(tmp_path, 1, *cases)
+    launch(tmp_path, 2, *cases)
+    for case in cases:
+        one, two = result(tmp_path, f"{case}-1"), result(tmp_path, f"{case}-2")
+        print(f"{case}: weights after 10 updates differ by {assert_alike(one, two):.1e}; held {two['held']:.3f}")
+        assert two["held"] <= 0.6  # of all parameters, anchor and average adapters included
+        assert one["held"] == 1.0
+        assert two["before"] == (1.0 if case.startswith("shapes") else 0.0)  # read shard by shard, never whole
+
+
+def test_copies_of_shards_equal_one_process(tmp_path):
+    """HSDP, 2 × 2: weights in two copies, each cut in two."""
+    launch(tmp_path, 1, "shapes-full", "wan-lora")
+    launch(tmp_path, 4, "shapes-full", "wan-lora", REPLICATE="2")
+    for case in ("shapes-full", "wan-lora"):
+        one, four = result(tmp_path, f"{case}-1"), result(tmp_path, f"{case}-4")
+        assert_alike(one, four)
+        assert four["held"] <= 0.6
+
+
+def test_half_precision_and_recomputation_in_shards(tmp_path):
+    """bf16 with fp32 weights: the gate holds (replay equals rollout exactly), and the run stays near that of one process."""
+    cases = ("wan-lora-bf16:2", "wan-full-bf16:2")
+    launch(tmp_path, 1, *cases)
+    launch(tmp_path, 2, *cases)
+    for case in ("wan-lora-bf16", "wan-full-bf16"):
+        one, two = result(tmp_path, f"{case}-1"), result(tmp_path, f"{case}-2")
+        assert {w.dtype for w in two["weights"].values()} == {torch.float32}
+        assert torch.equal(one["noise"][0], two["noise"][0])
+        off = max((one["weights"][n] - two["weights"][n]).abs().max().item() for n in one["weights"])
+        assert off <= 2e-4  # four updates of at most 1e-5 each, either way
+
+
+def test_the_command_under_torchrun(tmp_path):
+    settings = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "sage_grpo", "train", "lab",
+               "parallel.processes=2", "policy.batch_size=16", "run.iterations=2", f"run.out={tmp_path}", "--json"]  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", *command], env=settings, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1])["iterations"] == 2
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2  # written once
+    assert (tmp_path / "checkpoints" / "step-00000002" / "tensors" / "__1_0.distcp").exists()
+
+
+def test_number_of_processes_may_change_between_resumes(tmp_path):
+    """2 → 1 → 4 → 2 processes end as one that never changed."""
+    launch(tmp_path, 1, "shapes-full:5", "wan-lora:5", SUFFIX="whole")
+    for iterations, processes in ((2, 2), (3, 1), (4, 4), (5, 2)):
+        launch(tmp_path, processes, f"shapes-full:{iterations}", f"wan-lora:{iterations}", SUFFIX="parts")
+    for case in ("shapes-full", "wan-lora"):
+        one, other = result(tmp_path, f"{case}-whole"), result(tmp_path, f"{case}-parts")
+        assert torch.equal(one["noise"][-1], other["noise"][-1])
+        off = max((one["weights"][n] - other["weights"][n]).abs().max().item() for n in one["weights"])
+        assert off <= 1e-6
+        assert one["updates"] == other["updates"]
+        assert one["copies"] == other["copies"]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "policy", "message"),
+    [
+        ({"processes": 6, "sequence": 4}, {}, "sequence=4 × replicate=1 does not divide processes=6; use processes=8"),
+        ({"processes": 8, "replicate": 3}, {}, "use processes=9 or replicate=2"),
+        ({"processes": 4}, {"prompts_per_iteration": 3, "batch_size": 2}, "do not divide into 4 replicas"),
+    ],
+)
+def test_layouts_are_checked_with_the_nearest_fix(parallel, policy, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipe({"parallel": parallel, "policy": policy})
+
+
+def test_launch_that_does_not_fit_the_recipe(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert join(1, 1, 1) is None
+    with pytest.raises(ConfigError, match=r"processes=64, but 1 was started; use `torchrun --nproc-per-node=8 --nnodes=8"):
+        join(64, 2, 1)
+
+
+def test_device_and_backend():
+    assert choose_device("cpu").type == "cpu"
+    assert backend_for(torch.device("cpu")) == "gloo"
+    assert "nccl" in backend_for(torch.device("cuda"))
+    for name, message in (("cuda", "not available here"), ("nonsense", "is not a device")):
+        with pytest.raises(DeviceError, match=message):
+            choose_device(name)
