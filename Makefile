@@ -6,7 +6,7 @@ SEEDS  ?= 10
 KILLS  ?= 10
 ROUNDS ?= 24
 
-.PHONY: setup check lint format types test figures trust-regions lab claims chaos overhead wheel clean
+.PHONY: setup check lint format types test figures trust-regions lab claims chaos chaos-processes overhead wheel clean
 setup:            ## virtual environment with the pinned versions
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install torch==2.13.0
@@ -42,6 +42,9 @@ claims:           ## regenerate docs/claims/: figures, results.json and the tabl
 
 chaos:            ## kill a lab run at random moments, resume, compare to the bit: make chaos KILLS=10
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m e2e.chaos --kills $(KILLS)
+
+chaos-processes:  ## kill processes of a distributed run, which torchrun restarts: make chaos-processes KILLS=30
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m dist.chaos --kills $(KILLS)
 
 overhead:         ## time of an iteration against a bare loop of the same passes: make overhead ROUNDS=24
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m e2e.overhead --rounds $(ROUNDS)
