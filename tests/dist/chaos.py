@@ -1,6 +1,6 @@
 """Kill processes of a run at random moments; torchrun starts them again, and the end must be that of an unbroken run.
 
-    python -m dist.chaos --kills 30
+python -m dist.chaos --kills 30
 """
 
 import argparse
@@ -26,7 +26,12 @@ def command(folder, case, restarts):
 
 def environment(suffix):
     # without the last one restarted processes find keys of the dead ones in the meeting place, and hang
-    own = {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1", "SUFFIX": suffix, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    own = {
+        "PYTHONPATH": str(TESTS),
+        "OMP_NUM_THREADS": "1",
+        "SUFFIX": suffix,
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
     return os.environ | own
 
 
@@ -39,8 +44,9 @@ def run(folder, kills, iterations, rng):
     """Weights of an unbroken and of a killed run, and how many kills met a living process."""
     case = f"shapes-full:{iterations}"
     subprocess.run(command(folder, case, 0), env=environment("whole"), check=True, capture_output=True)
+    log = (folder / "log.txt").open("w+")  # a pipe that nobody reads would fill up and stop the launcher
     launcher = subprocess.Popen(
-        command(folder, case, kills + 5), env=environment("killed"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command(folder, case, kills + 5), env=environment("killed"), stdout=log, stderr=subprocess.STDOUT
     )
     done, checkpoints = 0, folder / "shapes-full-killed" / "checkpoints"
     while done < kills and launcher.poll() is None:
@@ -54,8 +60,8 @@ def run(folder, kills, iterations, rng):
             os.kill(rng.choice(alive), signal.SIGKILL)
             done += 1
             print(f"kill {done} of {kills}, newest checkpoint {newest.name if newest else 'none'}", flush=True)
-    output = launcher.communicate(timeout=600)[0].decode()
-    assert launcher.returncode == 0, output[-3000:]
+    code = launcher.wait(timeout=600)
+    assert code == 0, (folder / "log.txt").read_text()[-3000:]
     ends = [torch.load(folder / f"shapes-full-{name}.pt", weights_only=True)["weights"] for name in ("whole", "killed")]
     return *ends, done
 

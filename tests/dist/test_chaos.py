@@ -3,6 +3,7 @@
 import random
 
 import torch
+
 from dist.chaos import run
 
 

@@ -64,7 +64,7 @@ def test_copies_of_shards_equal_one_process(tmp_path):
 
 
 def test_half_precision_and_recomputation_in_shards(tmp_path):
-    """bf16 with fp32 weights: the gate holds (replay equals rollout exactly), and the run stays near that of one process."""
+    """bf16 with fp32 weights: the gate holds (replay equals rollout exactly), and the run stays near one process's."""
     cases = ("wan-lora-bf16:2", "wan-full-bf16:2")
     launch(tmp_path, 1, *cases)
     launch(tmp_path, 2, *cases)
@@ -79,7 +79,8 @@ def test_half_precision_and_recomputation_in_shards(tmp_path):
 def test_the_command_under_torchrun(tmp_path):
     settings = os.environ | {"OMP_NUM_THREADS": "1"}
     command = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "sage_grpo", "train", "lab",
-               "parallel.processes=2", "policy.batch_size=16", "run.iterations=2", f"run.out={tmp_path}", "--json"]  # fmt: skip
+               "parallel.processes=2", "policy.batch_size=16", "run.iterations=2", f"run.out={tmp_path}",
+               "--json"]  # fmt: skip
     done = subprocess.run([sys.executable, "-m", *command], env=settings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1])["iterations"] == 2
@@ -117,7 +118,9 @@ def test_layouts_are_checked_with_the_nearest_fix(parallel, policy, message):
 def test_launch_that_does_not_fit_the_recipe(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert join(1, 1, 1) is None
-    with pytest.raises(ConfigError, match=r"processes=64, but 1 was started; use `torchrun --nproc-per-node=8 --nnodes=8"):
+    with pytest.raises(
+        ConfigError, match=r"processes=64, but 1 was started; use `torchrun --nproc-per-node=8 --nnodes=8"
+    ):
         join(64, 2, 1)
 
 

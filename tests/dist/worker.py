@@ -19,7 +19,9 @@ from sage_grpo.models import contract
 from sage_grpo.trainer import Trainer
 
 CASES = {
-    f"{kind}-{mode}": {"kind": kind, "mode": mode} for kind in ("shapes", "hunyuan15", "wan") for mode in ("lora", "full")
+    f"{kind}-{mode}": {"kind": kind, "mode": mode}
+    for kind in ("shapes", "hunyuan15", "wan")
+    for mode in ("lora", "full")
 }
 HALF = {"precision": "bfloat16", "gradient_checkpointing": True}
 CASES |= {f"wan-{mode}-bf16": {"kind": "wan", "mode": mode, **HALF} for mode in ("lora", "full")}
@@ -90,8 +92,9 @@ def run(folder, case, iterations, **layout):
     held, everything = bytes_held(module), sum(p.numel() * p.element_size() for p in module.parameters())
     copies = trainer.loop.bank.state_dict()
     if trainer.main:
-        torch.save({"weights": trained, "noise": drawn.noise, "scores": drawn.scores, "updates": trainer.loop.updates,
-                    "held": held / everything, "before": before[-1] / everything, "copies": sorted(copies)}, out.with_suffix(".pt"))  # fmt: skip
+        end = {"weights": trained, "noise": drawn.noise, "scores": drawn.scores, "updates": trainer.loop.updates}
+        shares = {"held": held / everything, "before": before[-1] / everything}
+        torch.save(end | shares | {"copies": sorted(copies)}, out.with_suffix(".pt"))
 
 
 def main():

@@ -1,7 +1,7 @@
 """Checkpoints that are whole or not there, written by every process for its own shards and read in any layout.
 
 A checkpoint is a folder: tensors in the format of torch's distributed checkpoints (DCP), everything else as JSON, and a
-manifest with the hash of each file, written last. DCP's own index is a pickle: nothing is read before its hash is right.
+manifest with the hash of each file, written last. DCP's own index is a pickle: nothing is read before its hash fits.
 """
 
 import hashlib
@@ -128,7 +128,9 @@ def _problem(path: Path, names: list[str], hashes: Mapping[str, str]) -> str | N
     return f"{path / wrong} is not the file that was saved" if wrong else None
 
 
-def load_checkpoint(path: Path, processes: Processes | None = None, sharded: Sharded = lambda place: False) -> dict[str, Any]:
+def load_checkpoint(
+    path: Path, processes: Processes | None = None, sharded: Sharded = lambda place: False
+) -> dict[str, Any]:
     """Check every hash, each process some of them, then read this process's shards in today's layout."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
@@ -148,7 +150,9 @@ def load_checkpoint(path: Path, processes: Processes | None = None, sharded: Sha
     def room(entry: Mapping[str, Any]) -> Any:
         place, dtype = entry["tensor"], getattr(torch, entry["dtype"])
         cut = mesh is not None and bool(entry["shape"]) and sharded(place)
-        tensors[place] = _shards(entry["shape"], dtype, mesh) if cut and mesh else torch.empty(entry["shape"], dtype=dtype)
+        tensors[place] = (
+            _shards(entry["shape"], dtype, mesh) if cut and mesh else torch.empty(entry["shape"], dtype=dtype)
+        )
         return tensors[place]
 
     state = _unpack(packed, room)

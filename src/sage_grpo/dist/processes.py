@@ -24,7 +24,7 @@ def launched() -> int:
 
 
 class Processes:
-    """The `Comm` of several processes. Rank and world count data-parallel replicas: processes that share a video are one."""
+    """The `Comm` of several processes. Rank and world count replicas: processes that share a video are one."""
 
     def __init__(self, mesh: DeviceMesh, device: torch.device) -> None:
         self.mesh, self.device = mesh, device
@@ -69,7 +69,9 @@ def whole(x: Tensor) -> Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def join(processes: int, sequence: int, replicate: int, device: str = "auto", minutes: float = 30.0) -> Processes | None:
+def join(
+    processes: int, sequence: int, replicate: int, device: str = "auto", minutes: float = 30.0
+) -> Processes | None:
     """Meet the other processes; None when there is one alone."""
     started = launched()
     if started != processes:
@@ -89,7 +91,7 @@ def join(processes: int, sequence: int, replicate: int, device: str = "auto", mi
 
 
 def leave() -> None:
-    """Part from the other processes and end: without this exit, threads of gloo abort some processes on their way out."""
+    """Part from the other processes and end: without this exit, threads of gloo abort some on their way out."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

@@ -18,7 +18,9 @@ Adapter = Callable[[str, tuple[int, ...]], Tensor]
 
 def shard(model: VideoModel, mesh: DeviceMesh, compute: torch.dtype | None = None) -> None:
     """Each repeated block is a unit that is gathered while it works; the rest of a network is another."""
-    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32) if compute else MixedPrecisionPolicy()
+    policy = (
+        MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32) if compute else MixedPrecisionPolicy()
+    )
     for block in model.shard_blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     for part in networks(model).values():
@@ -85,5 +87,3 @@ def networks(model: VideoModel) -> dict[str, nn.Module]:
 def bytes_held(module: nn.Module) -> int:
     """Of parameters on this process."""
     return sum(local(p).numel() * p.element_size() for p in module.parameters())
-
-
