@@ -54,7 +54,8 @@ def resolve(name: str, known: dict[str, str], kind: str) -> Any:
             raise ConfigError(f"model {name!r} needs {error.name}: pip install 'sage-grpo[models]'") from error
         raise ConfigError(f"{kind} {name!r} cannot be imported: {error}") from error
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{kind} {name!r} cannot be imported: {error}") from error
+        old = "; is a library too old? pip install -U 'sage-grpo[models]'" if name in MODELS else ""
+        raise ConfigError(f"{kind} {name!r} cannot be imported: {error}{old}") from error
     return found
 
 

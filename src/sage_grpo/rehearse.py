@@ -164,7 +164,9 @@ def rehearse(
         name for name, p in first.model.module.named_parameters() if name in start and not torch.equal(p, start[name])
     ]
     if not moved:
-        raise RuntimeError("the update changed no weight: the rewards are all equal or the learning rate is too small")
+        raise ConfigError(
+            "the update changed no weight: all rewards of a group are equal, or optimizer.lr is too small"
+        )
     told.facts |= {"trained parameters": sum(v.numel() for v in start.values()), "changed tensors": len(moved),
                    "of tensors": len(start), "updates": first.loop.updates}  # fmt: skip
     del first

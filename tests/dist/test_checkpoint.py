@@ -89,3 +89,10 @@ def test_only_plain_data_is_saved(tmp_path):
 def test_json_is_readable(tmp_path):
     path = save_checkpoint(tmp_path, 1, STATE)
     assert json.loads((path / "manifest.json").read_text())["step"] == 1
+
+
+def test_an_earlier_format_is_named(tmp_path):
+    path = save_checkpoint(tmp_path, 1, STATE)
+    (path / "manifest.json").write_text(json.dumps({"step": 1, "sha256": {"tensors.safetensors": "0"}}))
+    with pytest.raises(DamagedCheckpoint, match="earlier version's format"):
+        load_checkpoint(path)

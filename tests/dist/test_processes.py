@@ -41,39 +41,32 @@ def assert_alike(one, other, limit=1e-6):
     return off
 
 
-@pytest.mark.parametrize("cases", [("shapes-full", "wan-lora"), ("hunyuan15-lora",), ("wan-full", "shapes-lora")])
-def test_two_processes_equal_one(tmp_path, cases):
-    launch(tmp_path, 1, *cases)
-    launch(tmp_path, 2, *cases)
-    for case in cases:
+EXACT = ("shapes-full", "shapes-lora", "hunyuan15-lora", "wan-full", "wan-lora")
+HALF = ("wan-lora-bf16", "wan-full-bf16")
+COPIED = ("shapes-full", "wan-lora")
+
+
+def test_every_layout_equals_one_process(tmp_path):
+    """Two shards; two copies of two shards (HSDP); half precision with recomputation. One launch for each layout."""
+    launch(tmp_path, 1, *EXACT, *(f"{case}:2" for case in HALF))
+    launch(tmp_path, 2, *EXACT, *(f"{case}:2" for case in HALF))
+    launch(tmp_path, 4, *COPIED, REPLICATE="2")
+    for case in EXACT:
         one, two = result(tmp_path, f"{case}-1"), result(tmp_path, f"{case}-2")
         print(f"{case}: weights after 10 updates differ by {assert_alike(one, two):.1e}; held {two['held']:.3f}")
         assert two["held"] <= 0.6  # of all parameters, anchor and average adapters included
         assert one["held"] == 1.0
         assert two["before"] == (1.0 if case.startswith("shapes") else 0.0)  # read shard by shard, never whole
-
-
-def test_copies_of_shards_equal_one_process(tmp_path):
-    """HSDP, 2 × 2: weights in two copies, each cut in two."""
-    launch(tmp_path, 1, "shapes-full", "wan-lora")
-    launch(tmp_path, 4, "shapes-full", "wan-lora", REPLICATE="2")
-    for case in ("shapes-full", "wan-lora"):
-        one, four = result(tmp_path, f"{case}-1"), result(tmp_path, f"{case}-4")
-        assert_alike(one, four)
+    for case in COPIED:
+        four = result(tmp_path, f"{case}-4")
+        assert_alike(result(tmp_path, f"{case}-1"), four)
         assert four["held"] <= 0.6
-
-
-def test_half_precision_and_recomputation_in_shards(tmp_path):
-    """bf16 with fp32 weights: the gate holds (replay equals rollout exactly), and the run stays near one process's."""
-    cases = ("wan-lora-bf16:2", "wan-full-bf16:2")
-    launch(tmp_path, 1, *cases)
-    launch(tmp_path, 2, *cases)
-    for case in ("wan-lora-bf16", "wan-full-bf16"):
+    for case in HALF:  # the gate held in both, or they would not have ended
         one, two = result(tmp_path, f"{case}-1"), result(tmp_path, f"{case}-2")
         assert {w.dtype for w in two["weights"].values()} == {torch.float32}
         assert torch.equal(one["noise"][0], two["noise"][0])
         off = max((one["weights"][n] - two["weights"][n]).abs().max().item() for n in one["weights"])
-        assert off <= 2e-4  # four updates of at most 1e-5 each, either way
+        assert off <= 8e-5  # four updates of at most 1e-5 each, in opposite directions
 
 
 def test_the_command_under_torchrun(tmp_path):
@@ -90,10 +83,10 @@ def test_the_command_under_torchrun(tmp_path):
 
 def test_number_of_processes_may_change_between_resumes(tmp_path):
     """2 → 1 → 4 → 2 processes end as one that never changed."""
-    launch(tmp_path, 1, "shapes-full:5", "wan-lora:5", SUFFIX="whole")
+    launch(tmp_path, 1, *(f"{case}:5" for case in COPIED), SUFFIX="whole")
     for iterations, processes in ((2, 2), (3, 1), (4, 4), (5, 2)):
-        launch(tmp_path, processes, f"shapes-full:{iterations}", f"wan-lora:{iterations}", SUFFIX="parts")
-    for case in ("shapes-full", "wan-lora"):
+        launch(tmp_path, processes, *(f"{case}:{iterations}" for case in COPIED), SUFFIX="parts")
+    for case in COPIED:
         one, other = result(tmp_path, f"{case}-whole"), result(tmp_path, f"{case}-parts")
         assert torch.equal(one["noise"][-1], other["noise"][-1])
         off = max((one["weights"][n] - other["weights"][n]).abs().max().item() for n in one["weights"])

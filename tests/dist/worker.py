@@ -13,7 +13,8 @@ import torch
 from sage_grpo import build
 from sage_grpo.build import MODELS, resolve
 from sage_grpo.core.loop import Callback
-from sage_grpo.dist.processes import launched, leave, whole
+from sage_grpo.core.protocols import whole
+from sage_grpo.dist.processes import launched, leave
 from sage_grpo.dist.shard import bytes_held
 from sage_grpo.models import contract
 from sage_grpo.trainer import Trainer

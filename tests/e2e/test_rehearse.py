@@ -92,3 +92,12 @@ def test_folder_of_its_own(tmp_path):
     result, _ = rehearse("lab", "--out", tmp_path)
     assert result.exit_code == 2
     assert "is not empty" in " ".join((result.stderr or result.output).split())
+
+
+def test_a_reward_that_is_always_the_same(tmp_path, monkeypatch):
+    """Nothing would be learned: told in a sentence."""
+    (tmp_path / "flat_rewards.py").write_text("def one(videos, prompts):\n    return [1.0] * len(videos)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    result, _ = rehearse("lab-fast", 'rewards=[{type: "flat_rewards:one"}]')
+    assert result.exit_code == 2
+    assert "changed no weight" in " ".join((result.stderr or result.output).split())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.config import AlgorithmConfig
-from sage_grpo.core.protocols import Comm, VideoModel
+from sage_grpo.core.protocols import Comm, VideoModel, whole
 from sage_grpo.core.rollout import Trajectory, circumstances, velocity_at
 from sage_grpo.core.update import terms, velocities
 from sage_grpo.math.kernels import Table
@@ -88,7 +88,7 @@ def check_training(
         torch.autograd.backward((late * taken.noise).mean())
     cut = [name for name, p in trained.items() if p.grad is None]
     found = [p.grad.detach().norm() for p in trained.values() if p.grad is not None]
-    largest = max((float(getattr(n, "full_tensor", lambda n=n: n)()) for n in found), default=0.0)
+    largest = max((float(whole(norm)) for norm in found), default=0.0)
     dead = _worst(torch.tensor(largest), comm) == 0.0
     model.module.zero_grad(set_to_none=True)
     if cut or dead:

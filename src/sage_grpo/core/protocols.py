@@ -40,6 +40,17 @@ class VideoModel(Protocol):
     def save_pretrained(self, directory: str) -> None: ...
 
 
+def networks(module: nn.Module) -> dict[str, nn.Module]:
+    """What is trained, by its name in a checkpoint: one transformer, or the experts of a mixture."""
+    return dict(module.items()) if isinstance(module, nn.ModuleDict) else {"transformer": module}
+
+
+def whole(x: Tensor) -> Tensor:
+    """A result that processes hold parts of. Only for small ones, never for weights."""
+    gathered: Tensor = x.full_tensor() if hasattr(x, "full_tensor") else x
+    return gathered
+
+
 @dataclass(frozen=True)
 class Scores:
     """One row a video, one column a named score. Where `valid` is false the value means nothing."""

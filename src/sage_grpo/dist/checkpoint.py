@@ -136,6 +136,8 @@ def load_checkpoint(
         manifest = json.loads((path / MANIFEST).read_text())
         hashes: dict[str, str] = manifest["sha256"]
         names = sorted(hashes)
+        if not any(name.startswith(f"{TENSORS}/") for name in names):
+            raise ValueError("it is of an earlier version's format")
         rank, world = (processes.global_rank, processes.global_world) if processes else (0, 1)
         problem = _problem(path, names[rank::world], hashes)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

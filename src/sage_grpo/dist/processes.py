@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 
 from sage_grpo.config import ConfigError
+from sage_grpo.core.protocols import whole
 from sage_grpo.dist.device import backend_for, choose_device
 
 REPLICATE, SHARD, SEQUENCE = "replicate", "shard", "sequence"
@@ -28,16 +28,13 @@ class Processes:
 
     def __init__(self, mesh: DeviceMesh, device: torch.device) -> None:
         self.mesh, self.device = mesh, device
-        self.data = mesh[REPLICATE, SHARD]._flatten("data") if mesh.ndim == 3 else mesh
+        self.data = mesh[REPLICATE, SHARD]._flatten("data")
+        # Weights are sharded over data and sequence together, and copied along `replicate` if there are copies.
+        sharded = mesh[SHARD, SEQUENCE]._flatten("weights")
+        self.weights_mesh = mesh[REPLICATE, "weights"] if mesh.size(0) > 1 else sharded
         self.rank, self.world = self.data.get_local_rank(), self.data.size()
         self.global_rank, self.global_world = dist.get_rank(), dist.get_world_size()
         self.main = self.global_rank == 0  # the one that writes files and talks to people
-
-    @property
-    def weights_mesh(self) -> DeviceMesh:
-        """Over which weights are sharded: data and sequence together, copied along `replicate` if there are copies."""
-        sharded = self.mesh[SHARD, SEQUENCE]._flatten("weights")
-        return self.mesh[REPLICATE, SHARD, SEQUENCE][REPLICATE, "weights"] if self.mesh.size(0) > 1 else sharded
 
     def gather(self, x: Tensor) -> Tensor:
         """Concatenated in rank order, equal everywhere; back on the device it came from."""
@@ -59,14 +56,6 @@ class Processes:
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, value)
         return found
-
-    def barrier(self) -> None:
-        dist.barrier()
-
-
-def whole(x: Tensor) -> Tensor:
-    """A number that processes hold parts of. Only for small results, never for weights."""
-    return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 def join(

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from sage_grpo.core.protocols import VideoModel
+from sage_grpo.core.protocols import VideoModel, networks
 
 Adapter = Callable[[str, tuple[int, ...]], Tensor]
 
@@ -23,7 +23,7 @@ def shard(model: VideoModel, mesh: DeviceMesh, compute: torch.dtype | None = Non
     )
     for block in model.shard_blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    for part in networks(model).values():
+    for part in networks(model.module).values():
         # By default the outermost unit stays gathered after a forward pass: copies, anchors and checkpoints made
         # between passes would then see old or whole weights.
         fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
@@ -64,7 +64,7 @@ def fill(model: VideoModel, folder: Path, device: torch.device, adapter: Adapter
 
     `adapter(name, shape)` makes the weights that a checkpoint does not have.
     """
-    for component, part in networks(model).items():
+    for component, part in networks(model.module).items():
         files, buffers = CheckpointFiles(folder / component), {n: b.clone() for n, b in part.named_buffers()}
         part.to_empty(device=device)
         for name, buffer in part.named_buffers():
@@ -76,12 +76,6 @@ def fill(model: VideoModel, folder: Path, device: torch.device, adapter: Adapter
             else:
                 value = files.read(name.replace(".base_layer.", "."), my_slice(parameter))
             local(parameter).copy_(value)
-
-
-def networks(model: VideoModel) -> dict[str, nn.Module]:
-    """What is trained, by its name in the checkpoint."""
-    module = model.module
-    return dict(module.items()) if isinstance(module, nn.ModuleDict) else {"transformer": module}
 
 
 def bytes_held(module: nn.Module) -> int:

@@ -223,7 +223,7 @@ class DiffusersModel(ABC):
         with context:
             v = self.predict(x, sigma, inputs)
             if self.guided:
-                against = {k.removeprefix(NEGATIVE): v for k, v in condition.items() if k.startswith(NEGATIVE)}
+                against = {k.removeprefix(NEGATIVE): t for k, t in condition.items() if k.startswith(NEGATIVE)}
                 with torch.set_grad_enabled(torch.is_grad_enabled() and self.guidance_gradient == "both"):
                     unguided = self.predict(x, sigma, inputs | against)
                 v = self.guide(v, unguided, sigma)

@@ -146,13 +146,5 @@ class HunyuanVideo15ImageToVideo(HunyuanVideo15):
 
     @classmethod
     def tiny_image_parts(cls) -> dict[str, Any]:
-        config = hf.SiglipVisionConfig(
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            image_size=32,
-            patch_size=16,
-        )
         processor = hf.SiglipImageProcessorPil(size={"height": 32, "width": 32})
-        return {"image_encoder": hf.SiglipVisionModel(config).eval(), "feature_extractor": processor}
+        return {"image_encoder": tiny.vision_encoder("Siglip"), "feature_extractor": processor}

@@ -68,6 +68,13 @@ def clip_text(width: int, vocabulary: int, length: int) -> Any:
     return hf.CLIPTextModelWithProjection(config).eval()
 
 
+def vision_encoder(kind: str) -> Any:
+    config = getattr(hf, f"{kind}VisionConfig")(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=16
+    )
+    return getattr(hf, f"{kind}VisionModel")(config).eval()
+
+
 def seeded(make: Any) -> Any:
     """A tiny checkpoint is the same every time."""
     with torch.random.fork_rng(devices=[]):

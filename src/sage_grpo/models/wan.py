@@ -194,17 +194,8 @@ class WanImageToVideo(Wan):
     def tiny_image_parts(cls) -> dict[str, Any]:
         if "image_dim" not in cls.tiny_transformer:
             return {"image_encoder": None, "image_processor": None}
-        config = hf.CLIPVisionConfig(
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            image_size=32,
-            patch_size=16,
-        )
-        size = {"height": 32, "width": 32}
-        processor = hf.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=size)
-        return {"image_encoder": hf.CLIPVisionModel(config).eval(), "image_processor": processor}
+        processor = hf.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+        return {"image_encoder": tiny.vision_encoder("CLIP"), "image_processor": processor}
 
 
 class Wan22ImageToVideo(WanImageToVideo):

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from sage_grpo.core.protocols import VideoModel
+from sage_grpo.core.protocols import VideoModel, networks
 from sage_grpo.tuning.parts import TuningError, has_adapters
 
 FILE = "pytorch_lora_weights.safetensors"  # where diffusers looks
@@ -27,14 +27,9 @@ def export(model: VideoModel, folder: Path, *, merge: bool = False, dtype: torch
     return "full"
 
 
-def components(model: VideoModel) -> dict[str, Any]:
-    """The trained networks by their names in the pipeline."""
-    module = model.module
-    return dict(module.items()) if isinstance(module, nn.ModuleDict) else {"transformer": module}
-
-
 def save_adapters(model: VideoModel, folder: Path, dtype: torch.dtype | None) -> None:
-    for i, (name, part) in enumerate(components(model).items()):
+    parts: dict[str, Any] = dict(networks(model.module))
+    for i, (name, part) in enumerate(parts.items()):
         if not hasattr(part, "load_lora_adapter"):  # not of diffusers
             raise TuningError(f"{type(part).__name__} cannot save adapters alone; use --merge for the whole model")
         mine = {key: w for key, w in part.state_dict().items() if ".lora_" in key and ".default." in key}

@@ -12,9 +12,9 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from sage_grpo.config import TuningConfig
-from sage_grpo.core.protocols import VideoModel
+from sage_grpo.core.protocols import VideoModel, networks, whole
 from sage_grpo.core.rollout import keyed_rng
-from sage_grpo.tuning.parts import TuningError, denoisers
+from sage_grpo.tuning.parts import TuningError
 
 POLICY = "default"  # peft's own name, so that the exported files look as everybody's
 
@@ -29,7 +29,7 @@ def add_lora(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
     check_targets(model.module, targets)
     model.module.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):  # peft draws initial values; ours follow from seed and name alone
-        for part in denoisers(model.module):
+        for part in networks(model.module).values():
             _inject(part, _lora_config(config, targets, unused), POLICY)
     with torch.no_grad():
         for name, parameter in model.module.named_parameters():
@@ -89,12 +89,6 @@ def reserve_adapter(module: nn.Module, name: str) -> None:
                 for weights in (layer.lora_A, layer.lora_B):
                     weights[name].to(layer.get_base_layer().weight.device, torch.float32).requires_grad_(False)
                 layer.set_adapter(POLICY)
-
-
-def whole(x: Tensor) -> Tensor:
-    """A small result that processes may hold parts of."""
-    gathered: Tensor = x.full_tensor() if hasattr(x, "full_tensor") else x
-    return gathered
 
 
 class LoraBank:

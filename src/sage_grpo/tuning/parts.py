@@ -9,11 +9,6 @@ class TuningError(ValueError):
     """The recipe would not train what it says it trains."""
 
 
-def denoisers(module: nn.Module) -> list[nn.Module]:
-    """The networks inside: one, or the experts of a mixture."""
-    return list(module.children()) if isinstance(module, nn.ModuleDict) else [module]
-
-
 def has_adapters(module: nn.Module) -> bool:
     return any(".lora_A." in name for name, _ in module.named_parameters())
 

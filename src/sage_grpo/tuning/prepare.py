@@ -8,8 +8,8 @@ from torch import nn
 
 from sage_grpo.config import TuningConfig
 from sage_grpo.core.anchors import CopyBank
-from sage_grpo.core.protocols import VideoModel, WeightsBank
-from sage_grpo.tuning.parts import TuningError, denoisers, has_adapters, require
+from sage_grpo.core.protocols import VideoModel, WeightsBank, networks
+from sage_grpo.tuning.parts import TuningError, has_adapters, require
 
 GRAPHS = 32  # with and without gradient, guided, each batch size: more than torch allows by default
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -32,7 +32,7 @@ def prepare(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
     if config.precision != "float32":
         require(model, "autocast_dtype", "tuning.precision")
         model.autocast_dtype = DTYPES[config.precision]  # type: ignore[attr-defined]
-    for part in denoisers(model.module):
+    for part in networks(model.module).values():
         if config.gradient_checkpointing:
             require(part, "enable_gradient_checkpointing", "tuning.gradient_checkpointing")()
         if config.attention:
@@ -46,7 +46,7 @@ def prepare(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
 def compile_blocks(model: VideoModel, backend: str) -> None:
     """The repeated blocks alone: one small graph for all of them. A graph break is an error."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
-    for part in denoisers(model.module):
+    for part in networks(model.module).values():
         if getattr(part, "_repeated_blocks", None):
             require(part, "compile_repeated_blocks", "tuning.compile")(fullgraph=True, backend=backend)
         else:
