@@ -100,8 +100,12 @@ def share(model: VideoModel, config: RecipeConfig, processes: Processes | None) 
     """Cut the weights into shards, with the copies that the run will keep of them."""
     if processes is None:
         return
-    if config.parallel.sequence > 1:
-        raise ConfigError("parallel.sequence: sharing one video among GPUs is not built yet; use parallel.sequence=1")
+    if processes.exchange:
+        if not hasattr(model, "share_sequence"):
+            raise ConfigError(f"parallel.sequence: {config.model.type} cannot share one video; use parallel.sequence=1")
+        if config.parallel.ring > 1 and processes.device == HOST:
+            raise ConfigError("parallel.ring: attention on the CPU cannot go round a ring; use parallel.ring=1")
+        model.share_sequence(processes.exchange)
     copies = [ANCHOR] if config.kl.anchor != "none" else []
     reserve_copies(model, [*copies, EMA] if config.optimizer.ema else copies)
     shard(model, processes.weights_mesh, getattr(model, "autocast_dtype", None))

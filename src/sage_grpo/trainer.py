@@ -81,7 +81,9 @@ class Trainer:
     ) -> None:
         recipe = config if isinstance(config, RecipeConfig) else load_recipe(config or {})
         layout = recipe.parallel
-        self.processes = join(layout.processes, layout.sequence, layout.replicate, recipe.tuning.device)
+        self.processes = join(
+            layout.processes, layout.sequence, layout.replicate, recipe.tuning.device, ring=layout.ring
+        )
         self.main = self.processes is None or self.processes.main  # writes files and talks to people
         if rewards is not None:
             self.reward: Reward = CompositeReward([build.as_reward(reward) for reward in rewards])

@@ -30,6 +30,7 @@ def environment(suffix):
         "PYTHONPATH": str(TESTS),
         "OMP_NUM_THREADS": "1",
         "SUFFIX": suffix,
+        "SAVE_EVERY": "1",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     return os.environ | own

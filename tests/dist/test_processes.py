@@ -16,13 +16,20 @@ from sage_grpo.dist.processes import join
 TESTS = Path(__file__).parents[1]
 
 
-def launch(folder, processes, *cases, **environment):
-    settings = os.environ | {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"} | environment
+def environment(**own):
+    return os.environ | {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"} | own
+
+
+def launch(folder, processes, *cases, **settings):
     launcher = [sys.executable, "-m"]
     if processes > 1:
         launcher += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
     done = subprocess.run(
-        [*launcher, "dist.worker", str(folder), *cases], env=settings, capture_output=True, text=True, check=False
+        [*launcher, "dist.worker", str(folder), *cases],
+        env=environment(**settings),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
@@ -31,36 +38,48 @@ def result(folder, name):
     return torch.load(folder / f"{name}.pt", weights_only=True)
 
 
-def assert_alike(one, other, limit=1e-6):
+def assert_alike(one, other, limit=1e-6, spared=0):
+    """`spared` counts numbers that may differ more: those whose gradient is rounding, which Adam normalises."""
     assert one["updates"] == other["updates"] == 10
     assert all(torch.equal(a, b) for a, b in zip(one["noise"][1::2], other["noise"][1::2], strict=True))
     assert torch.equal(one["noise"][0], other["noise"][0])  # the start of the first rollout, before any update
     assert one["scores"][0].shape == other["scores"][0].shape == (8, 1)
-    off = max((one["weights"][n] - other["weights"][n]).abs().max().item() for n in one["weights"])
-    assert off <= limit, f"weights differ by {off:.2e}"
-    return off
+    off = torch.cat([(one["weights"][n] - other["weights"][n]).abs().flatten() for n in one["weights"]])
+    beyond = int((off > limit).sum())
+    assert beyond <= spared, f"{beyond} of {len(off)} weights differ by up to {off.max():.2e}"
+    return off.max().item()
 
 
-EXACT = ("shapes-full", "shapes-lora", "hunyuan15-lora", "wan-full", "wan-lora")
+EXACT = ("shapes-full", "shapes-lora", "hunyuan15-full", "hunyuan15-lora", "wan-full", "wan-lora")
 HALF = ("wan-lora-bf16", "wan-full-bf16")
+SPARED = {"wan-full": 4}  # of 19,832, when two processes share a video
 COPIED = ("shapes-full", "wan-lora")
 
 
+@pytest.mark.timeout(1500)
 def test_every_layout_equals_one_process(tmp_path):
-    """Two shards; two copies of two shards (HSDP); half precision with recomputation. One launch for each layout."""
+    """Two shards; copies of shards (HSDP); one video for two; half precision with recomputation. A launch a layout."""
     launch(tmp_path, 1, *EXACT, *(f"{case}:2" for case in HALF))
     launch(tmp_path, 2, *EXACT, *(f"{case}:2" for case in HALF))
     launch(tmp_path, 4, *COPIED, REPLICATE="2")
+    launch(tmp_path, 2, *EXACT, SEQUENCE="2", SUFFIX="shared")
+    launch(tmp_path, 4, *COPIED, SEQUENCE="2", SUFFIX="both")
     for case in EXACT:
         one, two = result(tmp_path, f"{case}-1"), result(tmp_path, f"{case}-2")
         print(f"{case}: weights after 10 updates differ by {assert_alike(one, two):.1e}; held {two['held']:.3f}")
         assert two["held"] <= 0.6  # of all parameters, anchor and average adapters included
         assert one["held"] == 1.0
         assert two["before"] == (1.0 if case.startswith("shapes") else 0.0)  # read shard by shard, never whole
+        shared = result(tmp_path, f"{case}-shared")
+        off = assert_alike(one, shared, spared=SPARED.get(case, 0))
+        print(f"{case}: with a shared video they differ by {off:.1e}; held {shared['held']:.3f}")
+        assert shared["held"] <= 0.6
     for case in COPIED:
-        four = result(tmp_path, f"{case}-4")
+        four, both = result(tmp_path, f"{case}-4"), result(tmp_path, f"{case}-both")
         assert_alike(result(tmp_path, f"{case}-1"), four)
+        assert_alike(result(tmp_path, f"{case}-1"), both)
         assert four["held"] <= 0.6
+        assert both["held"] <= 0.35
     for case in HALF:  # the gate held in both, or they would not have ended
         one, two = result(tmp_path, f"{case}-1"), result(tmp_path, f"{case}-2")
         assert {w.dtype for w in two["weights"].values()} == {torch.float32}

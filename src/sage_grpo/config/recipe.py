@@ -46,10 +46,14 @@ class ParallelConfig(Settings):
 
     processes: int = Field(1, ge=1, description="GPUs in all")
     sequence: int = Field(1, ge=1, description="GPUs that share the tokens of one video")
+    ring: int = Field(1, ge=1, description="of those, GPUs in a ring; the others trade heads (Ulysses)")
     replicate: int = Field(1, ge=1, description="copies of the weights, each sharded over an equal part of the GPUs")
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
+        if self.sequence % self.ring:
+            fits = max(n for n in range(1, self.ring + 1) if self.sequence % n == 0)
+            raise ValueError(f"ring={self.ring} does not divide sequence={self.sequence}; use ring={fits}")
         unit = self.sequence * self.replicate
         if self.processes % unit:
             near = max(round(self.processes / unit), 1) * unit

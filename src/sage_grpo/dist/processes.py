@@ -14,8 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import whole
 from sage_grpo.dist.device import backend_for, choose_device
+from sage_grpo.dist.sequence import RING, ULYSSES, Exchange
 
-REPLICATE, SHARD, SEQUENCE = "replicate", "shard", "sequence"
+REPLICATE, SHARD = "replicate", "shard"
 
 
 def launched() -> int:
@@ -30,8 +31,10 @@ class Processes:
         self.mesh, self.device = mesh, device
         self.data = mesh[REPLICATE, SHARD]._flatten("data")
         # Weights are sharded over data and sequence together, and copied along `replicate` if there are copies.
-        sharded = mesh[SHARD, SEQUENCE]._flatten("weights")
+        sharded = mesh[SHARD, RING, ULYSSES]._flatten("weights")
         self.weights_mesh = mesh[REPLICATE, "weights"] if mesh.size(0) > 1 else sharded
+        shared = mesh[RING, ULYSSES]._flatten("sequence")
+        self.exchange = Exchange(mesh, shared, device) if shared.size() > 1 else None  # between those of one video
         self.rank, self.world = self.data.get_local_rank(), self.data.size()
         self.global_rank, self.global_world = dist.get_rank(), dist.get_world_size()
         self.main = self.global_rank == 0  # the one that writes files and talks to people
@@ -41,12 +44,18 @@ class Processes:
         mine = x.to(self.device).contiguous()
         parts = [torch.empty_like(mine) for _ in range(self.world)]
         dist.all_gather(parts, mine, group=self.data.get_group())
-        return torch.cat(parts).to(x.device)
+        return self._agreed(torch.cat(parts)).to(x.device)
 
     def mean(self, x: Tensor) -> Tensor:
         total = x.to(self.device, copy=True)
         dist.all_reduce(total, group=self.data.get_group())  # a sum: gloo knows no mean
-        return (total / self.world).to(x.device)
+        return self._agreed(total / self.world).to(x.device)
+
+    def _agreed(self, x: Tensor) -> Tensor:
+        """The word of the first of the processes that share a video: a scorer need not say the same twice."""
+        if self.exchange:
+            dist.broadcast(x, group=self.exchange.group, group_src=0)
+        return x
 
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
         return whole(torch.nn.utils.clip_grad_norm_(parameters, limit))
@@ -59,7 +68,7 @@ class Processes:
 
 
 def join(
-    processes: int, sequence: int, replicate: int, device: str = "auto", minutes: float = 30.0
+    processes: int, sequence: int, replicate: int, device: str = "auto", *, ring: int = 1, minutes: float = 30.0
 ) -> Processes | None:
     """Meet the other processes; None when there is one alone."""
     started = launched()
@@ -75,8 +84,8 @@ def join(
     chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
     if not dist.is_initialized():
         dist.init_process_group(backend_for(chosen), timeout=timedelta(minutes=minutes))
-    shape = (replicate, processes // (replicate * sequence), sequence)
-    return Processes(init_device_mesh(chosen.type, shape, mesh_dim_names=(REPLICATE, SHARD, SEQUENCE)), chosen)
+    shape = (replicate, processes // (replicate * sequence), ring, sequence // ring)
+    return Processes(init_device_mesh(chosen.type, shape, mesh_dim_names=(REPLICATE, SHARD, RING, ULYSSES)), chosen)
 
 
 def leave() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.models import tiny
 from sage_grpo.models.base import DiffusersModel, ModelError
+from sage_grpo.models.shared_tokens import JointAttention, check_sharing
 
 
 class HunyuanVideo15(DiffusersModel):
@@ -43,6 +44,25 @@ class HunyuanVideo15(DiffusersModel):
                 "steps: set `guider` in model_index.json, start 0.0 and stop 1.0"
             )
         pipe.guider = guider.new(guidance_scale=self.guidance_scale)
+        self._attend(JointAttention())
+
+    def _attend(self, processor: JointAttention) -> None:
+        for block in self.pipe.transformer.transformer_blocks:
+            processor._attention_backend = block.attn.processor._attention_backend
+            block.attn.processor = processor
+
+    def share_sequence(self, exchange: Any) -> None:
+        """Tokens of the video are cut before the first block and gathered after the last; those of the text are not."""
+        if exchange.ring > 1:
+            raise ModelError("parallel.ring: HunyuanVideo-1.5 trades heads only; use parallel.ring=1")
+        network = self.pipe.transformer
+        check_sharing(exchange.size, network.config.num_attention_heads)
+        network.rope.register_forward_hook(lambda module, inputs, out: tuple(exchange.mine(x, 0) for x in out))
+        self.shard_blocks[0].register_forward_pre_hook(
+            lambda module, inputs: (exchange.mine(inputs[0], 1), *inputs[1:])
+        )
+        network.proj_out.register_forward_hook(lambda module, inputs, out: exchange.everything(out, 1))
+        self._attend(JointAttention(exchange))
 
     def own_guidance(self) -> float:
         return float(self.pipe.guider.guidance_scale) if self.pipe.guider._enabled else 1.0

@@ -11,6 +11,7 @@ from torch import Tensor
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.models import tiny
 from sage_grpo.models.base import DiffusersModel, ModelError
+from sage_grpo.models.shared_tokens import check_sharing, cut, share_by_plan
 
 
 class LTXVideo(DiffusersModel):
@@ -26,6 +27,17 @@ class LTXVideo(DiffusersModel):
         super().__init__(pipe, **settings)
         if pipe.vae.config.timestep_conditioning:
             raise ModelError("this LTX decoder adds noise of its own (timestep_conditioning); use a 0.9.0 checkpoint")
+
+    def share_sequence(self, exchange: Any) -> None:
+        """The library's plan cuts the text too, which its masked cross-attention cannot bear; ours leaves it whole."""
+        network = self.pipe.transformer
+        check_sharing(exchange.size, network.config.num_attention_heads, self.latent_shape(Prompt(""))[0])
+        stock = network._cp_plan
+        tokens = {"hidden_states": stock[""]["hidden_states"]}
+        if self.needs_image:  # each token is told its own noise
+            tokens["timestep"] = cut(dim=1, of=2)
+        attentions = (block.attn1 for block in network.transformer_blocks)
+        share_by_plan(network, attentions, exchange, stock | {"": tokens})
 
     def own_guidance(self) -> float:
         return 3.0

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -39,6 +40,7 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
+        self.exchange: Any = None  # with the processes that share a clip
         self.norm1 = nn.LayerNorm(width, elementwise_affine=False)
         self.norm2 = nn.LayerNorm(width, elementwise_affine=False)
         self.qkv = nn.Linear(width, 3 * width)
@@ -49,12 +51,17 @@ class Block(nn.Module):
     def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
         shift1, scale1, gate1, shift2, scale2, gate2 = (modulation + self.table).unbind(1)
         h = self.norm1(x) * (1 + scale1[:, None]) + shift1[:, None]
-        q, k, v = self.qkv(h).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        h = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        x = x + gate1[:, None] * self.proj(h)
+        x = x + gate1[:, None] * self.proj(self.attend(*self.qkv(h).unflatten(2, (3, self.heads, -1)).unbind(2)))
         h = self.norm2(x) * (1 + scale2[:, None]) + shift2[:, None]
         out: Tensor = x + gate2[:, None] * self.mlp(h)
         return out
+
+    def attend(self, *qkv: Tensor) -> Tensor:
+        if self.exchange:
+            qkv = tuple(self.exchange.to_heads(x) for x in qkv)
+        q, k, v = (x.transpose(1, 2) for x in qkv)
+        h = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        return (self.exchange.to_tokens(h) if self.exchange else h).flatten(2)
 
 
 class ShapesTransformer(nn.Module):
@@ -97,6 +104,13 @@ class ShapesModel:
     def shard_blocks(self) -> Sequence[nn.Module]:
         blocks = self.module.get_submodule("blocks")
         return list(blocks.children())
+
+    def share_sequence(self, exchange: Any) -> None:
+        first, *_, last = self.shard_blocks
+        for block in self.shard_blocks:
+            block.exchange = exchange
+        first.register_forward_pre_hook(lambda module, inputs: (exchange.mine(inputs[0], 1), *inputs[1:]))
+        last.register_forward_hook(lambda module, inputs, out: exchange.everything(out, 1))
 
     def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
         return (3, shapes.FRAMES, shapes.SIZE, shapes.SIZE)

@@ -1,5 +1,6 @@
 """Wan 2.1 and 2.2, text- and image-to-video. Wan 2.2 A14B has two experts, one for high and one for low noise."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.models import tiny
 from sage_grpo.models.base import DiffusersModel, ModelError
+from sage_grpo.models.shared_tokens import check_sharing, share_by_plan
 
 
 class Wan(DiffusersModel):
@@ -42,6 +44,16 @@ class Wan(DiffusersModel):
                     f"{type(self).__name__}: use model.type wan for 2.1, wan2.2 for 2.2 A14B, wan2.2-5b for 2.2 5B, "
                     "each with -i2v for image-to-video"
                 )
+
+    def share_sequence(self, exchange: Any) -> None:
+        _, *latents = self.latent_shape(Prompt(""))
+        for network in self._denoisers():
+            patches = zip(latents, network.config.patch_size, strict=True)
+            check_sharing(
+                exchange.size, network.config.num_attention_heads, math.prod(size // patch for size, patch in patches)
+            )
+            plan = {place: cut for place, cut in network._cp_plan.items() if place or self.per_token}
+            share_by_plan(network, (block.attn1 for block in network.blocks), exchange, plan)
 
     def own_guidance(self) -> float:
         return 5.0

@@ -1,0 +1,67 @@
+"""One video shared among processes: each holds some of its tokens, and all of them meet in attention (Ulysses).
+
+For attention every process trades its tokens' other heads for the other tokens of its own heads, and back. All trades
+have their true adjoints: each process computes the same loss, and the mean of their gradients is the gradient.
+"""
+
+import torch
+import torch.distributed._functional_collectives as functional
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.functional import pad
+
+RING, ULYSSES = "ring", "ulysses"
+
+
+class Exchange:
+    """What the processes of one video trade. A model's `share_sequence` puts these calls in their places."""
+
+    def __init__(self, mesh: DeviceMesh, shared: DeviceMesh, device: torch.device) -> None:
+        self.mesh, self.device = mesh, device  # the mesh has the axes that diffusers looks for: ring and ulysses
+        self.ring, self.ulysses = mesh[RING].size(), mesh[ULYSSES].size()
+        self.group, self.size, self.rank = shared.get_group(), shared.size(), shared.get_local_rank()
+        self.lengths: list[int] = []  # tokens of each process, as they were last cut
+
+    def mine(self, x: Tensor, dim: int) -> Tensor:
+        """This process's part of the tokens; the first ones get one more where they do not divide."""
+        parts = x.tensor_split(self.size, dim)
+        self.lengths = [part.shape[dim] for part in parts]
+        return parts[self.rank]
+
+    def everything(self, x: Tensor, dim: int) -> Tensor:
+        """All tokens, the same on every process."""
+        longest = max(self.lengths)
+        padded = pad(x, [0, 0] * (x.ndim - 1 - dim) + [0, longest - x.shape[dim]])
+        parts = torch.split(self._gather(padded, dim), longest, dim)
+        return torch.cat([part.narrow(dim, 0, n) for part, n in zip(parts, self.lengths, strict=True)], dim)
+
+    def to_heads(self, x: Tensor) -> Tensor:
+        """(B, my tokens, heads, D) → (B, tokens, my heads, D)"""
+        batch, count, heads, width = x.shape
+        sent = x.reshape(batch, count, self.size, heads // self.size, width).permute(2, 1, 0, 3, 4).flatten(0, 1)
+        return self._trade(sent, [count] * self.size, self.lengths).transpose(0, 1)
+
+    def to_tokens(self, x: Tensor) -> Tensor:
+        """(B, tokens, my heads, D) → (B, my tokens, heads, D)"""
+        count = self.lengths[self.rank]
+        received = self._trade(x.transpose(0, 1), self.lengths, [count] * self.size)
+        return received.view(self.size, count, *received.shape[1:]).permute(2, 1, 0, 3, 4).flatten(2, 3)
+
+    def my_heads(self, x: Tensor) -> Tensor:
+        """Of tokens that every process holds, such as those of the text."""
+        return x.chunk(self.size, dim=2)[self.rank]
+
+    def all_heads(self, x: Tensor) -> Tensor:
+        """The inverse of `my_heads`."""
+        return self._gather(x, 2)
+
+    def _trade(self, x: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        return _arrived(functional.all_to_all_single(x.contiguous(), received, sent, self.group))
+
+    def _gather(self, x: Tensor, dim: int) -> Tensor:
+        return _arrived(functional.all_gather_single_autograd(x.contiguous(), dim, self.group))
+
+
+def _arrived(x: Tensor) -> Tensor:
+    here: Tensor = functional.wait_tensor(x)  # type: ignore[no-untyped-call]
+    return here

@@ -1,0 +1,100 @@
+"""One video shared among processes, in models of diffusers: by its own plans, and by a joint attention of ours."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from diffusers import ContextParallelConfig, ParallelConfig
+from diffusers.hooks import apply_context_parallel
+from diffusers.models._modeling_parallel import ContextParallelInput
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry, dispatch_attention_fn
+from diffusers.models.embeddings import apply_rotary_emb
+from torch import Tensor, nn
+
+from sage_grpo.models.loading import ModelError
+
+
+def cut(dim: int, of: int) -> ContextParallelInput:
+    """An entry of a plan: this argument is cut along `dim` if it has `of` dimensions."""
+    return ContextParallelInput(split_dim=dim, expected_dims=of)
+
+
+def check_sharing(size: int, heads: int, tokens: int | None = None) -> None:
+    """Heads, and where the library asks for it tokens, divide by the processes of a video."""
+    counts = [heads] if tokens is None else [heads, tokens]
+    if any(count % size for count in counts):
+        fits = max(n for n in range(1, size) if not any(count % n for count in counts))
+        what = f"{heads} heads" + (f" and {tokens} tokens of a video" if tokens is not None else "")
+        raise ModelError(f"parallel.sequence={size} does not divide the model's {what}; use parallel.sequence={fits}")
+
+
+def share_by_plan(network: Any, attentions: Iterable[Any], exchange: Any, plan: Mapping[str, Any]) -> None:
+    """diffusers' context parallelism: it cuts and gathers as `plan` says, and trades inside the `attentions`."""
+    own = ContextParallelConfig(ring_degree=exchange.ring, ulysses_degree=exchange.ulysses, mesh=exchange.mesh)
+    config = ParallelConfig(context_parallel_config=own)
+    config.setup(exchange.rank, exchange.mesh.size(), exchange.device, mesh=exchange.mesh)
+    for attention in attentions:
+        name = attention.processor._attention_backend
+        backend = AttentionBackendName(name) if name else _AttentionBackendRegistry.get_active_backend()[0]
+        if not _AttentionBackendRegistry._is_context_parallel_available(backend):
+            known = ", ".join(sorted(_AttentionBackendRegistry._supports_context_parallel))
+            raise ModelError(f"tuning.attention={name!r} cannot share a video (parallel.sequence); use one of {known}")
+        attention.processor._parallel_config = config
+    apply_context_parallel(network, own, dict(plan))
+
+    def whole_gradient(module: nn.Module, inputs: Any, outputs: tuple[Tensor, ...]) -> None:
+        # The library's gather hands each process only its own part of the gradient, as if the others' losses were
+        # nothing; processes take the mean of their gradients, so the parts must count `size` times.
+        if outputs[0].requires_grad:
+            outputs[0].register_hook(lambda gradient: gradient * exchange.size)  # type: ignore[no-untyped-call]
+
+    network.register_forward_hook(whole_gradient)
+
+
+class JointAttention:
+    """Attention over video and text together, for one process or for several that share the video.
+
+    Padding is masked as keys alone: the stock processor masks it as queries too, with a mask of tokens × tokens.
+    """
+
+    _attention_backend: Any = None
+
+    def __init__(self, exchange: Any = None) -> None:
+        self.exchange = exchange
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        attention_mask: Tensor,
+        image_rotary_emb: tuple[Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        def heads(x: Tensor) -> Tensor:
+            return x.view(*x.shape[:2], attn.heads, -1)
+
+        exchange, text = self.exchange, encoder_hidden_states
+        query, key = (
+            apply_rotary_emb(norm(heads(project(hidden_states))), image_rotary_emb, sequence_dim=1)
+            for project, norm in ((attn.to_q, attn.norm_q), (attn.to_k, attn.norm_k))
+        )
+        video: tuple[Tensor, ...] = (query, key, heads(attn.to_v(hidden_states)))
+        words: tuple[Tensor, ...] = (
+            attn.norm_added_q(heads(attn.add_q_proj(text))),
+            attn.norm_added_k(heads(attn.add_k_proj(text))),
+            heads(attn.add_v_proj(text)),
+        )
+        if exchange:
+            video, words = tuple(map(exchange.to_heads, video)), tuple(map(exchange.my_heads, words))
+        mask = torch.nn.functional.pad(attention_mask, (video[0].shape[1], 0), value=1).bool()
+        out = dispatch_attention_fn(
+            *(torch.cat(pair, dim=1) for pair in zip(video, words, strict=True)),
+            attn_mask=mask,
+            backend=self._attention_backend,
+        )
+        seen, said = out.split([video[0].shape[1], text.shape[1]], dim=1)
+        if exchange:
+            seen, said = exchange.to_tokens(seen), exchange.all_heads(said)
+        kind = hidden_states.dtype
+        seen, said = attn.to_out[0](seen.flatten(2).to(kind)), attn.to_add_out(said.flatten(2).to(kind))
+        return attn.to_out[1](seen), said
