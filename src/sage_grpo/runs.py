@@ -19,27 +19,29 @@ class Run:
     model: VideoModel
     bank: WeightsBank
     iteration: int
-    checkpoint: Path
+    checkpoint: str
     averaged: bool  # the averaged weights are in place, not the last ones
 
 
 def open_run(path: Path, *, average: bool = True) -> Run:
     """`path` is a run folder, or one of its checkpoints. Averaged weights are used where the run kept them."""
-    folder, step = (path.parent.parent, path) if path.name.startswith("step-") else (path, None)
+    folder, step = (path.parent.parent, path.name) if path.name.startswith("step-") else (path, None)
     recipe = folder / "config.yaml"
     if not recipe.is_file():
         raise ConfigError(f"{path} is not a run: there is no {recipe}; give a folder that `sage-grpo train` wrote")
     config = load_recipe(recipe)
+    # the run folder may have been moved since; a place of its own for checkpoints has not
+    root = config.run.checkpoints or str(folder / "checkpoints")
     if step is None:
-        newest = load_newest(folder / "checkpoints")
+        newest = load_newest(root)
         if newest is None:
             raise ConfigError(f"{folder} has no checkpoint yet; it is written every {config.run.save_every} iterations")
         step, state, _ = newest
-    elif not step.is_dir():
-        known = ", ".join(p.name for p in checkpoints(folder / "checkpoints")) or "none"
+    elif step not in checkpoints(root):
+        known = ", ".join(checkpoints(root)) or "none"
         raise ConfigError(f"{path} is not there; checkpoints of this run: {known}")
     else:
-        state = load_checkpoint(step)
+        state = load_checkpoint(root, step)
     loop = state["loop"]
     model = build.build_model(config)
     targets = dict(model.module.named_parameters()) | dict(model.module.named_buffers())

@@ -18,7 +18,7 @@ from sage_grpo import build
 from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
 from sage_grpo.core.loop import Callback, Loop, Metrics
 from sage_grpo.core.protocols import Reward, VideoModel
-from sage_grpo.dist.checkpoint import load_newest, save_checkpoint
+from sage_grpo.dist.checkpoint import Saver, load_newest
 from sage_grpo.dist.processes import join
 from sage_grpo.rewards.function import CompositeReward
 from sage_grpo.tracking.callbacks import Agree, Log, Samples, Save, WeightAverage
@@ -132,11 +132,13 @@ class Trainer:
             parts.append(Samples(self.folder / "samples", config, trackers, write=self.main))
         parts.append(ProgressCallback(config.run.iterations, config.rollouts, console=self.console))
         parts.append(Agree())
-        parts.append(Save(self._save, config, {"gauge": self.gauge}))  # last: it saves what they did
+        saver = Saver(config.run.checkpoint_root, config.run.keep, self.processes)
+        parts.append(Save(saver.save, config, {"gauge": self.gauge}))  # last: it saves what they did
         loop.callbacks = parts
         try:
             with _stop_on_signal(loop):
                 loop.run(config.run.iterations)
+                saver.wait()
         finally:
             for tracker in trackers:
                 tracker.close()
@@ -145,31 +147,27 @@ class Trainer:
         summarize(result, config, self.console)
         return result
 
-    def _save(self, step: int, state: Mapping[str, Any]) -> None:
-        save_checkpoint(self.folder / "checkpoints", step, state, self.config.run.keep, self.processes)
-
     def _sharded(self, place: str) -> bool:
         """Whether a tensor of the saved state is cut like the weights: these are, with their copies and moments."""
         _, _, section, *rest = place.split("/")
         return section in ("bank", "optimizer") or (section == "model" and "/".join(rest) in self._parameters)
 
     def _resume(self) -> bool:
-        folder = self.folder / "checkpoints"
         if self.config.run.resume == "never":
             if (self.folder / "metrics.jsonl").exists():
                 raise ConfigError(f"{self.folder} holds a run already; use resume: auto to go on, or another run.out")
             return False
-        newest = load_newest(folder, self.processes, self._sharded)
+        newest = load_newest(self.config.run.checkpoint_root, self.processes, self._sharded)
         if newest is None:
             return False
-        path, state, problems = newest
+        name, state, problems = newest
         for problem in problems:
             self.console.print(f"[yellow]passed over a damaged checkpoint:[/] {problem}")
         if state["prompts"] != getattr(self.prompts, "fingerprint", None):
-            raise ConfigError(f"the prompts are not those of {path}; restore them, or start anew with another run.out")
+            raise ConfigError(f"the prompts are not those of {name}; restore them, or start anew with another run.out")
         self.loop.load_state_dict(state["loop"])
         self.gauge.load_state_dict(state["parts"]["gauge"])
-        self.console.print(f"resumed from {path} at iteration {self.loop.iteration}", highlight=False)
+        self.console.print(f"resumed from {name} at iteration {self.loop.iteration}", highlight=False)
         return True
 
     def _describe(self, resumed: bool) -> None:

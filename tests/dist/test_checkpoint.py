@@ -1,11 +1,21 @@
 """Checkpoints: whole or not there, whatever happens to their bytes."""
 
 import json
+from uuid import uuid4
 
 import pytest
 import torch
 
-from sage_grpo.dist.checkpoint import DamagedCheckpoint, checkpoints, load_checkpoint, load_newest, save_checkpoint
+from sage_grpo.dist.checkpoint import (
+    CheckpointError,
+    DamagedCheckpoint,
+    Saver,
+    checkpoints,
+    load_checkpoint,
+    load_newest,
+    save_checkpoint,
+)
+from sage_grpo.dist.storage import Storage, StorageError
 
 STATE = {
     "weights": {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(3)},
@@ -30,15 +40,27 @@ def equal(a, b):
     return a == b and type(a) is type(b)
 
 
+def spoil(file, damage):
+    data = bytearray(file.read_bytes())
+    if damage == "delete":
+        file.unlink()
+    elif damage == "truncate":
+        file.write_bytes(data[: len(data) // 2])
+    else:
+        place = data.index(b'"sha256"') + 30 if file.name == "manifest.json" else len(data) // 2
+        data[place] ^= 1
+        file.write_bytes(data)
+
+
 def test_round_trip_keeps_types_and_bits(tmp_path):
-    path = save_checkpoint(tmp_path, 3, STATE)
-    assert equal(load_checkpoint(path), STATE)
+    name = save_checkpoint(tmp_path, 3, STATE)
+    assert equal(load_checkpoint(tmp_path, name), STATE)
 
 
 def test_retention_and_order(tmp_path):
     for step in (1, 2, 10):
         save_checkpoint(tmp_path, step, {"step": step}, keep=2)
-    assert [p.name for p in checkpoints(tmp_path)] == ["step-00000002", "step-00000010"]
+    assert checkpoints(tmp_path) == ["step-00000002", "step-00000010"]
 
 
 @pytest.mark.parametrize("name", ["tensors/__0_0.distcp", "tensors/.metadata", "state.json", "manifest.json"])
@@ -46,20 +68,11 @@ def test_retention_and_order(tmp_path):
 def test_damage_to_any_file_is_found_and_passed_over(tmp_path, name, damage):
     save_checkpoint(tmp_path, 1, STATE)
     newest = save_checkpoint(tmp_path, 2, STATE)
-    file = newest / name
-    data = bytearray(file.read_bytes())
-    if damage == "delete":
-        file.unlink()
-    elif damage == "truncate":
-        file.write_bytes(data[: len(data) // 2])
-    else:
-        place = data.index(b'"sha256"') + 30 if name == "manifest.json" else len(data) // 2
-        data[place] ^= 1
-        file.write_bytes(data)
+    spoil(tmp_path / newest / name, damage)
     with pytest.raises(DamagedCheckpoint):
-        load_checkpoint(newest)
-    path, state, problems = load_newest(tmp_path)
-    assert path.name == "step-00000001"
+        load_checkpoint(tmp_path, newest)
+    found, state, problems = load_newest(tmp_path)
+    assert found == "step-00000001"
     assert equal(state, STATE)
     assert len(problems) == 1
 
@@ -67,13 +80,13 @@ def test_damage_to_any_file_is_found_and_passed_over(tmp_path, name, damage):
 def test_half_written_folders_do_not_count(tmp_path):
     save_checkpoint(tmp_path, 1, STATE)
     (tmp_path / ".step-00000002.part").mkdir()
-    assert [p.name for p in checkpoints(tmp_path)] == ["step-00000001"]
+    assert checkpoints(tmp_path) == ["step-00000001"]
     save_checkpoint(tmp_path, 2, STATE)  # and what a killed run left is no obstacle
-    assert load_newest(tmp_path)[0].name == "step-00000002"
+    assert load_newest(tmp_path)[0] == "step-00000002"
 
 
 def test_all_damaged_is_an_error_not_a_fresh_start(tmp_path):
-    path = save_checkpoint(tmp_path, 1, STATE)
+    path = tmp_path / save_checkpoint(tmp_path, 1, STATE)
     (path / "state.json").write_text("{}")
     with pytest.raises(DamagedCheckpoint, match="no whole checkpoint is left"):
         load_newest(tmp_path)
@@ -87,12 +100,62 @@ def test_only_plain_data_is_saved(tmp_path):
 
 
 def test_json_is_readable(tmp_path):
-    path = save_checkpoint(tmp_path, 1, STATE)
+    path = tmp_path / save_checkpoint(tmp_path, 1, STATE)
     assert json.loads((path / "manifest.json").read_text())["step"] == 1
 
 
 def test_an_earlier_format_is_named(tmp_path):
-    path = save_checkpoint(tmp_path, 1, STATE)
+    path = tmp_path / save_checkpoint(tmp_path, 1, STATE)
     (path / "manifest.json").write_text(json.dumps({"step": 1, "sha256": {"tensors.safetensors": "0"}}))
     with pytest.raises(DamagedCheckpoint, match="earlier version's format"):
-        load_checkpoint(path)
+        load_checkpoint(tmp_path, path.name)
+
+
+def test_training_goes_on_while_it_is_written(tmp_path):
+    """What is saved is the state at the call, whatever happens to it while the files are written."""
+    weights = torch.zeros(1 << 16)
+    saver = Saver(tmp_path, keep=3)
+    for step in (1, 2, 3):
+        saver.save(step, {"weights": weights})
+        weights += 1.0
+    saver.wait()
+    for step in (1, 2, 3):
+        assert load_checkpoint(tmp_path, f"step-{step:08d}")["weights"].unique().item() == step - 1
+
+
+def test_a_failure_in_the_background_is_raised_by_the_next_call(tmp_path):
+    saver = Saver(tmp_path)
+    saver.save(1, STATE)
+    saver.wait()
+    saver.storage.digest = lambda name: (_ for _ in ()).throw(OSError(5, "Input/output error"))
+    saver.save(2, STATE)
+    with pytest.raises(CheckpointError, match=r"iteration 2 .*Input/output error; the last whole one is step-00000001"):
+        saver.save(3, STATE)
+    assert checkpoints(tmp_path) == ["step-00000001"]
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "delete"])
+@pytest.mark.parametrize("name", ["tensors/__0_0.distcp", "tensors/.metadata", "state.json", "manifest.json"])
+def test_remote_folders(name, damage):
+    """Nothing can be renamed there: a checkpoint counts when its manifest, written last, is there and right."""
+    root = f"memory://bucket/{uuid4()}"
+    for step in (1, 2, 3):
+        save_checkpoint(root, step, STATE)
+    assert checkpoints(root) == ["step-00000002", "step-00000003"]
+    assert equal(load_newest(root)[1], STATE)
+    storage = Storage(root)
+    path, data = storage._path(f"step-00000003/{name}"), bytearray(storage.read(f"step-00000003/{name}"))
+    if damage == "delete":
+        storage.fs.rm(path)
+    else:
+        place = data.index(b'"sha256"') + 30 if name == "manifest.json" else len(data) // 2
+        data[place] ^= 1
+        storage.fs.pipe_file(path, bytes(data if damage == "flip" else data[: len(data) // 2]))
+    found, state, problems = load_newest(root)
+    assert (found, len(problems)) == ("step-00000002", 1)
+    assert equal(state, STATE)
+
+
+def test_places_that_cannot_be_used_are_named():
+    with pytest.raises(StorageError, match=r"run.checkpoints=s4://bucket.*use a folder, or s3://"):
+        Storage("s4://bucket/run")

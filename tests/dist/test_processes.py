@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from dist.test_checkpoint import spoil
 from sage_grpo.config import ConfigError, load_recipe
+from sage_grpo.dist.checkpoint import load_newest
 from sage_grpo.dist.device import DeviceError, backend_for, choose_device
 from sage_grpo.dist.processes import join
 
@@ -52,7 +54,7 @@ def assert_alike(one, other, limit=1e-6, spared=0):
 
 EXACT = ("shapes-full", "shapes-lora", "hunyuan15-full", "hunyuan15-lora", "wan-full", "wan-lora")
 HALF = ("wan-lora-bf16", "wan-full-bf16")
-SPARED = {"wan-full": 4}  # of 19,832, when two processes share a video
+SPARED = {"wan-full": 4}  # of 19,832; the others of this and all weights of the other models within 1e-6
 COPIED = ("shapes-full", "wan-lora")
 
 
@@ -66,7 +68,8 @@ def test_every_layout_equals_one_process(tmp_path):
     launch(tmp_path, 4, *COPIED, SEQUENCE="2", SUFFIX="both")
     for case in EXACT:
         one, two = result(tmp_path, f"{case}-1"), result(tmp_path, f"{case}-2")
-        print(f"{case}: weights after 10 updates differ by {assert_alike(one, two):.1e}; held {two['held']:.3f}")
+        off = assert_alike(one, two, spared=SPARED.get(case, 0))
+        print(f"{case}: weights after 10 updates differ by {off:.1e}; held {two['held']:.3f}")
         assert two["held"] <= 0.6  # of all parameters, anchor and average adapters included
         assert one["held"] == 1.0
         assert two["before"] == (1.0 if case.startswith("shapes") else 0.0)  # read shard by shard, never whole
@@ -91,13 +94,25 @@ def test_every_layout_equals_one_process(tmp_path):
 def test_the_command_under_torchrun(tmp_path):
     settings = os.environ | {"OMP_NUM_THREADS": "1"}
     command = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "sage_grpo", "train", "lab",
-               "parallel.processes=2", "policy.batch_size=16", "run.iterations=2", f"run.out={tmp_path}",
-               "--json"]  # fmt: skip
+               "parallel.processes=2", "policy.batch_size=16", "run.iterations=2", "run.save_every=1",
+               f"run.out={tmp_path}", "--json"]  # fmt: skip
     done = subprocess.run([sys.executable, "-m", *command], env=settings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1])["iterations"] == 2
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2  # written once
-    assert (tmp_path / "checkpoints" / "step-00000002" / "tensors" / "__1_0.distcp").exists()
+    folder = tmp_path / "checkpoints"
+    files = [path for path in (folder / "step-00000002").rglob("*") if path.is_file()]
+    assert {path.name for path in files} == {
+        "__0_0.distcp", "__1_0.distcp", ".metadata", "state.json", "manifest.json"
+    }  # fmt: skip
+    for file in files:
+        for damage in ("truncate", "flip"):
+            data = file.read_bytes()
+            spoil(file, damage)
+            found, _, (problem,) = load_newest(folder)
+            assert (found, "step-00000002" in problem) == ("step-00000001", True)
+            file.write_bytes(data)
+    assert load_newest(folder)[0] == "step-00000002"
 
 
 def test_number_of_processes_may_change_between_resumes(tmp_path):

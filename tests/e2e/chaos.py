@@ -76,7 +76,7 @@ def chaos(kills: int, iterations: int, seed: int = 0) -> list[str]:
 
 
 def compare(straight: Path, broken: Path, iterations: int) -> list[str]:
-    ends = [load_checkpoint(f / "checkpoints" / f"step-{iterations:08d}") for f in (straight, broken)]
+    ends = [load_checkpoint(f / "checkpoints", f"step-{iterations:08d}") for f in (straight, broken)]
     curves = [
         [{k: v for k, v in row.items() if k != "time"} for row in read_metrics(f / "metrics.jsonl")]
         for f in (straight, broken)

@@ -103,7 +103,7 @@ def wait_for_row(folder, step, process):
 def final_state(folder):
     from sage_grpo.dist.checkpoint import load_checkpoint
 
-    return load_checkpoint(folder / "checkpoints" / "step-00000012")
+    return load_checkpoint(folder / "checkpoints", "step-00000012")
 
 
 def assert_equal_states(a, b, place="state"):

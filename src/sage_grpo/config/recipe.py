@@ -97,11 +97,16 @@ class RunConfig(Settings):
     resume: Literal["auto", "never"] = Field("auto", description="`auto` goes on from the newest whole checkpoint")
     save_every: int = Field(10, ge=1)
     keep: int = Field(2, ge=1, description="checkpoints kept")
+    checkpoints: str | None = Field(None, description="a folder or s3://bucket/folder; none means run.out/checkpoints")
     sample_every: int = Field(25, ge=0, description="sample videos at fixed seeds; 0 for none")
     samples: int = Field(6, ge=1)
     trackers: tuple[str, ...] = Field(
         ("tensorboard",), description="besides metrics.jsonl: tensorboard, wandb, trackio"
     )
+
+    @property
+    def checkpoint_root(self) -> str:
+        return self.checkpoints or f"{self.out}/checkpoints"
 
 
 class GaugeConfig(Settings):

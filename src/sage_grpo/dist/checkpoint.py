@@ -4,31 +4,42 @@ A checkpoint is a folder: tensors in the format of torch's distributed checkpoin
 manifest with the hash of each file, written last. DCP's own index is a pickle: nothing is read before its hash fits.
 """
 
-import hashlib
+import errno
 import json
 import os
-import shutil
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import empty as empty_shards
 
 from sage_grpo.dist.processes import Processes
+from sage_grpo.dist.storage import Storage
 
-MANIFEST, TENSORS = "manifest.json", "tensors"
+# On one process DCP says on every call, in a thread of its own too, that there is one process.
+warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load) in a single process.*")
+
+MANIFEST, STATE, TENSORS = "manifest.json", "state.json", "tensors"
 Sharded = Callable[[str], bool]  # which tensors, by their place in the state, are cut like the weights
+Root = str | Path  # a folder, or a URL that fsspec knows
 
 
 class DamagedCheckpoint(RuntimeError):
     """A checkpoint whose files are missing or are not those that were written."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written."""
 
 
 def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
@@ -57,95 +68,139 @@ def _unpack(packed: Mapping[str, Any], tensor: Callable[[Mapping[str, Any]], Any
     return content
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+class Saver:
+    """Writes while training goes on: `save` returns when the state is copied. Every process calls it alike."""
+
+    def __init__(self, root: Root, keep: int = 2, processes: Processes | None = None) -> None:
+        self.storage, self.keep, self.processes = Storage(root), keep, processes
+        # A group of its own: what it says must not mix with what training says meanwhile.
+        self.group = processes.another_group() if processes else None
+        self.main, self.rank = (processes.main, processes.global_rank) if processes else (True, 0)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Begin `step-00000010` below the root; an earlier one is finished first, and its failure raised."""
+        self.wait()
+        tensors: dict[str, Tensor] = {}
+        packed = json.dumps(_pack(state, "state", tensors)).encode()
+        name, work, problem = f"step-{step:08d}", "", None
+        if self.main:
+            try:
+                work = self.storage.begin(name)
+            except OSError as error:
+                problem = error
+        (work, problem), *_ = self._tell((work, problem and str(problem)))
+        self._agree(step, [problem])
+        written = async_save(
+            tensors,
+            storage_writer=self.storage.writer(f"{work}/{TENSORS}"),
+            process_group=self.group,
+            no_dist=self.processes is None,
+        )
+        assert isinstance(written, Future)
+        self._pending = self._thread.submit(self._finish, step, name, work, packed, written)
+
+    def wait(self) -> None:
+        """Until the last checkpoint is in place."""
+        pending, self._pending = self._pending, None
+        if pending:
+            pending.result()
+
+    def _tell(self, value: Any) -> list[Any]:
+        return self.processes.everybody(value, self.group) if self.processes else [value]
+
+    def _finish(self, step: int, name: str, work: str, packed: bytes, written: "Future[Any]") -> None:
+        hashes: dict[str, str] = {}
+        problem = None
+        try:
+            written.result()
+            mine = self.storage.names(f"{work}/{TENSORS}", f"__{self.rank}_")
+            if self.main:
+                self.storage.write(f"{work}/{STATE}", packed)
+                mine += [f"{work}/{STATE}", f"{work}/{TENSORS}/.metadata"]
+            hashes = {path.removeprefix(f"{work}/"): self.storage.digest(path) for path in mine}
+        except (Exception, CheckpointException) as error:
+            problem = os.strerror(errno.ENOSPC) if self.storage.full() else _reason(error)  # torch says it in riddles
+        told = self._tell((problem, hashes))
+        self._agree(step, [problem for problem, _ in told], work)
+        if self.main:
+            try:
+                every = {path: digest for _, part in told for path, digest in sorted(part.items())}
+                self.storage.write(f"{work}/{MANIFEST}", json.dumps({"step": step, "sha256": every}, indent=1).encode())
+                for folder in (f"{work}/{TENSORS}", work):
+                    self.storage.sync(folder)
+                self.storage.publish(work, name)
+                for old in self.storage.steps()[: -self.keep]:
+                    self.storage.remove(old)
+            except OSError as error:
+                problem = _reason(error)
+        self._agree(step, self._tell(problem), work)
+
+    def _agree(self, step: int, problems: list[str | None], work: str = "") -> None:
+        """What went wrong for one process stops all of them."""
+        found = next((problem for problem in problems if problem), None)
+        if not found:
+            return
+        if self.main and work:
+            with suppress(OSError):
+                self.storage.remove(work)  # half of a checkpoint is of no use, and room is needed
+        last = self.storage.steps()[-1:] or ["none"]
+        raise CheckpointError(
+            f"the checkpoint of iteration {step} could not be written to {self.storage.root}: {found}; the last whole "
+            f"one is {last[0]}. Make room or name another place (run.checkpoints); the same command goes on from there"
+        )
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _tell(processes: Processes | None, value: Any) -> list[Any]:
-    return processes.everybody(value) if processes else [value]
+def _reason(error: BaseException) -> str:
+    """The first cause in words: DCP wraps what a process met in exceptions of its own."""
+    failures = getattr(error, "failures", None)
+    if failures:
+        return _reason(next(iter(failures.values()))[0])
+    return f"{type(error).__name__}: {error}" if not isinstance(error, OSError) else str(error)
 
 
 def save_checkpoint(
-    folder: Path, step: int, state: Mapping[str, Any], keep: int = 2, processes: Processes | None = None
-) -> Path:
-    """Write `step-00000010` below `folder` and drop all but the newest `keep`. Every process must call it."""
-    main, rank = (processes.main, processes.global_rank) if processes else (True, 0)
-    final, work = folder / f"step-{step:08d}", folder / f".step-{step:08d}.part"
-    tensors: dict[str, Tensor] = {}
-    packed = _pack(state, "state", tensors)
-    if main:
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-    _tell(processes, None)  # the folder is there
-    _dcp(save, tensors, work / TENSORS, processes)
-    mine = sorted((work / TENSORS).glob(f"__{rank}_*"))
-    if main:
-        (work / "state.json").write_text(json.dumps(packed))
-        mine += [work / "state.json", work / TENSORS / ".metadata"]
-    for path in mine:
-        _sync(path)
-    hashes = {str(path.relative_to(work)): _digest(path) for path in mine}
-    told = _tell(processes, hashes)
-    if main:
-        whole = {name: digest for part in told for name, digest in sorted(part.items())}
-        (work / MANIFEST).write_text(json.dumps({"step": step, "sha256": whole}, indent=1))
-        for path in (work / MANIFEST, work / TENSORS, work):
-            _sync(path)
-        shutil.rmtree(final, ignore_errors=True)
-        work.rename(final)
-        _sync(folder)
-        for old in checkpoints(folder)[:-keep]:
-            shutil.rmtree(old)
-    _tell(processes, None)  # it is there for all of them
-    return final
+    root: Root, step: int, state: Mapping[str, Any], keep: int = 2, processes: Processes | None = None
+) -> str:
+    """Write one and wait for it; its name below the root."""
+    saver = Saver(root, keep, processes)
+    saver.save(step, state)
+    saver.wait()
+    return f"step-{step:08d}"
 
 
-def _dcp(action: Callable[..., Any], tensors: dict[str, Tensor], folder: Path, processes: Processes | None) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*single process.*|.*no_dist.*|.*TypedStorage.*")
-        action(tensors, checkpoint_id=folder, no_dist=processes is None)
-
-
-def checkpoints(folder: Path) -> list[Path]:
+def checkpoints(root: Root) -> list[str]:
     """Oldest first."""
-    return sorted(folder.glob("step-*")) if folder.is_dir() else []
+    return Storage(root).steps()
 
 
-def _problem(path: Path, names: list[str], hashes: Mapping[str, str]) -> str | None:
+def _problem(storage: Storage, name: str, processes: Processes | None) -> str | None:
+    """What is wrong with a checkpoint: each process reads some of its files."""
     try:
-        wrong = next((name for name in names if _digest(path / name) != hashes[name]), None)
-    except OSError as error:
-        return f"{path} is not a whole checkpoint: {error}"
-    return f"{path / wrong} is not the file that was saved" if wrong else None
+        hashes: dict[str, str] = json.loads(storage.read(f"{name}/{MANIFEST}"))["sha256"]
+        files = sorted(hashes)
+        if not any(file.startswith(f"{TENSORS}/") for file in files):
+            return f"{storage.url(name)} is of an earlier version's format"
+        rank, world = (processes.global_rank, processes.global_world) if processes else (0, 1)
+        for file in files[rank::world]:
+            if storage.digest(f"{name}/{file}") != hashes[file]:
+                return f"{storage.url(name)}/{file} is not the file that was saved"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{storage.url(name)} is not a whole checkpoint: {error}"
+    return None
 
 
 def load_checkpoint(
-    path: Path, processes: Processes | None = None, sharded: Sharded = lambda place: False
+    root: Root, name: str, processes: Processes | None = None, sharded: Sharded = lambda place: False
 ) -> dict[str, Any]:
     """Check every hash, each process some of them, then read this process's shards in today's layout."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        hashes: dict[str, str] = manifest["sha256"]
-        names = sorted(hashes)
-        if not any(name.startswith(f"{TENSORS}/") for name in names):
-            raise ValueError("it is of an earlier version's format")
-        rank, world = (processes.global_rank, processes.global_world) if processes else (0, 1)
-        problem = _problem(path, names[rank::world], hashes)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        problem = f"{path} is not a whole checkpoint: {error}"
-    found = next((p for p in _tell(processes, problem) if p), None)
+    storage = Storage(root)
+    problem = _problem(storage, name, processes)
+    found = next((p for p in (processes.everybody(problem) if processes else [problem]) if p), None)
     if found:
         raise DamagedCheckpoint(found)
-    packed = json.loads((path / "state.json").read_text())
+    packed = json.loads(storage.read(f"{name}/{STATE}"))
     tensors: dict[str, Tensor] = {}
     mesh = processes.weights_mesh if processes else None
 
@@ -158,7 +213,7 @@ def load_checkpoint(
         return tensors[place]
 
     state = _unpack(packed, room)
-    _dcp(load, tensors, path / TENSORS, processes)
+    load(tensors, storage_reader=storage.reader(f"{name}/{TENSORS}"), no_dist=processes is None)
     assert isinstance(state, dict)
     return state
 
@@ -170,13 +225,13 @@ def _shards(shape: list[int], dtype: torch.dtype, mesh: DeviceMesh) -> DTensor:
 
 
 def load_newest(
-    folder: Path, processes: Processes | None = None, sharded: Sharded = lambda place: False
-) -> tuple[Path, dict[str, Any], list[str]] | None:
-    """The newest whole checkpoint, and what was wrong with those passed over."""
+    root: Root, processes: Processes | None = None, sharded: Sharded = lambda place: False
+) -> tuple[str, dict[str, Any], list[str]] | None:
+    """The newest whole checkpoint by name, and what was wrong with those passed over."""
     problems: list[str] = []
-    for path in reversed(checkpoints(folder)):
+    for name in reversed(checkpoints(root)):
         try:
-            return path, load_checkpoint(path, processes, sharded), problems
+            return name, load_checkpoint(root, name, processes, sharded), problems
         except DamagedCheckpoint as error:
             problems.append(str(error))
     if problems:

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import whole
-from sage_grpo.dist.device import backend_for, choose_device
+from sage_grpo.dist.device import HOST, backend_for, choose_device
 from sage_grpo.dist.sequence import RING, ULYSSES, Exchange
 
 REPLICATE, SHARD = "replicate", "shard"
@@ -60,11 +60,16 @@ class Processes:
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
         return whole(torch.nn.utils.clip_grad_norm_(parameters, limit))
 
-    def everybody(self, value: Any) -> list[Any]:
+    def everybody(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
         """A small object of every process, in rank order."""
         found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, value)
+        dist.all_gather_object(found, value, group=group)
         return found
+
+    def another_group(self) -> dist.ProcessGroup:
+        """All of them again, for work beside the training. Every process must ask for it."""
+        group: dist.ProcessGroup = dist.new_group(backend=backend_for(HOST))
+        return group
 
 
 def join(
