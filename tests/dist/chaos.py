@@ -15,39 +15,22 @@ from pathlib import Path
 
 import torch
 
-TESTS = Path(__file__).parents[1]
+from dist.launcher import environment, torchrun, workers
+
 START = 5.0  # seconds until the processes have met
 
 
 def command(folder, case, restarts):
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}"]
-    return [sys.executable, "-m", *launcher, "-m", "dist.worker", str(folder), case]
-
-
-def environment(suffix):
-    # without the last one restarted processes find keys of the dead ones in the meeting place, and hang
-    own = {
-        "PYTHONPATH": str(TESTS),
-        "OMP_NUM_THREADS": "1",
-        "SUFFIX": suffix,
-        "SAVE_EVERY": "1",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    }
-    return os.environ | own
-
-
-def workers(launcher):
-    found = subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True, check=False)
-    return [int(pid) for pid in found.stdout.split()]
+    return torchrun(2, "dist.worker", folder, case, restarts=restarts)
 
 
 def run(folder, kills, iterations, rng):
     """Weights of an unbroken and of a killed run, and how many kills met a living process."""
     case = f"shapes-full:{iterations}"
-    subprocess.run(command(folder, case, 0), env=environment("whole"), check=True, capture_output=True)
+    subprocess.run(command(folder, case, 0), env=environment(SUFFIX="whole", SAVE_EVERY="1"), check=True, capture_output=True)
     log = (folder / "log.txt").open("w+")  # a pipe that nobody reads would fill up and stop the launcher
     launcher = subprocess.Popen(
-        command(folder, case, kills + 5), env=environment("killed"), stdout=log, stderr=subprocess.STDOUT
+        command(folder, case, kills + 5), env=environment(SUFFIX="killed", SAVE_EVERY="1"), stdout=log, stderr=subprocess.STDOUT
     )
     done, checkpoints = 0, folder / "shapes-full-killed" / "checkpoints"
     while done < kills and launcher.poll() is None:

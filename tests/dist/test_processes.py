@@ -1,38 +1,28 @@
 """Several processes give what one gives: the same draws to the bit, the same weights to 1e-6, in every layout."""
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 
+from dist.launcher import environment, torchrun
 from dist.test_checkpoint import spoil
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.dist.checkpoint import load_newest
 from sage_grpo.dist.device import DeviceError, backend_for, choose_device
-from sage_grpo.dist.processes import join
-
-TESTS = Path(__file__).parents[1]
+from sage_grpo.dist.processes import join, meeting_place
 
 
-def environment(**own):
-    return os.environ | {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"} | own
-
-
-def launch(folder, processes, *cases, **settings):
-    launcher = [sys.executable, "-m"]
-    if processes > 1:
-        launcher += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
-    done = subprocess.run(
-        [*launcher, "dist.worker", str(folder), *cases],
-        env=environment(**settings),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def launch(folder, processes, *cases, **more):
+    worker = ["dist.worker", str(folder), *cases]
+    command = torchrun(processes, *worker) if processes > 1 else [sys.executable, "-m", *worker]
+    done = subprocess.run(command, env=environment(**more), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
@@ -92,11 +82,9 @@ def test_every_layout_equals_one_process(tmp_path):
 
 
 def test_the_command_under_torchrun(tmp_path):
-    settings = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "sage_grpo", "train", "lab",
-               "parallel.processes=2", "policy.batch_size=16", "run.iterations=2", "run.save_every=1",
-               f"run.out={tmp_path}", "--json"]  # fmt: skip
-    done = subprocess.run([sys.executable, "-m", *command], env=settings, capture_output=True, text=True, check=False)
+    command = torchrun(2, "sage_grpo", "train", "lab", "parallel.processes=2", "policy.batch_size=16",
+                       "run.iterations=2", "run.save_every=1", f"run.out={tmp_path}", "--json")  # fmt: skip
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1])["iterations"] == 2
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2  # written once
@@ -149,6 +137,34 @@ def test_launch_that_does_not_fit_the_recipe(monkeypatch):
         ConfigError, match=r"processes=64, but 1 was started; use `torchrun --nproc-per-node=8 --nnodes=8"
     ):
         join(64, 2, 1)
+
+
+def test_restarted_processes_do_not_meet_the_dead():
+    """One store over four starts, as torchrun keeps it: after whole ones, and after ones that lost a process early."""
+    server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    limit = timedelta(seconds=20)
+
+    def start(rank):
+        store = TCPStore("localhost", server.port, is_master=False)
+        return meeting_place(store, rank, 3, limit)
+
+    def lost(rank):  # it says that it is there, and dies before the first process answers
+        if rank == 0:
+            server.set("leader", "dead")
+        else:
+            server.set(f"dead/{rank}", "dead too")
+
+    for attempt in range(4):
+        if attempt % 2:
+            list(map(lost, (0, 1)))
+        with ThreadPoolExecutor(3) as pool:
+            late = [pool.submit(start, rank) for rank in (1, 2)]  # they find the leader of the attempt before
+            time.sleep(0.3)
+            assert not any(found.done() for found in late)
+            stores = [found.result(timeout=30) for found in (pool.submit(start, 0), *late)]
+        assert not stores[1].check(["word"])
+        stores[0].set("word", str(attempt))
+        assert {store.get("word") for store in stores} == {str(attempt).encode()}
 
 
 def test_device_and_backend():

@@ -2,11 +2,10 @@
 
 import json
 import subprocess
-import sys
 
 import pytest
 
-from dist.test_processes import environment
+from dist.launcher import environment, torchrun
 from sage_grpo.build import MODELS
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.models.loading import ModelError
@@ -15,10 +14,8 @@ from sage_grpo.models.shared_tokens import check_sharing
 
 def test_sharing_a_video_is_exact(tmp_path):
     file = tmp_path / "found.json"
-    command = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dist.sequence_worker", str(file)]
-    done = subprocess.run(
-        [sys.executable, "-m", *command], env=environment(), capture_output=True, text=True, check=False
-    )
+    command = torchrun(2, "dist.sequence_worker", file)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(file.read_text())
     assert set(found) == set(MODELS) - {"sd3"}  # which makes pictures: they fit on one device

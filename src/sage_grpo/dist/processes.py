@@ -2,14 +2,18 @@
 
 import os
 import sys
+import time
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.rendezvous import rendezvous
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import whole
@@ -88,9 +92,36 @@ def join(
         return None
     chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
     if not dist.is_initialized():
-        dist.init_process_group(backend_for(chosen), timeout=timedelta(minutes=minutes))
+        limit, rank = timedelta(minutes=minutes), int(os.environ["RANK"])
+        store = meeting_place(next(rendezvous("env://", timeout=limit))[0], rank, processes, limit)
+        dist.init_process_group(backend_for(chosen), store=store, rank=rank, world_size=processes, timeout=limit)
     shape = (replicate, processes // (replicate * sequence), ring, sequence // ring)
     return Processes(init_device_mesh(chosen.type, shape, mesh_dim_names=(REPLICATE, SHARD, RING, ULYSSES)), chosen)
+
+
+def meeting_place(store: Store, rank: int, world: int, limit: timedelta) -> Store:
+    """A part of the launcher's store that nobody used before.
+
+    torchrun keeps its store when it restarts processes, with all that the dead ones wrote, and its count of restarts
+    differs between nodes. So the first process opens a part of its own, and the others know it for a living one when
+    it answers with the name that they have just given themselves.
+    """
+    store.set_timeout(limit)
+    mine = uuid4().hex
+    if rank == 0:
+        store.set("leader", mine)
+        for other in range(1, world):
+            store.set(f"{mine}/welcome {other}", store.get(f"{mine}/{other}"))
+        return PrefixStore(mine, store)
+    deadline = time.monotonic() + limit.total_seconds()
+    while time.monotonic() < deadline:
+        leader = store.get("leader").decode()
+        store.set(f"{leader}/{rank}", mine)
+        welcome = f"{leader}/welcome {rank}"
+        if store.check([welcome]) and store.get(welcome).decode() == mine:
+            return PrefixStore(leader, store)
+        time.sleep(0.1)
+    raise TimeoutError(f"process {rank} met no others within {limit.total_seconds() / 60:.0f} minutes of its start")
 
 
 def leave() -> None:
