@@ -32,16 +32,19 @@ from sage_grpo.tuning.prepare import make_bank, prepare
 
 
 @contextmanager
-def _stop_on_signal(loop: Loop) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM finishes the iteration, saves and ends; a second one interrupts at once."""
+def _stop_on_signal(agree: Agree) -> Iterator[None]:
+    """Ctrl-C or SIGTERM finishes the iteration, saves and ends; a second Ctrl-C interrupts at once.
+
+    A second SIGTERM does not: schedulers send it to all processes, and torchrun passes its own on to the same ones.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def handle(number: int, frame: object) -> None:
-        if loop.stop_reason is not None:
+        if agree.request is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        loop.stop(f"{signal.Signals(number).name} received")
+        agree.request = agree.request or f"{signal.Signals(number).name} received"
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -131,12 +134,12 @@ class Trainer:
         if config.run.sample_every:
             parts.append(Samples(self.folder / "samples", config, trackers, write=self.main))
         parts.append(ProgressCallback(config.run.iterations, config.rollouts, console=self.console))
-        parts.append(Agree())
+        parts.append(agree := Agree())
         saver = Saver(config.run.checkpoint_root, config.run.keep, self.processes)
         parts.append(Save(saver.save, config, {"gauge": self.gauge}))  # last: it saves what they did
         loop.callbacks = parts
         try:
-            with _stop_on_signal(loop):
+            with _stop_on_signal(agree):
                 loop.run(config.run.iterations)
                 saver.wait()
         finally:

@@ -106,12 +106,18 @@ class Samples(Callback):
 
 
 class Agree(Callback):
-    """If one process is asked to stop, all of them stop after the same iteration."""
+    """If one process is asked to stop, all of them stop after the same iteration: a request waits for the next talk."""
+
+    def __init__(self) -> None:
+        self.request: str | None = None  # as a signal leaves it, at any moment
+
+    def on_start(self, loop: Loop) -> None:
+        wish = loop.stop_reason or self.request
+        if loop.comm.mean(torch.tensor([float(wish is not None)])).item() > 0:
+            loop.stop(wish or "another process was asked to stop")
 
     def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
-        asked = loop.comm.mean(torch.tensor([float(loop.stop_reason is not None)])).item() > 0
-        if asked and loop.stop_reason is None:
-            loop.stop("another process was asked to stop")
+        self.on_start(loop)
 
 
 class Save(Callback):
