@@ -20,6 +20,7 @@ from sage_grpo.core.loop import Callback, Loop, Metrics
 from sage_grpo.core.protocols import Reward, VideoModel
 from sage_grpo.dist.checkpoint import Saver, load_newest
 from sage_grpo.dist.processes import join
+from sage_grpo.dist.watchdog import Watchdog
 from sage_grpo.rewards.function import CompositeReward
 from sage_grpo.tracking.callbacks import Agree, Log, Samples, Save, WeightAverage
 from sage_grpo.tracking.environment import describe_environment
@@ -84,8 +85,10 @@ class Trainer:
     ) -> None:
         recipe = config if isinstance(config, RecipeConfig) else load_recipe(config or {})
         layout = recipe.parallel
+        # The watchdog must bark first: a collective that times out ends its process without a word on the others.
+        minutes = max(30.0, 2 * recipe.run.hang_minutes)
         self.processes = join(
-            layout.processes, layout.sequence, layout.replicate, recipe.tuning.device, ring=layout.ring
+            layout.processes, layout.sequence, layout.replicate, recipe.tuning.device, ring=layout.ring, minutes=minutes
         )
         self.main = self.processes is None or self.processes.main  # writes files and talks to people
         if rewards is not None:
@@ -120,6 +123,11 @@ class Trainer:
             raise ConfigError(str(error)) from error
 
     def train(self) -> Result:
+        watchdog = Watchdog(self.loop, self.folder, self.config.run.hang_minutes, self.processes)
+        with watchdog.watching():
+            return self._train(watchdog)
+
+    def _train(self, watchdog: Watchdog) -> Result:
         config, loop, started = self.config, self.loop, time.perf_counter()
         resumed = self._resume()
         if self.main:
@@ -129,7 +137,8 @@ class Trainer:
             resume_at=loop.iteration + 1,  # a run killed before its first checkpoint starts over, and so do its curves
         )  # fmt: skip
         log = Log(trackers, self.reward.names)
-        parts: list[Callback] = [WeightAverage(config.optimizer.ema)] if config.optimizer.ema else []
+        parts: list[Callback] = [watchdog]
+        parts += [WeightAverage(config.optimizer.ema)] if config.optimizer.ema else []
         parts += [self.gauge, log, *self.callbacks]
         if config.run.sample_every:
             parts.append(Samples(self.folder / "samples", config, trackers, write=self.main))

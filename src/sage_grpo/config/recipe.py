@@ -98,6 +98,9 @@ class RunConfig(Settings):
     save_every: int = Field(10, ge=1)
     keep: int = Field(2, ge=1, description="checkpoints kept")
     checkpoints: str | None = Field(None, description="a folder or s3://bucket/folder; none means run.out/checkpoints")
+    hang_minutes: float = Field(
+        30.0, ge=0, description="without progress for so long a run ends with the stacks of all processes; 0 for never"
+    )
     sample_every: int = Field(25, ge=0, description="sample videos at fixed seeds; 0 for none")
     samples: int = Field(6, ge=1)
     trackers: tuple[str, ...] = Field(

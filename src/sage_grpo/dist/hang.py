@@ -1,0 +1,62 @@
+"""What is left of a run that hangs: the stacks of every process in one folder, and a word on who is behind."""
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+STDERR = 2
+REPORT = "report.txt"
+
+
+def report_hang(folder: Path, rank: int, world: int, progress: str, minutes: float, grace: float) -> None:
+    """Write this process's stacks, and wait for those of the others; the first of those who wrote sums up.
+
+    `progress` starts with a number that tells who is behind. Nothing is asked of the other processes but their files.
+    """
+    who = f"rank {rank} (process {os.getpid()} on {os.uname().nodename})"
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / f"rank-{rank:04d}.txt", f"{progress}: {who}\n\n{stacks()}")
+    _wait(lambda: len(_ranks(folder)) == world, grace)
+    if rank == min(_ranks(folder)):
+        text = _summary(folder, world, minutes)
+        _write(folder / REPORT, text)
+        os.write(STDERR, text.encode())  # not print: the main thread may hold what that needs
+    else:
+        _wait((folder / REPORT).exists, grace)  # the launcher kills all others when one process ends
+
+
+def stacks() -> str:
+    """Of all threads, the main one first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sorted(sys._current_frames().items(), key=lambda pair: pair[0] != threading.main_thread().ident)
+    return "\n".join(f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames)
+
+
+def _summary(folder: Path, world: int, minutes: float) -> str:
+    ranks = _ranks(folder)
+    places = sorted((path.read_text().splitlines()[0] for path in ranks.values()), key=lambda x: int(x.split()[0]))
+    silent = [f"nothing from rank {rank}: dead, or without this folder" for rank in range(world) if rank not in ranks]
+    return (
+        f"error: no progress for {minutes:g} minutes (run.hang_minutes): this run hangs and is ended. The stacks of "
+        f"every rank are in {folder}; least progress first:\n" + "".join(f"  {line}\n" for line in silent + places)
+    )
+
+
+def _ranks(folder: Path) -> dict[int, Path]:
+    return {int(path.stem.removeprefix("rank-")): path for path in folder.glob("rank-*.txt")}
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text)
+    part.rename(path)
+
+
+def _wait(done: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not done() and time.monotonic() < end:
+        time.sleep(0.1)
