@@ -1,18 +1,17 @@
 """The trainer as a user meets it: a folder with everything in it, resume, Ctrl-C, functions as rewards."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from rich.console import Console
 
+from dist.launcher import environment
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.loop import Callback
 from sage_grpo.models.gaussian import GaussianModel
@@ -20,8 +19,6 @@ from sage_grpo.models.shapes import ShapesModel
 from sage_grpo.tracking.metrics import read_metrics
 from sage_grpo.tracking.video import read_mp4
 from sage_grpo.trainer import Trainer
-
-TESTS = Path(__file__).parents[1]
 
 
 def brightness(videos, prompts):
@@ -87,8 +84,7 @@ trainer.train()
 
 
 def start(folder):
-    environment = os.environ | {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", RUN, str(folder)], env=environment)
+    return subprocess.Popen([sys.executable, "-c", RUN, str(folder)], env=environment())
 
 
 def wait_for_row(folder, step, process):
