@@ -27,10 +27,14 @@ def command(folder, case, restarts):
 def run(folder, kills, iterations, rng):
     """Weights of an unbroken and of a killed run, and how many kills met a living process."""
     case = f"shapes-full:{iterations}"
-    subprocess.run(command(folder, case, 0), env=environment(SUFFIX="whole", SAVE_EVERY="1"), check=True, capture_output=True)
+    always = {"SAVE_EVERY": "1"}
+    subprocess.run(command(folder, case, 0), env=environment(SUFFIX="whole", **always), check=True, capture_output=True)
     log = (folder / "log.txt").open("w+")  # a pipe that nobody reads would fill up and stop the launcher
     launcher = subprocess.Popen(
-        command(folder, case, kills + 5), env=environment(SUFFIX="killed", SAVE_EVERY="1"), stdout=log, stderr=subprocess.STDOUT
+        command(folder, case, kills + 5),
+        env=environment(SUFFIX="killed", **always),
+        stdout=log,
+        stderr=subprocess.STDOUT,
     )
     done, checkpoints = 0, folder / "shapes-full-killed" / "checkpoints"
     while done < kills and launcher.poll() is None:

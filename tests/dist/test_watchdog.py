@@ -40,7 +40,7 @@ class Sleeper:
 
 def settings(folder, limit=LIMIT):
     values = recipe(folder, "shapes-full", folder / "run", 4, {})
-    return values | {"run": values["run"] | {"hang_minutes": limit / 60}}
+    return values | {"run": values["run"] | {"hang_minutes": limit / 60, "save_every": 1}}
 
 
 def train(folder, reward, limit=LIMIT):

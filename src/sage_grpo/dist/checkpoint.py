@@ -76,7 +76,6 @@ class Saver:
         # A group of its own: what it says must not mix with what training says meanwhile.
         self.group = processes.another_group() if processes else None
         self.main, self.rank = (processes.main, processes.global_rank) if processes else (True, 0)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
@@ -99,7 +98,9 @@ class Saver:
             no_dist=self.processes is None,
         )
         assert isinstance(written, Future)
-        self._pending = self._thread.submit(self._finish, step, name, work, packed, written)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending = thread.submit(self._finish, step, name, work, packed, written)
+        thread.shutdown(wait=False)  # it ends with its work
 
     def wait(self) -> None:
         """Until the last checkpoint is in place."""

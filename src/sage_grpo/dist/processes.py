@@ -111,7 +111,7 @@ def meeting_place(store: Store, rank: int, world: int, limit: timedelta) -> Stor
     if rank == 0:
         store.set("leader", mine)
         for other in range(1, world):
-            store.set(f"{mine}/welcome {other}", store.get(f"{mine}/{other}"))
+            store.set(f"{mine}/welcome {other}", store.get(f"{mine}/{other}").decode())
         return PrefixStore(mine, store)
     deadline = time.monotonic() + limit.total_seconds()
     while time.monotonic() < deadline:
