@@ -35,6 +35,12 @@ class Rollouts:
     videos: list[Tensor]
 
 
+def my_samples(rollouts: int, comm: Comm) -> range:
+    """Which of an iteration's rollouts are this rank's."""
+    share = rollouts // comm.world
+    return range(comm.rank * share, (comm.rank + 1) * share)
+
+
 class Callback:
     """Logging, gauges and saving hang on here; the core knows none of them."""
 
@@ -101,8 +107,7 @@ class Loop:
         config, iteration, size = self.config, self.iteration, self.config.policy.batch_size
         group = config.policy.num_generations
         prompts = self.prompts(iteration * config.policy.prompts_per_iteration, config.policy.prompts_per_iteration)
-        share = config.rollouts // self.comm.world
-        mine = range(self.comm.rank * share, (self.comm.rank + 1) * share)
+        mine = my_samples(config.rollouts, self.comm)
         out = Rollouts([prompts[i // group] for i in mine], [], [])
         for first in mine[::size]:
             batch = range(first, first + size)

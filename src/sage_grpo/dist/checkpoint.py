@@ -56,6 +56,13 @@ def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     raise TypeError(f"{place} is a {type(value).__name__}: a checkpoint holds tensors, numbers, texts and containers")
 
 
+def saved_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What of a state goes into DCP's files, by its place."""
+    tensors: dict[str, Tensor] = {}
+    _pack(state, "state", tensors)
+    return tensors
+
+
 def _unpack(packed: Mapping[str, Any], tensor: Callable[[Mapping[str, Any]], Any]) -> Any:
     if "tensor" in packed:
         return tensor(packed)

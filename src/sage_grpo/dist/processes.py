@@ -95,8 +95,13 @@ def join(
         limit, rank = timedelta(minutes=minutes), int(os.environ["RANK"])
         store = meeting_place(next(rendezvous("env://", timeout=limit))[0], rank, processes, limit)
         dist.init_process_group(backend_for(chosen), store=store, rank=rank, world_size=processes, timeout=limit)
+    return lay_out(processes, sequence, replicate, chosen, ring)
+
+
+def lay_out(processes: int, sequence: int, replicate: int, device: torch.device, ring: int = 1) -> Processes:
+    """Copies of the weights, shards of each copy, processes that share a video."""
     shape = (replicate, processes // (replicate * sequence), ring, sequence // ring)
-    return Processes(init_device_mesh(chosen.type, shape, mesh_dim_names=(REPLICATE, SHARD, RING, ULYSSES)), chosen)
+    return Processes(init_device_mesh(device.type, shape, mesh_dim_names=(REPLICATE, SHARD, RING, ULYSSES)), device)
 
 
 def meeting_place(store: Store, rank: int, world: int, limit: timedelta) -> Store:
