@@ -96,6 +96,21 @@ def build_model(config: RecipeConfig, processes: Processes | None = None) -> Vid
     return model
 
 
+def outline_model(config: RecipeConfig) -> VideoModel:
+    """The recipe's model, prepared but not yet cut: where it comes from diffusers, at full size without weights."""
+    untouched = {"compile": None, "attention": None, "vae_tiling": False}  # they need the device, and change no size
+    config = config.model_copy(update={"tuning": config.tuning.model_copy(update=untouched)})
+    factory = resolve(config.model.type, MODELS, "model")
+    if hasattr(factory, "outline"):
+        settings = {name: value for name, value in model_settings(config.model).items() if name != "revision"}
+        model: VideoModel = factory.outline(config.model.path, dtype=storage_dtype(config.tuning), **settings)
+        prepare(model, config.tuning, config.seed)
+    else:
+        model = build_model(config)
+    reserve_copies(model, copies_of(config))
+    return model
+
+
 def share(model: VideoModel, config: RecipeConfig, processes: Processes | None) -> None:
     """Cut the weights into shards, with the copies that the run will keep of them."""
     if processes is None:
@@ -106,12 +121,17 @@ def share(model: VideoModel, config: RecipeConfig, processes: Processes | None) 
         if config.parallel.ring > 1 and processes.device == HOST:
             raise ConfigError("parallel.ring: attention on the CPU cannot go round a ring; use parallel.ring=1")
         model.share_sequence(processes.exchange)
-    copies = [ANCHOR] if config.kl.anchor != "none" else []
-    reserve_copies(model, [*copies, EMA] if config.optimizer.ema else copies)
+    reserve_copies(model, copies_of(config))
     shard(model, processes.weights_mesh, getattr(model, "autocast_dtype", None))
     if any(p.is_meta for p in model.module.parameters()):
         folder = Path(str(getattr(model, "folder", "")))
         fill(model, folder, processes.device, lambda name, shape: initial_weights(name, shape, config.seed))
+
+
+def copies_of(config: RecipeConfig) -> list[str]:
+    """Names of the copies of the trained weights that a run keeps."""
+    copies = [ANCHOR] if config.kl.anchor != "none" else []
+    return [*copies, EMA] if config.optimizer.ema else copies
 
 
 def accepted(factory: Any, load: Any) -> set[str]:

@@ -4,6 +4,7 @@ An adapter adds what differs: how a text becomes tensors, how the transformer is
 docs/add-a-model.md.
 """
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from sage_grpo.core.protocols import Condition, Prompt
 from sage_grpo.models.conditions import ConditionStore, fingerprint
-from sage_grpo.models.loading import ModelError, empty_parts, read_image
+from sage_grpo.models.loading import ModelError, default_parts, empty_parts, read_image
 
 __all__ = ["NEGATIVE", "DiffusersModel", "ModelError", "read_image"]
 
@@ -100,6 +101,14 @@ class DiffusersModel(ABC):
     def to_pixels(self, x0: Tensor) -> Tensor:
         """Latents through the decoder: (B, C, F, H, W) in [-1, 1]."""
 
+    def text_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of what `embed_text` returns, without the batch. Only a plan asks, for it has nothing to encode with."""
+        raise ModelError(f"{type(self).__name__} does not say how large its conditions are; plan without the peak")
+
+    def image_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The same for `embed_image`."""
+        return DiffusersModel.text_shapes(self)
+
     def own_guidance(self) -> float:
         """The scale that the pipeline would use by itself."""
         return 1.0
@@ -137,6 +146,19 @@ class DiffusersModel(ABC):
         model = cls(pipe, **settings)
         model.folder = str(folder)
         return model
+
+    @classmethod
+    def outline(
+        cls, path: str | None = None, *, dtype: torch.dtype = torch.float32, **settings: Any
+    ) -> "DiffusersModel":
+        """The model at full size without weights, to be planned: sizes of a checkpoint folder, or of the classes."""
+        small, names = cls.tiny(), (*cls.denoisers, "vae")
+        known = bool(path) and Path(str(path)).is_dir()
+        parts = (
+            empty_parts(cls.pipeline_class, str(path), names, dtype) if known else default_parts(small, names, dtype)
+        )
+        own = {name: small.config[name] for name in inspect.signature(cls.pipeline_class).parameters}
+        return cls(cls.pipeline_class(**(own | small.components | parts)), **settings)
 
     def _denoisers(self) -> list[Any]:
         found = [getattr(self.pipe, name, None) for name in self.denoisers]
@@ -247,6 +269,13 @@ class DiffusersModel(ABC):
     def timestep(self, sigma: Tensor) -> Tensor:
         steps: int = self.pipe.scheduler.config.num_train_timesteps
         return sigma * steps
+
+    def blank_condition(self, batch: int) -> Condition:
+        """What `encode` would give, in size only."""
+        shapes = self.text_shapes()
+        shapes |= {NEGATIVE + name: shape for name, shape in shapes.items()} if self.guided else {}
+        shapes |= self.image_shapes() if self.needs_image else {}
+        return {name: torch.zeros(batch, *shape, dtype=self.dtype) for name, shape in shapes.items()}
 
     def check_size(self) -> None:
         step, wrong = self.frame_step, []

@@ -85,6 +85,14 @@ class HunyuanVideo15(DiffusersModel):
         found = self.pipe.encode_prompt([text], device=self.device, dtype=self.dtype)
         return dict(zip(("text", "text_mask", "glyphs", "glyphs_mask"), found, strict=True))
 
+    def text_shapes(self) -> dict[str, tuple[int, ...]]:
+        p, config = self.pipe, self.pipe.transformer.config
+        text, glyphs = p.tokenizer_max_length, p.tokenizer_2_max_length
+        return {
+            "text": (text, config.text_embed_dim), "text_mask": (text,),
+            "glyphs": (glyphs, config.text_embed_2_dim), "glyphs_mask": (glyphs,),
+        }  # fmt: skip
+
     def _encoding_settings(self) -> str:
         p = self.pipe
         return f"{super()._encoding_settings()} {p.tokenizer_max_length} {p.tokenizer_2_max_length} {p.system_message}"
@@ -158,6 +166,11 @@ class HunyuanVideo15ImageToVideo(HunyuanVideo15):
         latents = p._get_image_latents(p.vae, p.video_processor, image, self.height, self.width, self.device)
         tokens = p.encode_image(image, batch_size=1, device=self.device, dtype=self.dtype)
         return {"image": tokens, "first_frame": latents.to(self.dtype)}
+
+    def image_shapes(self) -> dict[str, tuple[int, ...]]:
+        image = (self.pipe.vision_num_semantic_tokens, self.pipe.vision_states_dim)
+        channels, _, *size = self.latent_shape(Prompt(""))
+        return {"image": image, "first_frame": (channels, 1, *size)}
 
     def first_frame(self, x: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         latents, mask = torch.zeros_like(x), torch.zeros_like(x[:, :1])

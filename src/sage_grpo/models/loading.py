@@ -26,12 +26,25 @@ def empty_parts(pipeline: Any, folder: str, names: Sequence[str], dtype: torch.d
             network = getattr(diffusers, kind)
             with init_empty_weights(include_buffers=False):
                 part = network.from_config(network.load_config(folder, subfolder=name))
-            kept = part._keep_in_fp32_modules or []
-            for place, parameter in part.named_parameters():
-                if not any(word in place.split(".") for word in kept):
-                    parameter.data = parameter.data.to(dtype)
-            parts[name] = part
+            parts[name] = _as_loaded(part, dtype)
     return parts
+
+
+def default_parts(pipe: Any, names: Sequence[str], dtype: torch.dtype) -> dict[str, Any]:
+    """Networks of a pipeline at the size that their classes have by default, without weights."""
+    from accelerate import init_empty_weights  # noqa: PLC0415 - only for several processes
+
+    classes = {name: type(part) for name in names if (part := getattr(pipe, name, None)) is not None}
+    with init_empty_weights(include_buffers=False):
+        return {name: _as_loaded(network(), dtype) for name, network in classes.items()}
+
+
+def _as_loaded(part: Any, dtype: torch.dtype) -> Any:
+    kept = part._keep_in_fp32_modules or []
+    for place, parameter in part.named_parameters():
+        if not any(word in place.split(".") for word in kept):
+            parameter.data = parameter.data.to(dtype)
+    return part
 
 
 def read_image(prompt: Prompt) -> Image.Image:

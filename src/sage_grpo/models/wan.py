@@ -78,6 +78,9 @@ class Wan(DiffusersModel):
         )
         return {"text": found.to(self.dtype)}
 
+    def text_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"text": (self.text_tokens, self._denoisers()[0].config.text_dim)}
+
     def _encoding_settings(self) -> str:
         return f"{super()._encoding_settings()} {self.text_tokens}"
 
