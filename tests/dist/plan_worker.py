@@ -1,0 +1,51 @@
+"""What processes really hold and need for which a plan was made: `python -m dist.plan_worker FOLDER CASE…`."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from dist.worker import brightness, recipe
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.dist.checkpoint import saved_tensors
+from sage_grpo.dist.peak import peak_bytes
+from sage_grpo.dist.processes import launched, leave
+from sage_grpo.dist.shard import bytes_held, local
+from sage_grpo.trainer import Trainer
+
+
+def settings(folder, case, processes):
+    found = recipe(folder, case, folder / f"plan-{case}", 1, {})
+    found["tuning"]["gradient_checkpointing"] = True
+    found["kl"]["ref_model_sync_steps"] = 1  # until it is renewed, an anchor of adapters is the base itself
+    return found | {"parallel": {"processes": processes}}
+
+
+def measure(trainer):
+    """Of this process, after an update."""
+    saved = saved_tensors({"loop": trainer.loop.state_dict()})
+    found = {"weights": bytes_held(trainer.model.module)}
+    for kind in ("bank", "optimizer"):
+        tensors = [local(t) for place, t in saved.items() if place.startswith(f"state/loop/{kind}/")]
+        found[kind] = sum(t.numel() * t.element_size() for t in tensors)
+    x = torch.zeros(2, *trainer.model.latent_shape(Prompt("")))
+    # masks that keep all their rows, as those of a plan do
+    condition = {name: torch.ones_like(value) for name, value in trainer.model.blank_condition(2).items()}
+    return found | {"peak": peak_bytes(trainer.model, x, torch.ones(2), condition)}
+
+
+def main():
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    for case in sys.argv[2:]:
+        trainer = Trainer(rewards=[brightness], config=settings(folder, case, launched()), prompts=["a cat", "a dog"])
+        trainer.train()
+        found = trainer.processes.everybody(measure(trainer))
+        if trainer.main:
+            (folder / f"{case}.json").write_text(json.dumps(found))
+    leave()
+
+
+if __name__ == "__main__":
+    main()
