@@ -76,13 +76,15 @@ def plan_recipe(config: RecipeConfig, *, peak: bool = False) -> RecipePlan:
 
 
 def plan_peak(config: RecipeConfig) -> dict[str, int]:
-    """One training pass of one batch on the first process; sharing a video among several is not counted."""
+    """One training pass of one batch on the first process."""
     layout, model = config.parallel, cast(Any, build.outline_model(config))
     if len(networks(model.module)) > 1:
         raise ConfigError("the peak of several networks is not measured yet; plan without it")
     batch = config.policy.batch_size * config.policy.replay_timesteps
     with pretend(layout.processes, layout.sequence, layout.replicate) as processes, without_values():
         imagine_weights(model.module)
+        if processes.exchange:
+            model.share_sequence(processes.exchange)
         shard(model, processes.weights_mesh, model.autocast_dtype)
         x = torch.zeros(batch, *model.latent_shape(Prompt("")))
         return peak_bytes(model, x, x.new_ones(batch), model.blank_condition(batch))

@@ -94,7 +94,6 @@ def plan_layout(
         contents = fill(first)
         held = {kind: Counter(map(_alike, tensors)) for kind, tensors in contents.held.items()}
         saved = Counter(map(_alike, contents.saved.values()))
-        mesh = dict(zip(first.mesh.mesh_dim_names or (), first.mesh.shape, strict=True))
     named = {str(i): alike for i, alike in enumerate(saved)}
     samples, plans, sizes = [], [], []
     for rank in range(processes):
@@ -112,7 +111,7 @@ def plan_layout(
     check_whole(whole, named)
     written = _written(plans, {name: saved[alike] for name, alike in named.items()})
     return LayoutPlan(
-        mesh,
+        {"replicate": replicate, "shard": processes // (replicate * sequence), "sequence": sequence},
         {kind: _shares(count, sizes) for kind, count in held.items()},
         tuple(samples),
         Shares(sum(_whole_bytes(alike) * n for alike, n in saved.items()), written),
