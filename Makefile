@@ -2,11 +2,14 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# the virtual environment's, unless one is named: make chaos PYTHON=python
+RUN    := $(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON))
+SEED   ?= 0
 SEEDS  ?= 10
 KILLS  ?= 10
 ROUNDS ?= 24
 
-.PHONY: setup check lint format types test figures trust-regions lab claims chaos chaos-processes overhead wheel clean
+.PHONY: setup check lint format types test figures trust-regions lab claims chaos chaos-alone overhead wheel clean
 setup:            ## virtual environment with the pinned versions
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install torch==2.13.0
@@ -40,11 +43,11 @@ lab:              ## train the small generator and open runs/lab/report.html
 claims:           ## regenerate docs/claims/: figures, results.json and the table of docs/claims.md
 	$(BIN)/sage-grpo lab reproduce --out docs/claims --seeds 5 --iterations 24 --samples 96
 
-chaos:            ## kill a lab run at random moments, resume, compare to the bit: make chaos KILLS=10
-	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m e2e.chaos --kills $(KILLS)
+chaos:            ## kill processes of a run, which torchrun restarts, compare to the bit: make chaos KILLS=30 PYTHON=python
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(RUN) -m dist.chaos --kills $(KILLS) --seed $(SEED)
 
-chaos-processes:  ## kill processes of a distributed run, which torchrun restarts: make chaos-processes KILLS=30
-	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m dist.chaos --kills $(KILLS)
+chaos-alone:      ## the same for one process that is started again by hand: make chaos-alone KILLS=10
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(RUN) -m e2e.chaos --kills $(KILLS)
 
 overhead:         ## time of an iteration against a bare loop of the same passes: make overhead ROUNDS=24
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m e2e.overhead --rounds $(ROUNDS)

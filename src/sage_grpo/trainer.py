@@ -19,6 +19,7 @@ from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
 from sage_grpo.core.loop import Callback, Loop, Metrics
 from sage_grpo.core.protocols import Reward, VideoModel
 from sage_grpo.dist.checkpoint import Saver, load_newest
+from sage_grpo.dist.device import HOST
 from sage_grpo.dist.processes import join
 from sage_grpo.dist.watchdog import Watchdog
 from sage_grpo.rewards.function import CompositeReward
@@ -116,7 +117,7 @@ class Trainer:
         optimizer = build_optimizer(self.model.module, recipe.optimizer)
         self._parameters = {name for name, _ in self.model.module.named_parameters()}
         self.gauge = DriftGauge(recipe.gauge)
-        bank = make_bank(self.model.module)
+        bank = make_bank(self.model.module, HOST if recipe.tuning.offload_copies else None)
         try:
             self.loop = Loop(self.model, self.reward, self.prompts, recipe, optimizer, bank=bank, comm=self.processes)
         except ValueError as error:  # a layout or kernel that the recipe should not have asked for

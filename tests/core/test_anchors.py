@@ -89,6 +89,19 @@ def test_lending_the_anchor_changes_nothing():
     assert torch.equal(bank.state_dict()["a"]["body.0.weight"], copy)
 
 
+def test_copies_may_wait_on_another_device():
+    model = GaussianModel()
+    elsewhere = CopyBank(model.module, torch.device("meta"))  # the only other device that every computer has
+    elsewhere.save("a")
+    elsewhere.save("a", decay=0.5)
+    assert {copy.device.type for copy in elsewhere.state_dict()["a"].values()} == {"meta"}
+    bank = CopyBank(model.module)
+    bank.save("a")
+    elsewhere.load_state_dict(bank.state_dict())
+    assert {copy.device.type for copy in elsewhere.state_dict()["a"].values()} == {"meta"}
+    assert {p.device.type for p in model.module.parameters()} == {"cpu"}
+
+
 def test_frozen_parameters_are_not_copied():
     model = GaussianModel()
     model.module.body[0].weight.requires_grad_(False)

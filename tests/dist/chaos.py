@@ -1,57 +1,69 @@
-"""Kill processes of a run at random moments; torchrun starts them again, and the end must be that of an unbroken run.
+"""Kill processes of a run at random places; torchrun starts them again, and the end must be that of an unbroken run.
 
 python -m dist.chaos --kills 30
 """
 
 import argparse
-import os
 import random
-import signal
+import re
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import torch
 
-from dist.launcher import environment, torchrun, workers
+from dist.launcher import environment, torchrun
+from dist.traps import ONLY_FIRST, PLACES, order
 
-START = 5.0  # seconds until the processes have met
+CASE = "shapes-full"
 
 
-def command(folder, case, restarts):
-    return torchrun(2, "dist.worker", folder, case, restarts=restarts)
+def newest(folder):
+    return max((path.name for path in folder.glob("step-*")), default="")
+
+
+def until(done, launcher, seconds=300):
+    """Whether it came true before the run ended."""
+    end = time.monotonic() + seconds
+    while launcher.poll() is None and time.monotonic() < end:
+        if done():
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def run(folder, kills, iterations, rng):
-    """Weights of an unbroken and of a killed run, and how many kills met a living process."""
-    case = f"shapes-full:{iterations}"
-    always = {"SAVE_EVERY": "1"}
-    subprocess.run(command(folder, case, 0), env=environment(SUFFIX="whole", **always), check=True, capture_output=True)
+    """Weights of an unbroken and of a killed run, and how many kills met a living process in which place."""
+    command = [CASE + f":{iterations}"]
+    settings = {"SAVE_EVERY": "1", "TRAPS": str(folder)}
+    whole = torchrun(2, "dist.worker", folder, *command)
+    subprocess.run(whole, env=environment(SUFFIX="whole", SAVE_EVERY="1"), check=True, capture_output=True)
     log = (folder / "log.txt").open("w+")  # a pipe that nobody reads would fill up and stop the launcher
     launcher = subprocess.Popen(
-        command(folder, case, kills + 5),
-        env=environment(SUFFIX="killed", **always),
-        stdout=log,
-        stderr=subprocess.STDOUT,
-    )
-    done, checkpoints = 0, folder / "shapes-full-killed" / "checkpoints"
-    while done < kills and launcher.poll() is None:
-        seen = len(list(checkpoints.glob("step-*")))
-        newest = max(checkpoints.glob("step-*"), default=None)
-        while launcher.poll() is None and max(checkpoints.glob("step-*"), default=None) == newest and (done or seen):
-            time.sleep(0.05)  # let it get a checkpoint further, so that it ends some day
-        time.sleep(START * (not done) + rng.random() * 2.0)
-        alive = workers(launcher)
-        if alive and launcher.poll() is None:
-            os.kill(rng.choice(alive), signal.SIGKILL)
-            done += 1
-            print(f"kill {done} of {kills}, newest checkpoint {newest.name if newest else 'none'}", flush=True)
-    code = launcher.wait(timeout=600)
+        torchrun(2, "dist.worker", folder, *command, restarts=kills + 5),
+        env=environment(SUFFIX="killed", **settings), stdout=log, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    checkpoints, done, whole_ones = folder / f"{CASE}-killed" / "checkpoints", [], []
+    for _ in range(kills):
+        place = rng.choice(list(PLACES))
+        order(folder, place, 0 if place in ONLY_FIRST else rng.randrange(2))
+        if not until(lambda: not (folder / "order").exists(), launcher):
+            break
+        done.append(place)
+        last = newest(checkpoints)
+        whole_ones.append(last)
+        print(f"kill {len(done)} of {kills} in {place}, newest checkpoint {last or 'none'}", flush=True)
+        until(lambda last=last: newest(checkpoints) > last, launcher)  # so that it ends some day
+    code = launcher.wait(timeout=900)
     assert code == 0, (folder / "log.txt").read_text()[-3000:]
-    ends = [torch.load(folder / f"shapes-full-{name}.pt", weights_only=True)["weights"] for name in ("whole", "killed")]
-    return *ends, done
+    ends = [torch.load(folder / f"{CASE}-{name}.pt", weights_only=True)["weights"] for name in ("whole", "killed")]
+    resumed = re.findall(r"resumed from (step-\d+)", (folder / "log.txt").read_text())
+    for seen, taken in zip([name for name in whole_ones if name], resumed, strict=True):
+        assert taken >= seen, f"resumed from {taken}, though {seen} was there"
+    return *ends, Counter(done)
 
 
 def main():
@@ -62,8 +74,9 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         whole, killed, done = run(Path(folder), options.kills, 2 * options.kills + 6, random.Random(options.seed))
     same = all(torch.equal(whole[name], killed[name]) for name in whole)
-    print(f"{done} kills; end weights {'bit-equal' if same else 'DIFFERENT'}")
-    return 0 if same and done == options.kills else 1
+    places = ", ".join(f"{count} in {place}" for place, count in sorted(done.items()))
+    print(f"{done.total()} kills ({places}), all resumed; end weights {'bit-equal' if same else 'DIFFERENT'}")
+    return 0 if same and done.total() == options.kills else 1
 
 
 if __name__ == "__main__":

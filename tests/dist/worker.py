@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from dist import traps
 from sage_grpo import build
 from sage_grpo.build import MODELS, resolve
 from sage_grpo.core.loop import Callback
@@ -108,6 +109,8 @@ def run(folder, case, iterations, **layout):
 
 def main():
     torch.set_num_threads(1)
+    if "TRAPS" in os.environ:
+        traps.lay(Path(os.environ["TRAPS"]))
     folder, *cases = sys.argv[1:]
     layout = {key: int(os.environ[key.upper()]) for key in ("replicate", "sequence") if key.upper() in os.environ}
     for case in cases:

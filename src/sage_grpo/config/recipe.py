@@ -37,6 +37,7 @@ class TuningConfig(Settings):
     compile: str | None = Field(None, description="backend of torch.compile for the repeated blocks, such as inductor")
     attention: str | None = Field(None, description="attention backend of diffusers, such as flash; none means native")
     offload: bool = Field(False, description="encoders and decoder leave the device while they are not used")
+    offload_copies: bool = Field(False, description="full weights: anchor and average wait in the memory of the host")
     vae_tiling: bool = Field(False, description="decode in tiles: less memory, faint seams are possible")
     conditions: str | None = Field(None, description="folder of cached embeddings; none means conditions/ in run.out")
 

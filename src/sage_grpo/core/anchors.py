@@ -20,19 +20,20 @@ def anchor_is_due(config: KLConfig, updates: int) -> bool:
 
 
 class CopyBank:
-    """A `WeightsBank` of plain copies of the trainable parameters, on their own device."""
+    """A `WeightsBank` of plain copies of the trainable parameters, on their own device or on another."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, device: torch.device | None = None) -> None:
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._copies: dict[str, dict[str, Tensor]] = {}
+        self._device = device
 
     @torch.no_grad()
     def save(self, name: str, decay: float = 0.0) -> None:
         if decay and name in self._copies:
             for key, copy in self._copies[name].items():
-                copy.lerp_(self._parameters[key], 1 - decay)
+                copy.lerp_(self._parameters[key].to(copy.device), 1 - decay)
         else:
-            self._copies[name] = {key: p.detach().clone() for key, p in self._parameters.items()}
+            self._copies[name] = self._kept(self._parameters)
 
     def __contains__(self, name: str) -> bool:
         return name in self._copies
@@ -57,4 +58,7 @@ class CopyBank:
         return {name: dict(copy) for name, copy in self._copies.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._copies = {name: {k: t.clone() for k, t in copy.items()} for name, copy in state.items()}
+        self._copies = {name: self._kept(copy) for name, copy in state.items()}
+
+    def _kept(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {key: x.detach().to(self._device or x.device, copy=True) for key, x in values.items()}

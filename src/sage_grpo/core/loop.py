@@ -69,9 +69,8 @@ class Loop:
         self.bank, self.comm = bank or CopyBank(model.module), comm or SingleProcess()
         self.rule = KLRule(**{name: getattr(config.kl, name) for name in KLRule.__dataclass_fields__})
         self.kl_weight = initial_weight(self.rule)
-        self.iteration = self.updates = 0
+        self.iteration, self.updates, self._checked = 0, 0, False
         self.stop_reason: str | None = None
-        self._checked = False
         self.table = self._full_table()
         # From the full table, not the window: a window that moves must not change a step's weight.
         self.equalizer = equalizer(self.table) if config.policy.equalizer else self.table.stochastic.double()

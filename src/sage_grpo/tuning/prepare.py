@@ -98,14 +98,15 @@ def adopt(module: nn.Module, bank: WeightsBank, name: str) -> None:
         parameters[key].copy_(value)
 
 
-def make_bank(module: nn.Module) -> WeightsBank:
+def make_bank(module: nn.Module, copies: torch.device | None = None) -> WeightsBank:
     """Adapters where there are adapters, copies of the trained weights elsewhere.
 
-    Compiled blocks would be compiled anew for every adapter; there the adapters' values change places.
+    `copies` is where those wait; adapters are small and stay. Compiled blocks would be compiled anew for every adapter;
+    there the adapters' values change places.
     """
     compiled = any(layer._compiled_call_impl is not None for layer in module.modules())
     if not compiled and has_adapters(module):
         from sage_grpo.tuning.lora import LoraBank  # noqa: PLC0415 - peft is an extra
 
         return LoraBank(module)
-    return CopyBank(module)
+    return CopyBank(module, copies)

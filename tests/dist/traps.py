@@ -1,0 +1,48 @@
+"""A process that kills itself at a named place, once, when it is told to: the orders lie in a file."""
+
+import functools
+import json
+import os
+import signal
+
+import torch
+
+from sage_grpo.core.anchors import CopyBank
+from sage_grpo.core.loop import Loop
+from sage_grpo.dist.storage import Storage
+
+PLACES = {
+    "rollout": (Loop, "rollout"),
+    "reward": (Loop, "score"),
+    "backward": (torch.Tensor, "backward"),
+    "optimizer": (torch.optim.AdamW, "step"),
+    "anchor": (CopyBank, "save"),
+    "save": (Storage, "digest"),  # the tensors are written, the manifest is not; training goes on meanwhile
+    "rename": (Storage, "publish"),
+    "retention": (Storage, "remove"),
+}
+ONLY_FIRST = ("rename", "retention")  # what the first process does for all
+
+
+def order(folder, place, rank):
+    part = folder / ".order"
+    part.write_text(json.dumps([place, rank]))
+    part.rename(folder / "order")
+
+
+def lay(folder):
+    """Set the traps in this process."""
+    rank, file = int(os.environ.get("RANK", "0")), folder / "order"
+
+    def trapped(function, place):
+        @functools.wraps(function)
+        def wrapper(*inputs, **more):
+            if file.exists() and json.loads(file.read_text()) == [place, rank]:
+                file.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*inputs, **more)
+
+        return wrapper
+
+    for place, (owner, name) in PLACES.items():
+        setattr(owner, name, trapped(getattr(owner, name), place))
