@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from sage_grpo.config import ConfigError, ModelConfig, RecipeConfig
+from sage_grpo.config import ConfigError, ModelConfig, RecipeConfig, RewardConfig
 from sage_grpo.core.anchors import ANCHOR
 from sage_grpo.core.protocols import PromptSource, Reward, VideoModel
 from sage_grpo.data.prompts import open_prompts
@@ -154,18 +154,42 @@ def build_rewards(config: RecipeConfig) -> tuple[Reward, tuple[float, ...]]:
     """All rewards of the recipe as one, with a weight for each of its scores."""
     if not config.rewards:
         raise ConfigError(f"rewards: none is given; a recipe needs at least one (built in: {', '.join(REWARDS)})")
-    parts, weights = [], []
-    for entry in config.rewards:
-        found = resolve(entry.type, REWARDS, "reward")
-        part = as_reward(found(**entry.options) if isinstance(found, type) or entry.options else found)
-        unknown = set(entry.weights) - set(part.names)
-        if unknown:
-            raise ConfigError(
-                f"rewards: {entry.type} has the scores {', '.join(part.names)}, not {sorted(unknown)[0]!r}"
-            )
-        parts.append(part)
-        weights += [entry.weights.get(name, 1.0) for name in part.names]
+    parts = [build_reward(entry) for entry in config.rewards]
+    weights = [w for entry, part in zip(config.rewards, parts, strict=True) for w in reward_weights(entry, part)]
     return CompositeReward(parts), tuple(weights)
+
+
+def build_reward(entry: RewardConfig) -> Reward:
+    found = resolve(entry.type, REWARDS, "reward")
+    return as_reward(found(**entry.options) if isinstance(found, type) or entry.options else found)
+
+
+def reward_weights(entry: RewardConfig, reward: Reward) -> list[float]:
+    """One for each of its scores."""
+    weights = entry.weights
+    if isinstance(weights, str):
+        presets: dict[str, dict[str, float]] = getattr(reward, "presets", {})
+        if weights not in presets:
+            known = ", ".join(presets) or "none"
+            raise ConfigError(
+                f"rewards: {entry.type} has no preset {weights!r}; it has {known}. Or give weights by name"
+            )
+        weights = presets[weights]
+    unknown = set(weights) - set(reward.names)
+    if unknown:
+        raise ConfigError(f"rewards: {entry.type} has the scores {', '.join(reward.names)}, not {sorted(unknown)[0]!r}")
+    return [weights.get(name, 1.0) for name in reward.names]
+
+
+def build_monitors(config: RecipeConfig) -> Reward | None:
+    """What judges the sample videos and is not trained on."""
+    parts = [build_reward(entry) for entry in config.monitors]
+    for entry in config.monitors:
+        if entry.weights:
+            raise ConfigError(
+                f"monitors: {entry.type} is not trained on, so its scores have no weights; leave them out"
+            )
+    return CompositeReward(parts) if parts else None
 
 
 def build_prompts(config: RecipeConfig, source: Any = None) -> PromptSource:

@@ -123,12 +123,26 @@ def find_rewards(config: RecipeConfig, told: Rehearsal) -> tuple[list[Reward], t
         except ConfigError as error:
             if ":" not in entry.type:
                 raise  # a built-in name that is wrong here is wrong everywhere
-            names = tuple(entry.weights) or (entry.type,)
+            given = {} if isinstance(entry.weights, str) else entry.weights
+            names = tuple(given) or (entry.type,)
             told.stand_ins.append(f"reward {entry.type}: brightness under the names {', '.join(names)} ({error})")
-            part, weight = StandIn(names), tuple(entry.weights.get(name, 1.0) for name in names)
+            part, weight = StandIn(names), tuple(given.get(name, 1.0) for name in names)
         parts.append(part)
         weights += weight
     return parts, tuple(weights)
+
+
+def find_monitors(config: RecipeConfig, told: Rehearsal) -> RecipeConfig:
+    """Without those that cannot be built here."""
+    kept = []
+    for entry in config.monitors:
+        try:
+            build.build_reward(entry)
+        except ConfigError as error:
+            told.stand_ins.append(f"monitor {entry.type}: left out ({error})")
+        else:
+            kept.append(entry)
+    return config.model_copy(update={"monitors": tuple(kept)})
 
 
 def rehearse(
@@ -139,7 +153,7 @@ def rehearse(
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; a rehearsal needs a folder of its own")
     folder.mkdir(parents=True, exist_ok=True)
-    small = shrink(config, folder, told)
+    small = find_monitors(shrink(config, folder, told), told)
     prompts = find_prompts(config, folder, told)
     rewards, weights = find_rewards(config, told)
     if small.policy.reward_weights is None:

@@ -100,7 +100,7 @@ class Trainer:
                 recipe = recipe.model_copy(
                     update={"policy": recipe.policy.model_copy(update={"reward_weights": weights})}
                 )
-        self.config = recipe
+        self.config, self.monitors = recipe, build.build_monitors(recipe)
         if model is None:
             model = build.build_model(recipe, self.processes)
         else:
@@ -122,6 +122,12 @@ class Trainer:
             self.loop = Loop(self.model, self.reward, self.prompts, recipe, optimizer, bank=bank, comm=self.processes)
         except ValueError as error:  # a layout or kernel that the recipe should not have asked for
             raise ConfigError(str(error)) from error
+        share, group = recipe.rollouts // self.loop.comm.world, recipe.policy.num_generations
+        if getattr(self.reward, "groupwise", False) and share % group:
+            raise ConfigError(
+                f"a reward compares the videos of a prompt, but a process makes {share} of {group}; use "
+                f"policy.prompts_per_iteration={self.loop.comm.world * max(share // group, 1)} or fewer processes"
+            )
 
     def train(self) -> Result:
         watchdog = Watchdog(self.loop, self.folder, self.config.run.hang_minutes, self.processes)
@@ -140,9 +146,10 @@ class Trainer:
         log = Log(trackers, self.reward.names)
         parts: list[Callback] = [watchdog]
         parts += [WeightAverage(config.optimizer.ema)] if config.optimizer.ema else []
-        parts += [self.gauge, log, *self.callbacks]
         if config.run.sample_every:
-            parts.append(Samples(self.folder / "samples", config, trackers, write=self.main))
+            samples = Samples(self.folder / "samples", config, trackers, write=self.main, monitors=self.monitors)
+            parts.append(samples)  # before the log: it adds what the monitors say
+        parts += [self.gauge, log, *self.callbacks]
         parts.append(ProgressCallback(config.run.iterations, config.rollouts, console=self.console))
         parts.append(agree := Agree())
         saver = Saver(config.run.checkpoint_root, config.run.keep, self.processes)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sage_grpo.math.advantage import group_advantages, weighted_reward
+from sage_grpo.math.advantage import dimension_advantages, group_advantages, weighted_reward
 
 groups = st.integers(2, 8).flatmap(
     lambda size: st.lists(
@@ -68,3 +68,38 @@ def test_weights_combine_scores():
 def test_weights_must_match():
     with pytest.raises(ValueError, match="2 reward weights for 3 scores"):
         weighted_reward(torch.zeros(4, 3), torch.ones(4, 3, dtype=torch.bool), (1.0, 1.0))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(*[st.floats(-50, 50)] * 3), min_size=8, max_size=8),
+    st.lists(st.tuples(*[st.booleans()] * 3), min_size=8, max_size=8),
+    st.tuples(*[st.sampled_from([0.0, 0.5, 1.0])] * 3),
+)
+def test_advantages_of_each_score_equal_the_definition(scores, valid, weights):
+    used = [w for w in weights if w]
+    columns, truth = list(zip(*scores, strict=True)), []
+    for start in (0, 4):
+        rows = range(start, start + 4)
+        ok = [all(valid[i][r] for r in range(3) if weights[r]) for i in rows]
+        each = [independent([columns[r][i] for i in rows], ok) for r in range(3)]
+        truth.append(
+            [sum(w * e[i] for w, e in zip(weights, each, strict=True)) / max(sum(used), 1e-9) for i in range(4)]
+        )
+    tensor = torch.tensor(scores, dtype=torch.float64)
+    mask = torch.tensor(valid)
+    found, _ = dimension_advantages(torch.where(mask, tensor, torch.nan), mask, weights, 4)
+    torch.testing.assert_close(found, torch.tensor(truth, dtype=torch.float64), rtol=1e-6, atol=1e-6)
+
+
+def test_no_score_drowns_another():
+    """A score a thousand times as large counts no more, unlike in a sum of rewards."""
+    generator = torch.Generator().manual_seed(0)
+    scores, all_valid = torch.randn(16, 2, generator=generator).double(), torch.ones(16, 2, dtype=torch.bool)
+    larger = scores * torch.tensor([1.0, 1000.0])
+    one, _ = dimension_advantages(scores, all_valid, None, 4)
+    other, _ = dimension_advantages(larger, all_valid, None, 4)
+    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)  # but for ε
+    summed, _ = group_advantages(weighted_reward(larger, all_valid)[0].view(-1, 4), torch.ones(4, 4, dtype=torch.bool))
+    second, _ = group_advantages(scores[:, 1].view(-1, 4), torch.ones(4, 4, dtype=torch.bool))
+    torch.testing.assert_close(summed, second, rtol=1e-2, atol=1e-2)

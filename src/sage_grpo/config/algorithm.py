@@ -57,6 +57,9 @@ class PolicyConfig(Settings):
     equalizer: bool = True
     max_grad_norm: float = Field(1.0, gt=0)
     reward_weights: tuple[float, ...] | None = Field(None, description="one a score; none means 1 each")
+    aggregation: Literal["rewards", "advantages"] = Field(
+        "rewards", description="what is weighted and summed: scores, or advantages of each score within its group"
+    )
     max_failed_rewards: float = Field(0.5, ge=0, le=1, description="share of failures that stops the run")
 
 

@@ -74,7 +74,9 @@ class ParallelConfig(Settings):
 
 class RewardConfig(Settings):
     type: str = Field(description="a built-in reward, or package.module:factory of your own")
-    weights: dict[str, float] = Field(default_factory=dict, description="by name of the score; 1 where none is given")
+    weights: dict[str, float] | str = Field(
+        default_factory=dict, description="by name of the score, 1 where none is given; or the name of a preset"
+    )
     options: dict[str, Any] = Field(default_factory=dict, description="passed to the reward")
 
 
@@ -129,6 +131,7 @@ class GaugeConfig(Settings):
 class RecipeConfig(AlgorithmConfig):
     model: ModelConfig = ModelConfig()
     rewards: tuple[RewardConfig, ...] = ()
+    monitors: tuple[RewardConfig, ...] = Field((), description="scores of the sample videos, never trained on")
     prompts: PromptsConfig = PromptsConfig()
     tuning: TuningConfig = TuningConfig()
     parallel: ParallelConfig = ParallelConfig()

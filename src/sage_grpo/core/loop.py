@@ -13,7 +13,7 @@ from sage_grpo.core.checks import check_replay, check_training
 from sage_grpo.core.protocols import Comm, Prompt, PromptSource, Reward, SingleProcess, VideoModel, WeightsBank
 from sage_grpo.core.rollout import Key, Trajectory, keyed_rng, sample
 from sage_grpo.core.update import Batch, UpdateResult, trained_steps, update
-from sage_grpo.math.advantage import group_advantages, weighted_reward
+from sage_grpo.math.advantage import dimension_advantages, group_advantages, weighted_reward
 from sage_grpo.math.controller import KLRule, KLWeight, initial_weight, next_weight
 from sage_grpo.math.equalizer import equalizer
 from sage_grpo.math.kernels import Table, kernel_table
@@ -120,8 +120,9 @@ class Loop:
 
     def score(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
         """Scores of all ranks (N, R) and which of them are valid."""
-        size, parts = self.config.policy.batch_size, []
-        for i, videos in enumerate(rollouts.videos):
+        groupwise = getattr(self.reward, "groupwise", False)  # such a scorer compares the videos of one prompt
+        size, parts = self.config.policy.num_generations if groupwise else self.config.policy.batch_size, []
+        for i, videos in enumerate(torch.split(torch.cat(rollouts.videos), size) if groupwise else rollouts.videos):
             part = self.reward.score(videos, rollouts.prompts[i * size : (i + 1) * size])
             if part.values.shape != (len(videos), len(self.reward.names)) or part.valid.shape != part.values.shape:
                 raise ValueError(
@@ -150,6 +151,10 @@ class Loop:
                 f"{policy.max_failed_rewards:.0%} may (policy.max_failed_rewards): look at the scorer first"
             )
         advantage, used = group_advantages(reward, ok, limit=policy.advantage_limit)
+        if policy.aggregation == "advantages":
+            advantage, used = dimension_advantages(
+                scores, valid, policy.reward_weights, group, limit=policy.advantage_limit
+            )
         results = self._train(table, rollouts, advantage, used) if used.any() else []
         metrics = self._metrics(reward[ok], advantage, used, results) | {"reward/failed": (~ok).double().mean().item()}
         self.iteration += 1

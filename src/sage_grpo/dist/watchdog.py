@@ -98,6 +98,7 @@ class MarkedReward:
 
     def __init__(self, reward: Reward, mark: Callable[[str], None]) -> None:
         self.reward, self.mark, self.names = reward, mark, reward.names
+        self.groupwise = getattr(reward, "groupwise", False)
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
         self.mark("a batch to be scored")

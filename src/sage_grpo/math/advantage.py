@@ -32,3 +32,18 @@ def group_advantages(reward: Tensor, valid: Tensor, *, limit: float = 5.0, eps: 
     std = (centred.square().sum(-1, keepdim=True) / count).sqrt()
     # equal rewards may differ from their mean by rounding; ε keeps that from looking like a signal
     return (centred / (std + eps)).clamp(-limit, limit), used
+
+
+def dimension_advantages(
+    scores: Tensor, valid: Tensor, weights: Sequence[float] | None, group: int, *, limit: float = 5.0
+) -> tuple[Tensor, Tensor]:
+    """Each score made an advantage of its own, then weighted and summed: none drowns another by its scale.
+
+    Divided by the sum of the weights, so that advantages keep their size. From (N, R) to (N/group, group).
+    """
+    w = torch.ones(scores.shape[-1]) if weights is None else torch.as_tensor(weights)
+    _, ok = weighted_reward(scores, valid, weights)
+    by_score = torch.where(ok[:, None] & (w != 0).to(ok.device), scores, 0.0).T.reshape(len(w), -1, group)
+    each, used = group_advantages(by_score, ok.view(1, -1, group).expand_as(by_score), limit=limit)
+    w = w.to(each) / w.abs().sum().clamp(min=1e-9)
+    return (w.view(-1, 1, 1) * each).sum(0).clamp(-limit, limit), used[0]

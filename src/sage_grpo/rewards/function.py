@@ -41,6 +41,7 @@ class CompositeReward:
     def __init__(self, rewards: Sequence[Reward]) -> None:
         self.rewards = list(rewards)
         self.names = tuple(name for reward in rewards for name in reward.names)
+        self.groupwise = any(getattr(reward, "groupwise", False) for reward in rewards)
         twice = {name for name in self.names if self.names.count(name) > 1}
         if twice:
             raise ValueError(f"two rewards share the score name {sorted(twice)[0]!r}: give each its own")

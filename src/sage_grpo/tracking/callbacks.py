@@ -1,5 +1,6 @@
 """What hangs on a run: averaged weights, logs, sample videos, checkpoints."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,11 +11,12 @@ from torch import Tensor
 
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.loop import Callback, Loop, Metrics, Rollouts
-from sage_grpo.core.protocols import Prompt, VideoModel
+from sage_grpo.core.protocols import Prompt, Reward, VideoModel
 from sage_grpo.core.rollout import sample
 from sage_grpo.core.update import UpdateResult
 from sage_grpo.math.kernels import kernel_table
 from sage_grpo.math.schedule import sigma_schedule
+from sage_grpo.tracking.files import atomic_write
 from sage_grpo.tracking.metrics import Tracker
 from sage_grpo.tracking.video import contact_sheet, write_mp4
 
@@ -78,8 +80,17 @@ class Log(Callback):
 class Samples(Callback):
     """Videos at fixed seeds, so that what changes is the policy."""
 
-    def __init__(self, folder: Path, config: RecipeConfig, trackers: Sequence[Tracker], *, write: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: RecipeConfig,
+        trackers: Sequence[Tracker],
+        *,
+        write: bool = True,
+        monitors: Reward | None = None,
+    ) -> None:
         self.folder, self.config, self.trackers, self.writes = folder, config, trackers, write
+        self.monitors = monitors
 
     def on_start(self, loop: Loop) -> None:
         if loop.iteration == 0:
@@ -87,14 +98,15 @@ class Samples(Callback):
 
     def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
         if loop.iteration % self.config.run.sample_every == 0:
-            self.write(loop)
+            metrics |= self.write(loop)
 
-    def write(self, loop: Loop) -> None:
+    def write(self, loop: Loop) -> Metrics:
+        """The videos, and what the monitors say of them."""
         prompts = list(loop.prompts(0, self.config.run.samples))
         with loop.bank.using(EMA) if EMA in loop.bank else nullcontext():
             videos = loop.model.decode(generate(loop.model, prompts, self.config, range(len(prompts)))).cpu()
         if not self.writes:  # every process generates, for the weights are shared; one writes
-            return
+            return {}
         folder = self.folder / f"{loop.iteration:06d}"
         folder.mkdir(parents=True, exist_ok=True)
         for i, video in enumerate(videos):
@@ -103,6 +115,14 @@ class Samples(Callback):
                 tracker.video(loop.iteration, f"samples/{i:02d}", folder / f"{i:02d}.mp4")
         rows = [(prompt.text, video) for prompt, video in zip(prompts, videos, strict=True)]
         contact_sheet(folder / "sheet.png", rows, title=f"iteration {loop.iteration}, fixed seeds")
+        if self.monitors is None:
+            return {}
+        scores = self.monitors.score(videos, prompts)
+        valid = (scores.valid & scores.values.isfinite()).T
+        columns = dict(zip(self.monitors.names, zip(scores.values.T, valid, strict=True), strict=True))
+        rated = {name: [v.item() if ok else None for v, ok in zip(*c, strict=True)] for name, c in columns.items()}
+        atomic_write(folder / "scores.json", json.dumps(rated, indent=1).encode())
+        return {f"held_out/{name}": values[ok].mean().item() for name, (values, ok) in columns.items() if ok.any()}
 
 
 class Agree(Callback):
