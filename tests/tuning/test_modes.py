@@ -8,6 +8,7 @@ import torch
 from memory import PeakMemory
 from sage_grpo.config import ConfigError, OptimizerConfig, load_recipe
 from sage_grpo.core.anchors import ANCHOR, CopyBank
+from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_noise, velocity_at
 from sage_grpo.models import contract
 from sage_grpo.models.hunyuan15 import HunyuanVideo15
@@ -332,3 +333,23 @@ def test_recipe_settings_reach_the_model_and_mistakes_are_named(tmp_path):
             build_model(load_recipe(wrong))
     with pytest.raises(ConfigError, match=r"model\.frames: shapes has no such setting"):
         build_model(load_recipe({"model": {"frames": 8}}))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("adapter", [HunyuanVideo15, Wan22])
+def test_branches_of_guidance_one_after_the_other(adapter, checkpointing):
+    """The same velocity and the same gradients, without the gradients of one waiting for the other."""
+    model = disturb(tiny_model(adapter, {"mode": "full", "gradient_checkpointing": checkpointing}))
+    assert model.branches_in_turn
+    condition = model.encode(contract.prompts_for(model))
+    x = torch.randn(2, *model.latent_shape(Prompt("")))
+    found = []
+    for model.branches_in_turn in (False, True):
+        model.module.zero_grad(set_to_none=True)
+        v = model.velocity(x, torch.tensor([0.95, 0.4]), condition)
+        v.square().sum().backward()
+        found.append((v, {n: p.grad for n, p in model.module.named_parameters() if p.grad is not None}))
+    (v, gradients), (other, others) = found
+    assert torch.equal(v, other)
+    assert gradients.keys() == others.keys()
+    assert all(torch.allclose(gradients[n], others[n], rtol=1e-5, atol=1e-7) for n in gradients)

@@ -194,6 +194,8 @@ def _problem(storage: Storage, name: str, processes: Processes | None) -> str | 
         for file in files[rank::world]:
             if storage.digest(f"{name}/{file}") != hashes[file]:
                 return f"{storage.url(name)}/{file} is not the file that was saved"
+    except FileNotFoundError as error:
+        return f"{storage.url(name)} is not a whole checkpoint: {error.filename or error} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{storage.url(name)} is not a whole checkpoint: {error}"
     return None

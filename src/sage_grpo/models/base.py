@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sage_grpo.core.protocols import Condition, Prompt
 from sage_grpo.models.conditions import ConditionStore, fingerprint
+from sage_grpo.models.guidance import in_turn
 from sage_grpo.models.loading import ModelError, default_parts, empty_parts, read_image
 
 __all__ = ["NEGATIVE", "DiffusersModel", "ModelError", "read_image"]
@@ -69,6 +70,7 @@ class DiffusersModel(ABC):
         self.guidance_scale = self.own_guidance() if guidance_scale is None else guidance_scale
         self.guidance_gradient: Gradient = guidance_gradient
         self.negative_prompt = negative_prompt
+        self.branches_in_turn = False  # backward passes of guidance: together, or one after the other
         self.autocast_dtype: torch.dtype | None = None  # with weights in float32: what to compute in
         self.parking: torch.device | None = None  # where encoders and decoder wait while they are not used
         self.conditions = ConditionStore(conditions)
@@ -248,6 +250,8 @@ class DiffusersModel(ABC):
                 against = {k.removeprefix(NEGATIVE): t for k, t in condition.items() if k.startswith(NEGATIVE)}
                 with torch.set_grad_enabled(torch.is_grad_enabled() and self.guidance_gradient == "both"):
                     unguided = self.predict(x, sigma, inputs | against)
+                if self.branches_in_turn:
+                    v, unguided = in_turn(v), in_turn(unguided)
                 v = self.guide(v, unguided, sigma)
         return v
 

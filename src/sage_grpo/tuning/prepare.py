@@ -29,6 +29,8 @@ def prepare(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
         add_lora(model, config, seed)
     else:
         freeze_unused(model)
+        if hasattr(model, "branches_in_turn"):  # adapters have small gradients, which may wait
+            model.branches_in_turn = True
     if config.precision != "float32":
         require(model, "autocast_dtype", "tuning.precision")
         model.autocast_dtype = DTYPES[config.precision]  # type: ignore[attr-defined]
