@@ -34,7 +34,7 @@ MODELS = {
     "ltx-i2v": "sage_grpo.models.ltx:LTXVideoImageToVideo",
     "sd3": "sage_grpo.models.sd3:StableDiffusion3",
 }
-REWARDS = {"shapes": "sage_grpo.rewards.shapes:ShapesReward"}
+REWARDS = {"shapes": "sage_grpo.rewards.shapes:ShapesReward", "http": "sage_grpo.rewards.http:HttpReward"}
 
 
 def resolve(name: str, known: dict[str, str], kind: str) -> Any:

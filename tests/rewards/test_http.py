@@ -1,0 +1,181 @@
+"""A scorer behind HTTP: whatever the server does, no number that it did not give for that video reaches the trainer."""
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.rewards.http import HttpReward, RewardError
+from sage_grpo.rewards.wire import (
+    Limits,
+    WireError,
+    _unpack,
+    pack_answer,
+    pack_request,
+    unpack_answer,
+    unpack_request,
+)
+
+NAMES = ("light", "length")
+BROKEN = {"500": (500, b"oh"), "garbage": (200, bytes(100)), "pickle": (200, b"\x80\x04cos\nsystem\n(S'true'\ntR.")}
+
+
+def truth(videos, prompts):
+    light = videos.double().flatten(1).mean(1)
+    return torch.stack([light, torch.tensor([float(len(p.text)) for p in prompts], dtype=torch.float64)], 1)
+
+
+class Server(BaseHTTPRequestHandler):
+    faults, token, calls = [], None, 0
+
+    def do_GET(self):
+        self.reply(200, json.dumps({"names": NAMES}).encode())
+
+    def do_POST(self):
+        type(self).calls += 1
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.token and self.headers.get("Authorization") != f"Bearer {self.token}":
+            self.reply(401, b"wrong token")
+            return
+        fault = self.faults.pop(0) if self.faults else ""
+        videos, prompts, ids = unpack_request(body)
+        scores = Scores(truth(videos, prompts), torch.ones(len(videos), 2, dtype=torch.bool))
+        names, values = list(NAMES), scores.values
+        if fault in BROKEN:
+            self.reply(*BROKEN[fault])
+        elif fault == "disconnect":
+            self.connection.close()
+        else:
+            time.sleep(1.0 if fault == "slow" else 0.0)
+            if fault == "nan":
+                values[0, 0] = torch.nan
+            if fault == "inf":
+                values[1, 1] = torch.inf
+            if fault == "order":
+                values, ids = values.flip(0), ids[::-1]
+            if fault == "columns":
+                values, names = values.flip(1), names[::-1]
+            if fault == "count":
+                values, ids = values[:-1], ids[:-1]
+            if fault == "others":
+                ids = [*ids[:-1], "somebody"]
+            self.reply(200, pack_answer(Scores(values, torch.ones_like(values, dtype=torch.bool)), names, ids))
+
+    def reply(self, status, data):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *details):
+        pass
+
+
+@pytest.fixture
+def url():
+    Server.faults, Server.token, Server.calls = [], None, 0
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+VIDEOS = torch.randint(0, 256, (3, 2, 8, 8, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+PROMPTS = [Prompt("a"), Prompt("bb", {"text": "x", "image": object()}), Prompt("ccc")]
+
+
+def test_the_servers_numbers_arrive(url):
+    reward = HttpReward(url)
+    assert reward.names == NAMES
+    scores = reward.score(VIDEOS, PROMPTS)
+    assert torch.equal(scores.values, truth(VIDEOS, PROMPTS))
+    assert scores.valid.all()
+
+
+@pytest.mark.parametrize("fault", ["500", "disconnect", "garbage", "pickle", "count", "others", "slow"])
+@pytest.mark.parametrize("times", [1, 9])
+def test_a_fault_is_asked_again_and_then_masked(url, fault, times):
+    Server.faults = [fault] * times
+    scores = HttpReward(url, timeout=0.5, retries=2).score(VIDEOS, PROMPTS)
+    if times == 1:
+        assert scores.valid.all()
+        assert torch.equal(scores.values, truth(VIDEOS, PROMPTS))
+    else:
+        assert not scores.valid.any()
+        assert scores.values.isnan().all()
+        assert Server.calls == 3
+
+
+@pytest.mark.parametrize("fault", ["order", "columns"])
+def test_another_order_is_put_right(url, fault):
+    Server.faults = [fault]
+    assert torch.equal(HttpReward(url).score(VIDEOS, PROMPTS).values, truth(VIDEOS, PROMPTS))
+
+
+@pytest.mark.parametrize(("fault", "place"), [("nan", (0, 0)), ("inf", (1, 1))])
+def test_what_is_not_finite_is_masked_alone(url, fault, place):
+    Server.faults = [fault]
+    scores = HttpReward(url).score(VIDEOS, PROMPTS)
+    assert not scores.valid[place]
+    assert scores.valid.sum() == 5
+
+
+def test_tokens_come_from_the_environment(url, monkeypatch):
+    Server.token = "secret"
+    with pytest.raises(RewardError, match="refused with 401: wrong token"):
+        HttpReward(url).score(VIDEOS, PROMPTS)
+    monkeypatch.setenv("SAGE_GRPO_TOKEN", "secret")
+    assert HttpReward(url).score(VIDEOS, PROMPTS).valid.all()
+
+
+def test_a_server_that_is_not_there():
+    with pytest.raises(RewardError, match="is the server up"):
+        HttpReward("http://127.0.0.1:9")
+    assert not HttpReward("http://127.0.0.1:9", NAMES, retries=0).score(VIDEOS, PROMPTS).valid.any()
+    with pytest.raises(RewardError, match="must begin with http"):
+        HttpReward("file:///etc/passwd")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=300))
+def test_no_bytes_are_trusted(data):
+    with pytest.raises(WireError):
+        unpack_request(data)
+    with pytest.raises(WireError):
+        unpack_answer(data, NAMES, ["x"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10_000), st.integers(0, 255))
+def test_a_changed_byte_is_an_error_or_harmless(place, value):
+    """Pixels may change; counts, ids and shapes may not."""
+    data = bytearray(pack_request(VIDEOS, PROMPTS, ["1", "2", "3"]))
+    data[place % len(data)] = value
+    try:
+        videos, prompts, ids = unpack_request(bytes(data))
+    except WireError:
+        return
+    assert videos.dtype == torch.uint8
+    assert len(videos) == len(prompts) == len(ids) == len(set(ids))
+
+
+def test_limits():
+    data = pack_request(VIDEOS, PROMPTS, ["1", "2", "3"])
+    for limits, message in (
+        (Limits(megabytes=0.0001), "MB are more"),
+        (Limits(words=10), "bytes of description"),
+        (Limits(videos=2), "3 videos are more"),
+        (Limits(prompt=2), "3 characters is longer"),
+    ):
+        with pytest.raises(WireError, match=message):
+            unpack_request(data, limits)
+    with pytest.raises(WireError, match="another version"):
+        _unpack(save({"videos": VIDEOS}, metadata={"words": "{}"}), Limits())
