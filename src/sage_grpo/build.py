@@ -34,7 +34,11 @@ MODELS = {
     "ltx-i2v": "sage_grpo.models.ltx:LTXVideoImageToVideo",
     "sd3": "sage_grpo.models.sd3:StableDiffusion3",
 }
-REWARDS = {"shapes": "sage_grpo.rewards.shapes:ShapesReward", "http": "sage_grpo.rewards.http:HttpReward"}
+REWARDS = {
+    "shapes": "sage_grpo.rewards.shapes:ShapesReward",
+    "videoalign": "sage_grpo.rewards.videoalign:VideoAlign",
+    "http": "sage_grpo.rewards.http:HttpReward",
+}
 
 
 def resolve(name: str, known: dict[str, str], kind: str) -> Any:
@@ -50,11 +54,11 @@ def resolve(name: str, known: dict[str, str], kind: str) -> Any:
         for part in attribute.split("."):
             found = getattr(found, part)
     except ModuleNotFoundError as error:
-        if known is MODELS and (error.name or "").split(".")[0] in MODEL_LIBRARIES:
-            raise ConfigError(f"model {name!r} needs {error.name}: pip install 'sage-grpo[models]'") from error
+        if (error.name or "").split(".")[0] in MODEL_LIBRARIES:
+            raise ConfigError(f"{kind} {name!r} needs {error.name}: pip install 'sage-grpo[models]'") from error
         raise ConfigError(f"{kind} {name!r} cannot be imported: {error}") from error
     except (ImportError, AttributeError) as error:
-        old = "; is a library too old? pip install -U 'sage-grpo[models]'" if name in MODELS else ""
+        old = "; is a library too old? pip install -U 'sage-grpo[models]'" if name in known else ""
         raise ConfigError(f"{kind} {name!r} cannot be imported: {error}{old}") from error
     return found
 
@@ -161,6 +165,11 @@ def build_rewards(config: RecipeConfig) -> tuple[Reward, tuple[float, ...]]:
 
 def build_reward(entry: RewardConfig) -> Reward:
     found = resolve(entry.type, REWARDS, "reward")
+    if isinstance(found, type):
+        try:
+            inspect.signature(found).bind(**entry.options)
+        except TypeError as error:
+            raise ConfigError(f"rewards.options: {entry.type}: {error}") from error
     return as_reward(found(**entry.options) if isinstance(found, type) or entry.options else found)
 
 

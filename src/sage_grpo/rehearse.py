@@ -20,6 +20,7 @@ from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
 from sage_grpo.core.protocols import Reward, Scores
 from sage_grpo.dist.device import HOST
 from sage_grpo.exporting import export_run
+from sage_grpo.rewards.errors import MissingWeights
 from sage_grpo.sampling import open_source, sample_videos, write_samples
 from sage_grpo.trainer import Trainer
 from sage_grpo.tuning.export import load_adapters
@@ -117,14 +118,16 @@ def find_rewards(config: RecipeConfig, told: Rehearsal) -> tuple[list[Reward], t
     parts: list[Reward] = []
     weights: list[float] = []
     for entry in config.rewards:
-        alone = config.model_copy(update={"rewards": (entry,)})
+        here = {"device": HOST.type} if "device" in entry.options else {}
+        moved = entry.model_copy(update={"options": entry.options | here})
+        alone = config.model_copy(update={"rewards": (moved,)})
         try:
             part, weight = build.build_rewards(alone)
-        except ConfigError as error:
-            if ":" not in entry.type:
+        except (ConfigError, MissingWeights) as error:
+            if ":" not in entry.type and not isinstance(error, MissingWeights):
                 raise  # a built-in name that is wrong here is wrong everywhere
             given = {} if isinstance(entry.weights, str) else entry.weights
-            names = tuple(given) or (entry.type,)
+            names = tuple(given) or _names_of(entry.type)
             told.stand_ins.append(f"reward {entry.type}: brightness under the names {', '.join(names)} ({error})")
             part, weight = StandIn(names), tuple(given.get(name, 1.0) for name in names)
         parts.append(part)
@@ -138,11 +141,17 @@ def find_monitors(config: RecipeConfig, told: Rehearsal) -> RecipeConfig:
     for entry in config.monitors:
         try:
             build.build_reward(entry)
-        except ConfigError as error:
+        except (ConfigError, MissingWeights) as error:
             told.stand_ins.append(f"monitor {entry.type}: left out ({error})")
         else:
             kept.append(entry)
     return config.model_copy(update={"monitors": tuple(kept)})
+
+
+def _names_of(reward: str) -> tuple[str, ...]:
+    """A built-in scorer says its names without its checkpoint."""
+    found = build.resolve(reward, build.REWARDS, "reward") if reward in build.REWARDS else None
+    return tuple(getattr(found, "names", ())) or (reward,)
 
 
 def rehearse(

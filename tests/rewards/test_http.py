@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from sage_grpo.core.protocols import Prompt, Scores
-from sage_grpo.rewards.http import HttpReward, RewardError
+from sage_grpo.rewards.errors import RewardError
+from sage_grpo.rewards.http import HttpReward
 from sage_grpo.rewards.wire import (
     Limits,
     WireError,

@@ -18,6 +18,7 @@ import urllib3
 from torch import Tensor
 
 from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.wire import WireError, pack_request, unpack_answer
 
 log = logging.getLogger(__name__)
@@ -25,10 +26,6 @@ log = logging.getLogger(__name__)
 REFUSED = (400, 401, 403, 404, 405, 413, 422)  # asking again would not help
 BYTES = {"Content-Type": "application/octet-stream"}
 ANSWER = 64_000_000  # bytes that are read of one
-
-
-class RewardError(RuntimeError):
-    """A scorer that cannot be used as it is set up."""
 
 
 class HttpReward:

@@ -1,0 +1,65 @@
+"""`sage-grpo rewards`: get scorers ready."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sage_grpo.cli.errors import user_errors
+
+app = typer.Typer(help="Get scorers ready.", no_args_is_help=True, rich_markup_mode="markdown")
+
+
+class Dtype(StrEnum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+@app.callback()
+def _rewards() -> None:
+    """Get scorers ready: checkpoints of reward models, converted once."""
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(help="Folder of the released checkpoint, with model_config.json.")],
+    target: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.")],
+    rubric: Annotated[
+        Path | None, typer.Option(help="VideoAlign's prompt_template.py, if it is not near the checkpoint.")
+    ] = None,
+    base: Annotated[
+        Path | None, typer.Option(help="Folder of Qwen2-VL-2B-Instruct, for checkpoints that hold adapters only.")
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Of the written weights; bfloat16 halves the folder.")] = Dtype.float32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:
+    """Make VideoAlign's released checkpoint into a folder that a recipe can name.
+
+    Adapters are merged, names brought up to date and pickles left behind: what could run code is refused. Where to get
+    it stands in docs/rewards.md.
+
+    Example: `sage-grpo rewards convert VideoAlign/checkpoints/VideoReward checkpoints/videoalign`
+    """
+    from rich.console import Console
+
+    console = Console(stderr=as_json)
+    with user_errors(), console.status("loading the libraries") as status:
+        from sage_grpo import build
+
+        build.resolve("videoalign", build.REWARDS, "reward")  # says what to install
+        from sage_grpo.rewards.videoalign_convert import convert as run
+
+        written = run(source, target, base=base, rubric=rubric, dtype=dtype.value, tell=status.update)
+    if as_json:
+        import json
+
+        print(json.dumps(written | {"target": str(target)}))
+        return
+    console.print(
+        f"Wrote {target} (output_dim {written['output_dim']}). In a recipe:\n"
+        f"  rewards:\n    - type: videoalign\n      options: {{path: {target}, device: cuda}}",
+        highlight=False, soft_wrap=True, markup=False,
+    )  # fmt: skip

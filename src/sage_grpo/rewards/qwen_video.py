@@ -1,0 +1,56 @@
+"""A video as Qwen2-VL takes it: which frames, how large, and cut into patches. Without torchvision."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sage_grpo.rewards.errors import RewardError
+
+PATCH, MERGE, FRAMES_OF_PATCH = 14, 2, 2  # of Qwen2-VL: pixels, patches a side of a token, frames
+CELL = PATCH * MERGE  # pixels a side of what becomes one token
+LEAST_FRAMES, LEAST_PIXELS = 4, 128 * CELL**2
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of CLIP
+
+
+def frame_indices(total: int, fps: float, rate: float = 2.0, most: int = 768) -> Tensor:
+    """Evenly spread frames, `rate` a second and an even number of them."""
+    limit = min(most, total) // FRAMES_OF_PATCH * FRAMES_OF_PATCH
+    if limit < FRAMES_OF_PATCH:
+        raise RewardError(f"VideoAlign needs {FRAMES_OF_PATCH} frames, not {min(most, total)}; it judges motion")
+    wanted = min(max(total / fps * rate, LEAST_FRAMES), limit)
+    return torch.linspace(0, total - 1, round(wanted / FRAMES_OF_PATCH) * FRAMES_OF_PATCH).round().long()
+
+
+def frame_size(height: int, width: int, most: int, least: int = LEAST_PIXELS) -> tuple[int, int]:
+    """Sides in whole cells, with an area between `least` and `most` and nearly the same proportions."""
+    if max(height, width) > 200 * min(height, width):
+        raise RewardError(f"frames of {height}×{width} are too narrow for VideoAlign: at most 200 to 1")
+    rows, columns = (max(1, round(side / CELL)) for side in (height, width))
+    if rows * columns * CELL**2 > most:
+        shrink = math.sqrt(height * width / most)
+        rows, columns = (max(1, math.floor(side / shrink / CELL)) for side in (height, width))
+    elif rows * columns * CELL**2 < least:
+        grow = math.sqrt(least / (height * width))
+        rows, columns = (math.ceil(side * grow / CELL) for side in (height, width))
+    return rows * CELL, columns * CELL
+
+
+def resize(frames_FHWC: Tensor, size: tuple[int, int]) -> Tensor:
+    """As torchvision resizes 8-bit frames: back to whole levels."""
+    frames = frames_FHWC.permute(0, 3, 1, 2).float()
+    return F.interpolate(frames, size, mode="bicubic", antialias=True).clamp(0, 255).round()
+
+
+def patches(frames_FCHW: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of pixels as Qwen2-VL's vision tower takes them, the four patches of a token together, and their grid."""
+    mean, std = (torch.tensor(x, device=frames_FCHW.device)[:, None, None] for x in (MEAN, STD))
+    x = (frames_FCHW / 255 - mean) / std
+    frames, channels, height, width = x.shape
+    grid = (frames // FRAMES_OF_PATCH, height // PATCH, width // PATCH)
+    x = x.view(
+        grid[0], FRAMES_OF_PATCH, channels, grid[1] // MERGE, MERGE, PATCH, grid[2] // MERGE, MERGE, PATCH
+    )  # fmt: skip
+    x = x.permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
+    return x.reshape(math.prod(grid), -1), torch.tensor(grid)
