@@ -26,6 +26,7 @@ NAMES = ("VQ", "MQ", "TA")
 TOKENS = tuple(f"<|{name}_reward|>" for name in NAMES)
 PROMPT_PLACE = "{text_prompt}"
 SETTINGS, WEIGHTS, RUBRIC, HEAD = "videoalign.json", "model.safetensors", "rubric.txt", "rm_head.weight"
+FORMAT = 1  # of the converted folder
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 CHAT = (
@@ -101,10 +102,14 @@ class VideoAlign:
             raise RewardError(f"VideoAlign needs fps > 0, batch_size ≥ 1 and max_frames ≥ {FRAMES_OF_PATCH}")
         self.fps, self.batch_size, self.max_frames = fps, batch_size, max_frames
         self.settings: dict[str, Any] = json.loads((folder / SETTINGS).read_text())
+        if self.settings.get("format") != FORMAT:
+            raise RewardError(
+                f"{path} is of another version; convert it again: sage-grpo rewards convert SOURCE TARGET"
+            )
         self.model, self.head = load_strictly(folder, DTYPES[dtype])
         try:
             self.device = torch.device(device) if device else self.head.device
-            # the buffers too: the original rounds even the frequencies of its positions, and was trained so
+            # buffers too: the original casts the whole module, and so rounds even the frequencies of its positions
             self.model.to(self.device, DTYPES[dtype])
             self.head = self.head.to(self.device)
         except (RuntimeError, AssertionError) as error:
@@ -166,10 +171,8 @@ class VideoAlign:
         """One video may fail and is masked; if all of them do, the fault is ours or the machine's."""
         reasons = {i: str(causes.get(i, "its scores are not finite")) for i in (~good).nonzero()[:, 0].tolist()}
         if reasons and not good.any() and (len(good) > 1 or not self._ever_scored):
-            first = min(reasons)
-            raise RewardError(f"VideoAlign could score none of {len(good)} videos: {reasons[first]}") from causes.get(
-                first
-            )
+            cause = causes.get(min(reasons))
+            raise RewardError(f"VideoAlign could score none of {len(good)} videos: {reasons[min(reasons)]}") from cause
         for i, reason in reasons.items():
             log.warning("VideoAlign: video %d of %d is masked: %s", i, len(good), reason)
         self._ever_scored |= bool(good.any())
@@ -181,12 +184,10 @@ class VideoAlign:
     @torch.no_grad()
     def _judge(self, questions: Sequence[Question]) -> Tensor:
         tokens = torch.nn.utils.rnn.pad_sequence([q.tokens for q in questions], batch_first=True)
-        lengths = torch.tensor([len(q.tokens) for q in questions])
         places = (tokens[:, :, None] == self._reward_tokens).int().argmax(1)
         count, length = tokens.shape
-        hidden = self.model(
+        hidden = self.model(  # without a mask: what pads is on the right, and tokens see only to their left
             input_ids=tokens.to(self.device),
-            attention_mask=(torch.arange(length) < lengths[:, None]).long().to(self.device),
             # plain positions, as in the original: left to itself the library numbers rows and columns of the video
             position_ids=torch.arange(length, device=self.device).expand(3, count, length),
             pixel_values_videos=torch.cat([q.pixels for q in questions]),

@@ -15,7 +15,7 @@ from transformers import Qwen2VLConfig
 
 from sage_grpo.rewards import videoalign_release as release
 from sage_grpo.rewards.errors import RewardError
-from sage_grpo.rewards.videoalign import DTYPES, HEAD, NAMES, RUBRIC, SETTINGS, TOKENS, WEIGHTS, empty_model
+from sage_grpo.rewards.videoalign import DTYPES, FORMAT, HEAD, NAMES, RUBRIC, SETTINGS, TOKENS, WEIGHTS, empty_model
 
 NORMALISATION = {"VQ": (3.6757, 2.2476), "MQ": (1.1646, 1.3811), "TA": (2.8105, 2.5121)}  # of the released checkpoint
 
@@ -54,7 +54,7 @@ def convert(
     tell("hashing the source")
     data = trained.get("data_config") or {}
     settings = {
-        "format": 1,
+        "format": FORMAT,
         "output_dim": head.shape[0],
         "normalisation": _normalisation(trained.get("inference_config")),
         "rate": float(data.get("fps") or 2.0),
