@@ -103,9 +103,7 @@ class VideoAlign:
         self.fps, self.batch_size, self.max_frames = fps, batch_size, max_frames
         self.settings: dict[str, Any] = json.loads((folder / SETTINGS).read_text())
         if self.settings.get("format") != FORMAT:
-            raise RewardError(
-                f"{path} is of another version; convert it again: sage-grpo rewards convert SOURCE TARGET"
-            )
+            raise RewardError(f"{path} is of another version; convert it again with sage-grpo rewards convert")
         self.model, self.head = load_strictly(folder, DTYPES[dtype])
         try:
             self.device = torch.device(device) if device else self.head.device
