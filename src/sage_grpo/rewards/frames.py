@@ -1,0 +1,93 @@
+"""What scorers share: which frames to look at, and a failure of one video that stays a failure of one video."""
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from sage_grpo.core.protocols import Prompt, Scores
+
+log = logging.getLogger(__name__)
+
+
+class Unscorable(ValueError):
+    """Nothing is wrong with the scorer: this video or prompt has nothing that it could score."""
+
+
+def frame_numbers(total: int, count: int | None = None, fps: float | None = None, video_fps: float = 16) -> list[int]:
+    """Frames spread evenly from the first to the last: `count` of them, or so many that they come at `fps`."""
+    wanted = count if fps is None else round(total / video_fps * fps)
+    wanted = total if wanted is None else min(max(wanted, 1), total)
+    numbers: list[int] = torch.linspace(0, total - 1, wanted, dtype=torch.float64).round().long().tolist()
+    return numbers
+
+
+class VideoScorer(ABC):
+    """A reward that looks at one video at a time; a subclass says how in `score_video`."""
+
+    names: Sequence[str]
+    _has_scored = False
+    _told: frozenset[str] = frozenset()
+
+    @abstractmethod
+    def score_video(self, frames: Tensor, prompt: Prompt) -> Sequence[float | None]:
+        """One number a name for uint8 frames (F, H, W, 3); None where this video has no such score."""
+
+    @classmethod
+    @abstractmethod
+    def tiny(cls) -> Self:
+        """One that downloads nothing, for the contract."""
+
+    def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
+        if videos.dtype != torch.uint8 or videos.dim() != 5 or videos.shape[-1] != 3 or len(videos) != len(prompts):
+            raise ValueError(
+                f"{self._name} scores uint8 videos (B, frames, height, width, 3), each with its prompt; "
+                f"given {videos.dtype} {tuple(videos.shape)} and {len(prompts)} prompts"
+            )
+        values = torch.full((len(videos), len(self.names)), math.nan, dtype=torch.float64)
+        failures: list[Exception] = []
+        for i, (frames, prompt) in enumerate(zip(videos, prompts, strict=True)):
+            try:
+                values[i] = self._numbers(frames, prompt)
+                self._has_scored = self._has_scored or bool(values[i].isfinite().any())
+            except Unscorable as reason:
+                self._tell(i, prompt, reason)
+            except Exception as error:
+                failures.append(error)
+                self._tell(i, prompt, error)
+        same = len({type(error) for error in failures}) == 1 and len(failures) == len(videos)
+        # One video alone may be the broken one, unless none was ever scored.
+        if same and (len(videos) > 1 or not self._has_scored):
+            raise failures[0]
+        valid = values.isfinite()
+        return Scores(values.where(valid, 0.0), valid)
+
+    def _numbers(self, frames: Tensor, prompt: Prompt) -> Tensor:
+        if frames.numel() == 0:
+            raise Unscorable("it has no pixels")
+        found = self.score_video(frames, prompt)
+        numbers = [math.nan if x is None else float(x) for x in found]
+        names = zip(self.names, found, numbers, strict=True)
+        if wrong := [name for name, x, number in names if x is not None and not math.isfinite(number)]:
+            error = ArithmeticError(f"{', '.join(wrong)} is not finite")
+            if len(wrong) == len(numbers):
+                raise error
+            self._tell(None, prompt, error)
+        return torch.tensor(numbers, dtype=torch.float64)
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _tell(self, number: int | None, prompt: Prompt, reason: Exception) -> None:
+        """Each reason once: a run has thousands of videos."""
+        key = f"{type(reason).__name__}: {reason}"
+        if key not in self._told:
+            self._told |= {key}
+            which = "a video" if number is None else f"video {number} of its batch"
+            log.warning("%s does not score %s (%.60r): %s; others like it are masked in silence",
+                        self._name, which, prompt.text, key)  # fmt: skip
