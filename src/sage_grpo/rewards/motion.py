@@ -1,0 +1,123 @@
+"""Motion without a trained network: is there some, is it even, does the shot hold, does the light hold?
+
+How each is gamed: `dynamic` by shaking and by noise that stay inside the band; `acceleration`, `cut` and `flicker` by a
+static video, and by blur a little; `cut` by a crossfade. So never one alone: `combined` pays evenness only as far as
+something moves.
+"""
+
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sage_grpo.config import ConfigError
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.rewards.frames import Unscorable, VideoScorer
+
+LUMINANCE = (0.299, 0.587, 0.114)
+SIDE = 96  # pixels of the shorter side on which motion is measured
+SMALLEST = 8  # of the coarsest level, and of a video that can be measured at all
+ROUNDS, WINDOW = 3, 9
+DOUBT = 4.0  # grey levels² of gradient below which a place has no motion of its own to measure
+MOVING = 0.05  # share of the pixels that stand for what moves
+GRID = 8
+CLEAR_CUT = 0.15  # mean jump of the thumbnails, of the whole range, that is certainly another shot
+
+
+def shrunk(frames: Tensor) -> Tensor:
+    """uint8 frames (F, H, W, 3) to (F, 3, h, w) at the working size, one by one: a video in floats is large."""
+    scale = min(1.0, SIDE / min(frames.shape[1:3]))
+    size = [max(1, round(side * scale)) for side in frames.shape[1:3]]
+    pictures = (frame.permute(2, 0, 1)[None].float() for frame in frames)
+    return torch.cat([F.interpolate(p, size, mode="bilinear", antialias=True, align_corners=False) for p in pictures])
+
+
+def moved(picture: Tensor, flow: Tensor) -> Tensor:
+    """The picture at x + flow(x); flows are (N, 2, h, w) in pixels, x first."""
+    height, width = picture.shape[2:]
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    place = torch.stack([x, y]).to(flow) + flow
+    grid = torch.stack([(2 * place[:, 0] + 1) / width - 1, (2 * place[:, 1] + 1) / height - 1], -1)
+    return F.grid_sample(picture, grid, padding_mode="border", align_corners=False)
+
+
+def optical_flow(first: Tensor, second: Tensor) -> Tensor:
+    """Lucas-Kanade on a pyramid: where each pixel of `first` (N, 1, h, w) has gone in `second`."""
+    levels = [(first, second)]
+    while min(levels[0][0].shape[2:]) >= 2 * SMALLEST:
+        levels.insert(0, (F.avg_pool2d(levels[0][0], 2), F.avg_pool2d(levels[0][1], 2)))
+    flow = first.new_zeros(len(first), 2, *levels[0][0].shape[2:])
+    for a, b in levels:
+        ratio = flow.new_tensor([a.shape[3] / flow.shape[3], a.shape[2] / flow.shape[2]])[:, None, None]
+        flow = F.interpolate(flow, a.shape[2:], mode="bilinear", align_corners=False) * ratio
+        for _ in range(ROUNDS):
+            flow = _improved(flow, a, moved(b, flow))
+    return flow
+
+
+def _improved(flow: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Plus the least-squares shift of each window; places without texture take the flow of those around them."""
+    middle = F.pad((a + b) / 2, (1, 1, 1, 1), mode="replicate")
+    dx, dy = (middle[..., 1:-1, 2:] - middle[..., 1:-1, :-2]) / 2, (middle[..., 2:, 1:-1] - middle[..., :-2, 1:-1]) / 2
+    late = b - a
+    xx, xy, yy, xt, yt = _around(torch.cat([dx * dx, dx * dy, dy * dy, dx * late, dy * late], 1)).unbind(1)
+    xx, yy = xx + DOUBT, yy + DOUBT
+    whole = xx * yy - xy * xy
+    shift = torch.stack([xy * yt - yy * xt, xy * xt - xx * yt], 1) / whole[:, None]
+    texture = (whole / (xx + yy))[:, None]  # near the smaller eigenvalue: a straight edge tells one direction only
+    return _around((flow + shift.clamp(-1, 1)) * texture) / _around(texture)
+
+
+def _around(x: Tensor) -> Tensor:
+    """The mean of each window, in two passes."""
+    half = WINDOW // 2
+    rows = F.avg_pool2d(x, (1, WINDOW), 1, (0, half), count_include_pad=False)
+    return F.avg_pool2d(rows, (WINDOW, 1), 1, (half, 0), count_include_pad=False)
+
+
+def most(lengths: Tensor) -> Tensor:
+    """Mean of the longest few of each frame (N, h, w): small things may move too."""
+    flat = lengths.flatten(1)
+    return flat.topk(max(1, round(MOVING * flat.shape[1])), 1).values.mean(1)
+
+
+def shot_cut(thumbnails: Tensor) -> float:
+    """How far one jump of (F, 3, g, g) in [0, 1] stands above twice its neighbours: in fast motion they are alike."""
+    jumps = thumbnails.diff(dim=0).abs().mean((1, 2, 3))
+    around = torch.stack([F.pad(jumps, (1, 0))[:-1], F.pad(jumps, (0, 1))[1:]]).amax(0)
+    return float(((jumps - 2 * around).amax() / CLEAR_CUT).clamp(0, 1))
+
+
+class MotionReward(VideoScorer):
+    """`dynamic` from 0 to 1; `acceleration`, `cut` and `flicker` from 0, the best, downwards.
+
+    Speeds are in shorter sides a frame: `dynamic` rises to 1 at `low` and falls from `high` to 0 at twice that.
+    """
+
+    def __init__(self, *, low: float = 0.01, high: float = 0.1, combined: bool = False) -> None:
+        if not 0 < low < high:
+            raise ConfigError(f"motion: low={low}, high={high}: the band needs 0 < low < high")
+        self.low, self.high, self.combined = low, high, combined
+        self.names = ("motion",) if combined else ("dynamic", "acceleration", "cut", "flicker")
+
+    def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
+        if len(frames) < 3 or min(frames.shape[1:3]) < SMALLEST:
+            raise Unscorable(f"motion needs three frames of {SMALLEST} pixels a side")
+        pictures = shrunk(frames)
+        light = (pictures * pictures.new_tensor(LUMINANCE)[:, None, None]).sum(1, keepdim=True)
+        flow, side = optical_flow(light[:-1], light[1:]), min(light.shape[2:])
+        speed = float(most(flow.norm(dim=1)).mean()) / side
+        change = float((moved(flow[1:], flow[:-1]) - flow[:-1]).norm(dim=1).mean()) / side
+        thumbnails = F.adaptive_avg_pool2d(pictures / 255, GRID)
+        brightness = F.adaptive_avg_pool2d(light / 255, 2)  # so coarse that what moves weighs little
+        flicker = -float((brightness[:-2] - 2 * brightness[1:-1] + brightness[2:]).abs().mean() / 2)
+        dynamic = max(0.0, min(1.0, speed / self.low, 2 - speed / self.high))
+        acceleration, cut = -100 * change, -shot_cut(thumbnails)
+        if self.combined:
+            return [dynamic / (1 - acceleration) + cut + 10 * flicker]
+        return [dynamic, acceleration, cut, flicker]
+
+    @classmethod
+    def tiny(cls) -> Self:
+        return cls()
