@@ -18,7 +18,10 @@ from sage_grpo.rewards.function import CompositeReward, FunctionReward
 from sage_grpo.tracking.callbacks import EMA
 from sage_grpo.tuning.prepare import initial_weights, prepare, reserve_copies, storage_dtype
 
-MODEL_LIBRARIES = ("diffusers", "transformers", "peft", "accelerate", "ftfy")
+EXTRAS = {  # which extra brings a library that a built-in name needs
+    **dict.fromkeys(("diffusers", "transformers", "peft", "accelerate", "ftfy"), "models"),
+    **dict.fromkeys(("rapidocr_onnxruntime", "onnxruntime", "cv2"), "ocr"),
+}
 
 MODELS = {
     "shapes": "sage_grpo.models.shapes:ShapesModel",
@@ -37,6 +40,11 @@ MODELS = {
 REWARDS = {
     "shapes": "sage_grpo.rewards.shapes:ShapesReward",
     "videoalign": "sage_grpo.rewards.videoalign:VideoAlign",
+    "ocr": "sage_grpo.rewards.ocr:OCRReward",
+    "clip": "sage_grpo.rewards.clip:CLIPReward",
+    "pickscore": "sage_grpo.rewards.clip:PickScoreReward",
+    "motion": "sage_grpo.rewards.motion:MotionReward",
+    "sharpness": "sage_grpo.rewards.sharpness:SharpnessReward",
     "http": "sage_grpo.rewards.http:HttpReward",
 }
 
@@ -54,8 +62,9 @@ def resolve(name: str, known: dict[str, str], kind: str) -> Any:
         for part in attribute.split("."):
             found = getattr(found, part)
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] in MODEL_LIBRARIES:
-            raise ConfigError(f"{kind} {name!r} needs {error.name}: pip install 'sage-grpo[models]'") from error
+        extra = EXTRAS.get((error.name or "").split(".")[0])
+        if extra:
+            raise ConfigError(f"{kind} {name!r} needs {error.name}: pip install 'sage-grpo[{extra}]'") from error
         raise ConfigError(f"{kind} {name!r} cannot be imported: {error}") from error
     except (ImportError, AttributeError) as error:
         old = "; is a library too old? pip install -U 'sage-grpo[models]'" if name in known else ""
@@ -165,6 +174,12 @@ def build_rewards(config: RecipeConfig) -> tuple[Reward, tuple[float, ...]]:
 
 def build_reward(entry: RewardConfig) -> Reward:
     found = resolve(entry.type, REWARDS, "reward")
+    if entry.type in REWARDS:  # those of outside packages know their own options
+        takes = accepted(found, found) | {"path"} & set(inspect.signature(found).parameters)
+        for name in set(entry.options) - takes:
+            close = get_close_matches(name, takes, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(sorted(takes)) or 'none'}"
+            raise ConfigError(f"rewards: {entry.type} has no option {name!r}; {hint}")
     if isinstance(found, type):
         try:
             inspect.signature(found).bind(**entry.options)

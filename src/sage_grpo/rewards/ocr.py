@@ -1,0 +1,92 @@
+"""Text rendering: does the video show the words that the prompt asks for?
+
+Gamed by a poster: large flat letters and nothing else. Weigh it against a score of the scene.
+"""
+
+import re
+import unicodedata
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sage_grpo.config import ConfigError
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.rewards.frames import Unscorable, VideoScorer, frame_numbers
+
+try:
+    from rapidocr_onnxruntime import RapidOCR
+except ModuleNotFoundError:
+    raise
+except ImportError as error:  # opencv-python wants the libraries of a desktop, which servers lack
+    raise ImportError(f"{error}; OpenCV for servers needs none of it: pip install opencv-python-headless") from error
+
+# An apostrophe opens and closes a quotation only at the edge of a word.
+QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|«([^»]+)»|「([^」]+)」|‘([^’]+)’(?!\w)|(?<!\w)'([^']+)'(?!\w)")
+
+
+def wanted_text(prompt: Prompt, column: str = "text") -> str | None:
+    """The prompt's column, else all that it quotes."""
+    given = prompt.columns.get(column)
+    if given is not None and str(given).strip():
+        return str(given)
+    quoted = ["".join(groups) for groups in QUOTED.findall(prompt.text)]
+    return " ".join(quoted) or None
+
+
+def fold(text: str) -> str:
+    """Without what OCR cannot be blamed for: case, spaces, full-width forms."""
+    return "".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def edit_distance(found: str, wanted: str, anywhere: bool = False) -> int:
+    """Letters to change, add or drop; `anywhere` takes the part of `found` that fits best and forgives the rest."""
+    row = [0] * (len(found) + 1) if anywhere else list(range(len(found) + 1))
+    for i, letter in enumerate(wanted, 1):
+        above, row = row, [i]
+        for j, other in enumerate(found, 1):
+            row.append(min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (letter != other)))
+    return min(row) if anywhere else row[-1]
+
+
+def similarity(found: str, wanted: str, anywhere: bool = False) -> float:
+    """1 − edit distance over the longer length: 1 for the same text, 0 for none of it."""
+    found, wanted = fold(found), fold(wanted)
+    longest = len(wanted) if anywhere else max(len(found), len(wanted))
+    return 1 - edit_distance(found, wanted, anywhere) / longest
+
+
+class OCRReward(VideoScorer):
+    """Likeness of the text that PP-OCRv4 reads and the text wanted, the best or the mean of a few frames."""
+
+    names = ("ocr",)
+
+    def __init__(
+        self, *, frames: int = 4, over: Literal["best", "mean"] = "best", anywhere: bool = False,
+        column: str = "text", side: int = 480, threads: int | None = None,
+    ) -> None:  # fmt: skip
+        if over not in ("best", "mean") or frames < 1:
+            raise ConfigError(f"ocr: over={over!r}, frames={frames}: use over=best or mean, and at least one frame")
+        self.frames, self.over, self.anywhere, self.column = frames, over, anywhere, column
+        # Without the classifier of directions, for text upside down is not the text wanted.
+        self.engine = RapidOCR(
+            det_limit_side_len=side, use_cls=False, intra_op_num_threads=threads or torch.get_num_threads()
+        )
+
+    def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
+        wanted = wanted_text(prompt, self.column)
+        if wanted is None or not fold(wanted):
+            raise Unscorable(f"its prompt has no column {self.column!r} and quotes no text")
+        chosen = frames[frame_numbers(len(frames), self.frames)].cpu().numpy()
+        scores = [similarity(self.read(picture), wanted, self.anywhere) for picture in chosen]
+        return [max(scores) if self.over == "best" else sum(scores) / len(scores)]
+
+    def read(self, picture: Any) -> str:
+        """All text of an RGB picture, from top to bottom."""
+        lines, _ = self.engine(np.ascontiguousarray(picture[..., ::-1]))
+        return " ".join(line[1] for line in lines or [])
+
+    @classmethod
+    def tiny(cls) -> Self:
+        return cls(frames=2, side=128)
