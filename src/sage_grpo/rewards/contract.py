@@ -1,0 +1,166 @@
+"""What every scorer must hold, checked on its tiny form: `check(MyScorer)`. The test-suite runs it by discovery."""
+
+import inspect
+import pkgutil
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+import sage_grpo.rewards
+from sage_grpo.core.protocols import Prompt, Reward, Scores
+from sage_grpo.rewards.frames import VideoScorer
+
+TEXTS = ('a shop sign that says "open late"', 'a red cat beside the words "good day"', 'a door with the number "42"')
+FRAMES, HEIGHT, WIDTH = 5, 72, 128
+SMALL = ((1, HEIGHT, WIDTH), (2, 16, 16), (3, 1, 1), (3, 2, 40), (0, 16, 16))  # frames, height, width
+
+
+def scorers() -> list[type[VideoScorer]]:
+    """Every scorer class in the folder of rewards."""
+    modules = [
+        import_module(f"sage_grpo.rewards.{info.name}") for info in pkgutil.iter_modules(sage_grpo.rewards.__path__)
+    ]
+    return [found for module in modules for found in scorers_in(module)]
+
+
+def scorers_in(module: Any) -> list[type[VideoScorer]]:
+    classes = [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, VideoScorer)]
+    return [c for c in classes if c.__module__ == module.__name__ and not inspect.isabstract(c)]
+
+
+def material() -> tuple[Tensor, list[Prompt]]:
+    """Three videos that differ in text, colours, texture and motion, with their prompts."""
+    videos = [_video(i, words) for i, words in enumerate(("open late", "good", ""))]
+    return torch.stack(videos), [Prompt(text, {"number": i}) for i, text in enumerate(TEXTS)]
+
+
+def _video(number: int, words: str) -> Tensor:
+    texture = np.random.default_rng(number).integers(0, 60 + 40 * number, (9, 16, 3), dtype=np.uint8)
+    ground = Image.fromarray(texture).resize((2 * WIDTH, HEIGHT), Image.Resampling.BICUBIC)
+    frames = []
+    for t in range(FRAMES):
+        shift = (1 + 2 * number) * t
+        frame = ground.crop((shift, 0, shift + WIDTH, HEIGHT))
+        place = (WIDTH // 2, HEIGHT // 2)
+        ImageDraw.Draw(frame).text(place, words, "white", ImageFont.load_default(24), anchor="mm")
+        frames.append(np.array(frame))
+    return torch.from_numpy(np.stack(frames))
+
+
+def same(found: Scores, wanted: Scores, what: str) -> None:
+    assert torch.equal(found.valid, wanted.valid), f"{what}: other videos are masked"
+    off = (found.values - wanted.values)[wanted.valid].abs()
+    assert not (off > 1e-6).any(), f"{what}: scores differ by up to {off.max():.2g}"
+
+
+def sound(scores: Scores, reward: Reward, count: int) -> None:
+    shape = (count, len(reward.names))
+    assert tuple(scores.values.shape) == tuple(scores.valid.shape) == shape, (
+        f"one row a video, one column a name: {shape}"
+    )
+    assert scores.values.dtype == torch.float64, f"values are {scores.values.dtype}, not float64"
+    assert scores.valid.dtype == torch.bool, f"valid is {scores.valid.dtype}, not bool"
+    assert scores.values[scores.valid].isfinite().all(), "a score that is not finite counts as valid: mask it"
+
+
+def check_names(reward: Reward) -> None:
+    """Scores have names, each its own."""
+    assert len(reward.names), "a scorer needs a name for its score"
+    assert all(isinstance(name, str) and name.strip() for name in reward.names), "a name is empty"
+    assert len(set(reward.names)) == len(reward.names), f"a name stands twice in {list(reward.names)}"
+
+
+def check_scores(reward: Reward) -> None:
+    """Shape, types, finite where valid; each score is there for some video, and not all videos are equal to it."""
+    videos, prompts = material()
+    scores = reward.score(videos, prompts)
+    sound(scores, reward, len(videos))
+    assert scores.valid.any(0).all(), "a score is masked for every video"
+    assert scores.values.std(0).max() > 1e-9, "all videos score the same: does it look at them?"
+
+
+def check_repeats(reward: Reward) -> None:
+    """Twice the same."""
+    same(reward.score(*material()), reward.score(*material()), "scored again")
+
+
+def check_batch(reward: Reward) -> None:
+    """A video scores the same alone and with others."""
+    videos, prompts = material()
+    together = reward.score(videos, prompts)
+    alone = [reward.score(videos[i : i + 1], prompts[i : i + 1]) for i in range(len(videos))]
+    joined = Scores(torch.cat([s.values for s in alone]), torch.cat([s.valid for s in alone]))
+    same(joined, together, "scored alone")
+
+
+def check_order(reward: Reward) -> None:
+    """Scores follow their videos."""
+    videos, prompts = material()
+    straight, order = reward.score(videos, prompts), [2, 0, 1]
+    turned = reward.score(videos[order], [prompts[i] for i in order])
+    same(turned, Scores(straight.values[order], straight.valid[order]), "in another order")
+
+
+def check_inputs(reward: Reward) -> None:
+    """Videos and prompts stay as they were."""
+    videos, prompts = material()
+    before = videos.clone(), deepcopy(prompts)
+    reward.score(videos, prompts)
+    assert torch.equal(videos, before[0]), "the scorer changed the videos"
+    assert prompts == before[1], "the scorer changed the prompts"
+
+
+def check_small(reward: Reward) -> None:
+    """One frame, few pixels or none: masked or scored, never a crash."""
+    for frames, height, width in SMALL:
+        prompts = material()[1][:2]
+        scores = reward.score(torch.full((2, frames, height, width, 3), 90, dtype=torch.uint8), prompts)
+        sound(scores, reward, 2)
+        assert frames or not scores.valid.any(), "a video without frames has a score"
+
+
+def check_broken(reward: Reward) -> None:
+    """A video that fails or has no finite score is masked, the others keep theirs; a failure of all is raised."""
+    videos, prompts = material()
+    whole, inner = reward.score(videos, prompts), getattr(reward, "score_video", None)
+    if inner is None:  # a scorer with a way of its own: nothing to break it by
+        return
+
+    def failing(faulty: set[int], how: Callable[[], Sequence[float]]) -> Callable[[Tensor, Prompt], Sequence[float]]:
+        return lambda frames, prompt: how() if prompt.columns["number"] in faulty else inner(frames, prompt)
+
+    def fail() -> Sequence[float]:
+        raise RuntimeError("planted")
+
+    wanted = whole.valid.clone()
+    wanted[1] = False
+    try:
+        for how in (fail, lambda: [float("nan")] * len(reward.names)):
+            reward.score_video = failing({1}, how)  # type: ignore[attr-defined]
+            same(reward.score(videos, prompts), Scores(whole.values, wanted), "with a broken video among them")
+        reward.score_video = failing({0, 1, 2}, fail)  # type: ignore[attr-defined]
+        try:
+            reward.score(videos, prompts)
+        except RuntimeError:
+            return
+        raise AssertionError("every video failed in the same way, and nothing was raised")
+    finally:
+        del reward.score_video  # type: ignore[attr-defined]
+
+
+CHECKS: Sequence[Callable[[Reward], None]] = (
+    check_names, check_scores, check_repeats, check_batch, check_order, check_inputs, check_small, check_broken,
+)  # fmt: skip
+
+
+def check(scorer: type[Any]) -> list[str]:
+    """Run the whole contract; the names of what was checked."""
+    for one in CHECKS:
+        one(scorer.tiny())
+    return [one.__name__ for one in CHECKS]
