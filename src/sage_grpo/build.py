@@ -21,6 +21,7 @@ from sage_grpo.tuning.prepare import initial_weights, prepare, reserve_copies, s
 EXTRAS = {  # which extra brings a library that a built-in name needs
     **dict.fromkeys(("diffusers", "transformers", "peft", "accelerate", "ftfy"), "models"),
     **dict.fromkeys(("rapidocr_onnxruntime", "onnxruntime", "cv2"), "ocr"),
+    "urllib3": "http",
 }
 
 MODELS = {

@@ -139,7 +139,7 @@ def test_command_tells_what_is_wrong(spoil, message, source, tmp_path):
     ("options", "error", "message"),
     [
         ({}, ConfigError, "missing a required argument: 'path'"),
-        ({"path": "x", "fpss": 3}, ConfigError, "unexpected keyword argument 'fpss'"),
+        ({"path": "x", "fpss": 3}, ConfigError, "has no option 'fpss'; did you mean 'fps'"),
         ({"path": "nowhere"}, MissingWeights, "sage-grpo rewards convert SOURCE nowhere"),
         ({"path": "."}, RewardError, "is not converted yet"),
         ({"path": "{folder}", "dtype": "float8"}, RewardError, "float32 or bfloat16"),

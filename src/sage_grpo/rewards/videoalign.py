@@ -7,10 +7,10 @@ hidden states of these three tokens gives the scores. The folder comes from `sag
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from accelerate import init_empty_weights
@@ -75,6 +75,10 @@ class VideoAlign:
     """
 
     names = NAMES
+    presets: ClassVar[Mapping[str, Mapping[str, float]]] = {  # the paper's settings
+        "A": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0},
+        "B": {"VQ": 0.5, "MQ": 0.5, "TA": 1.0},
+    }
 
     def __init__(
         self,
