@@ -76,10 +76,11 @@ class Loop:
         self.equalizer = equalizer(self.table) if config.policy.equalizer else self.table.stochastic.double()
         chunk = self.comm.world * config.policy.batch_size
         if config.rollouts % chunk:
+            fits = {max(n, 1) * chunk for n in (config.rollouts // chunk, config.rollouts // chunk + 1)}
             raise ValueError(
                 f"prompts_per_iteration × num_generations = {config.rollouts} rollouts do not divide into "
                 f"{self.comm.world} processes × batch_size {config.policy.batch_size}; use "
-                f"{max(config.rollouts // chunk, 1) * chunk} or {(config.rollouts // chunk + 1) * chunk} rollouts"
+                f"{' or '.join(map(str, sorted(fits)))} rollouts"
             )
 
     def _full_table(self) -> Table:
