@@ -100,7 +100,8 @@ class Trainer:
                 recipe = recipe.model_copy(
                     update={"policy": recipe.policy.model_copy(update={"reward_weights": weights})}
                 )
-        self.config, self.monitors = recipe, build.build_monitors(recipe)
+        self.config = recipe
+        self.monitors = build.build_monitors(recipe) if self.main else None  # who writes the samples
         if model is None:
             model = build.build_model(recipe, self.processes)
         else:

@@ -61,7 +61,9 @@ def run(folder, kills, iterations, rng):
     assert code == 0, (folder / "log.txt").read_text()[-3000:]
     ends = [torch.load(folder / f"{CASE}-{name}.pt", weights_only=True)["weights"] for name in ("whole", "killed")]
     resumed = re.findall(r"resumed from (step-\d+)", (folder / "log.txt").read_text())
-    for seen, taken in zip([name for name in whole_ones if name], resumed, strict=True):
+    # From the end: the first restarts may have found none yet, or one that was renamed after we looked.
+    assert len(resumed) >= sum(map(bool, whole_ones))
+    for seen, taken in zip(reversed(whole_ones), reversed(resumed), strict=False):
         assert taken >= seen, f"resumed from {taken}, though {seen} was there"
     return *ends, Counter(done)
 

@@ -32,7 +32,11 @@ def measure(trainer):
     x = torch.zeros(2, *trainer.model.latent_shape(Prompt("")))
     # masks that keep all their rows, as those of a plan do
     condition = {name: torch.ones_like(value) for name, value in trainer.model.blank_condition(2).items()}
-    return found | {"peak": peak_bytes(trainer.model, x, torch.ones(2), condition)}
+    for name, in_turn in (("in turn", True), ("peak", False)):
+        trainer.model.branches_in_turn = in_turn
+        trainer.model.module.zero_grad(set_to_none=True)
+        found[name] = peak_bytes(trainer.model, x, torch.ones(2), condition)
+    return found
 
 
 def main():
