@@ -13,7 +13,7 @@ from sage_grpo.dist.checkpoint import (
     checkpoints,
     load_checkpoint,
     load_newest,
-    save_checkpoint,
+    step_name,
 )
 from sage_grpo.dist.storage import Storage, StorageError
 
@@ -28,6 +28,14 @@ STATE = {
     "none": None,
     "flag": True,
 }
+
+
+def save_checkpoint(root, step, state, keep=2):
+    """Write one and wait for it; its name below the root."""
+    saver = Saver(root, keep)
+    saver.save(step, state)
+    saver.wait()
+    return step_name(step)
 
 
 def equal(a, b):
@@ -154,6 +162,38 @@ def test_remote_folders(name, damage):
     found, state, problems = load_newest(root)
     assert (found, len(problems)) == ("step-00000002", 1)
     assert equal(state, STATE)
+
+
+@pytest.mark.parametrize("root", ["memory", "folder"])
+def test_what_cannot_be_removed_takes_nothing_with_it(root, tmp_path, caplog):
+    root = tmp_path if root == "folder" else f"memory://bucket/{uuid4()}"
+    saver = Saver(root, keep=1)
+    saver.save(1, STATE)
+    saver.wait()
+    remove = saver.storage.remove
+
+    def failing(name):
+        if name == step_name(1):
+            raise RuntimeError("SlowDown")  # storage has errors of its own, not only those of files
+        remove(name)
+
+    saver.storage.remove = failing
+    saver.save(2, STATE)
+    saver.wait()
+    assert checkpoints(root) == [step_name(1), step_name(2)]
+    assert equal(load_newest(root)[1], STATE)
+    assert "could not be removed: RuntimeError: SlowDown" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["begin", "write", "publish"])
+def test_errors_of_the_storages_own_kind_are_told(method, tmp_path):
+    saver = Saver(tmp_path)
+    saver.save(1, STATE)
+    saver.wait()
+    setattr(saver.storage, method, lambda *args: (_ for _ in ()).throw(RuntimeError("SlowDown")))
+    with pytest.raises(CheckpointError, match=r"SlowDown; the last whole one is step-00000001"):
+        (saver.save(2, STATE), saver.wait())  # at the start or in the background
+    assert checkpoints(tmp_path) == ["step-00000001"]
 
 
 def test_places_that_cannot_be_used_are_named():

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
-from dist.test_checkpoint import STATE, equal
-from sage_grpo.dist.checkpoint import CheckpointError, checkpoints, load_newest, save_checkpoint
+from dist.test_checkpoint import STATE, equal, save_checkpoint
+from sage_grpo.dist.checkpoint import CheckpointError, checkpoints, load_newest
 
 
 @contextmanager

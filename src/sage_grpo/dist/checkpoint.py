@@ -6,6 +6,7 @@ manifest with the hash of each file, written last. DCP's own index is a pickle: 
 
 import errno
 import json
+import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -28,6 +29,8 @@ from sage_grpo.dist.storage import Storage
 
 # On one process DCP says on every call, in a thread of its own too, that there is one process.
 warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load) in a single process.*")
+
+log = logging.getLogger(__name__)
 
 MANIFEST, STATE, TENSORS = "manifest.json", "state.json", "tensors"
 Sharded = Callable[[str], bool]  # which tensors, by their place in the state, are cut like the weights
@@ -90,13 +93,13 @@ class Saver:
         self.wait()
         tensors: dict[str, Tensor] = {}
         packed = json.dumps(_pack(state, "state", tensors)).encode()
-        name, work, problem = f"step-{step:08d}", "", None
+        name, work, problem = step_name(step), "", None
         if self.main:
             try:
                 work = self.storage.begin(name)
-            except OSError as error:
-                problem = error
-        (work, problem), *_ = self._tell((work, problem and str(problem)))
+            except Exception as error:  # of whatever kind the storage has: the others wait for a word
+                problem = _reason(error)
+        (work, problem), *_ = self._tell((work, problem))
         self._agree(step, [problem])
         written = async_save(
             tensors,
@@ -139,11 +142,19 @@ class Saver:
                 for folder in (f"{work}/{TENSORS}", work):
                     self.storage.sync(folder)
                 self.storage.publish(work, name)
-                for old in self.storage.steps()[: -self.keep]:
-                    self.storage.remove(old)
-            except OSError as error:
+            except Exception as error:
                 problem = _reason(error)
         self._agree(step, self._tell(problem), work)
+        if self.main:
+            self._retire()
+
+    def _retire(self) -> None:
+        """Remove the oldest. If that fails, the new one is there all the same."""
+        try:
+            for old in self.storage.steps()[: -self.keep]:
+                self.storage.remove(old)
+        except Exception as error:
+            log.warning("an old checkpoint in %s could not be removed: %s", self.storage.root, _reason(error))
 
     def _agree(self, step: int, problems: list[str | None], work: str = "") -> None:
         """What went wrong for one process stops all of them."""
@@ -151,7 +162,7 @@ class Saver:
         if not found:
             return
         if self.main and work:
-            with suppress(OSError):
+            with suppress(Exception):
                 self.storage.remove(work)  # half of a checkpoint is of no use, and room is needed
         last = self.storage.steps()[-1:] or ["none"]
         raise CheckpointError(
@@ -168,13 +179,7 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if not isinstance(error, OSError) else str(error)
 
 
-def save_checkpoint(
-    root: Root, step: int, state: Mapping[str, Any], keep: int = 2, processes: Processes | None = None
-) -> str:
-    """Write one and wait for it; its name below the root."""
-    saver = Saver(root, keep, processes)
-    saver.save(step, state)
-    saver.wait()
+def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
