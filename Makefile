@@ -30,7 +30,7 @@ types:
 	$(BIN)/mypy
 
 test:
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations=15
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations=15
 
 figures:          ## redraw the figures of the documentation
 	OMP_NUM_THREADS=1 $(BIN)/python docs/figures/make_figures.py

@@ -1,7 +1,7 @@
 """From a recipe to objects: the only place that knows which names stand for what."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -50,14 +50,24 @@ REWARDS = {
 }
 
 
+def nearest(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known)) or 'none'}."
+
+
+def refuse_unknown(given: Iterable[str], known: set[str], sentence: str) -> None:
+    """`sentence` has a place for the name."""
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{sentence.format(name)}; {nearest(name, known)}")
+
+
 def resolve(name: str, known: dict[str, str], kind: str) -> Any:
     """A built-in name, or `package.module:attribute` of an installed package."""
     target = known.get(name, name)
     module, sign, attribute = target.partition(":")
     if not sign:
-        close = get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-        raise ConfigError(f"{kind} {name!r} is not known; {hint} Your own: package.module:factory")
+        raise ConfigError(f"{kind} {name!r} is not known; {nearest(name, known)} Your own: package.module:factory")
     try:
         found: Any = import_module(module)
         for part in attribute.split("."):
@@ -68,7 +78,7 @@ def resolve(name: str, known: dict[str, str], kind: str) -> Any:
             raise ConfigError(f"{kind} {name!r} needs {error.name}: pip install 'sage-grpo[{extra}]'") from error
         raise ConfigError(f"{kind} {name!r} cannot be imported: {error}") from error
     except (ImportError, AttributeError) as error:
-        old = "; is a library too old? pip install -U 'sage-grpo[models]'" if name in known else ""
+        old = "; is a library too old? pip install -U 'sage-grpo[models]'" if name in MODELS and known is MODELS else ""
         raise ConfigError(f"{kind} {name!r} cannot be imported: {error}{old}") from error
     return found
 
@@ -84,11 +94,7 @@ def build_model(config: RecipeConfig, processes: Processes | None = None) -> Vid
     factory = resolve(config.model.type, MODELS, "model")
     settings, load = model_settings(config.model), getattr(factory, "from_pretrained", factory)
     known = accepted(factory, load)
-    for name in settings:
-        if name not in known:
-            close = get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(sorted(known)) or 'none'}"
-            raise ConfigError(f"model.{name}: {config.model.type} has no such setting; {hint}")
+    refuse_unknown(settings, known, f"model.{{}}: {config.model.type} has no such setting")
     for name, value in (
         ("dtype", storage_dtype(config.tuning)),
         ("conditions", config.tuning.conditions or str(Path(config.run.out) / "conditions")),
@@ -177,10 +183,7 @@ def build_reward(entry: RewardConfig) -> Reward:
     found = resolve(entry.type, REWARDS, "reward")
     if entry.type in REWARDS:  # those of outside packages know their own options
         takes = accepted(found, found) | {"path"} & set(inspect.signature(found).parameters)
-        for name in set(entry.options) - takes:
-            close = get_close_matches(name, takes, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(sorted(takes)) or 'none'}"
-            raise ConfigError(f"rewards: {entry.type} has no option {name!r}; {hint}")
+        refuse_unknown(entry.options, takes, f"rewards: {entry.type} has no option {{!r}}")
     if isinstance(found, type):
         try:
             inspect.signature(found).bind(**entry.options)

@@ -23,9 +23,11 @@ from sage_grpo.dist.peak import imagine_weights, peak_bytes, without_values
 from sage_grpo.dist.plan import Contents, LayoutPlan, Shares, plan_layout, pretend
 from sage_grpo.dist.processes import Processes
 from sage_grpo.dist.shard import shard
+from sage_grpo.models.loading import ModelError
 from sage_grpo.models.quiet import quiet_libraries
 from sage_grpo.tracking.gauge import INITIAL
 from sage_grpo.tuning.optimizers import build_optimizer
+from sage_grpo.tuning.parts import TuningError
 from sage_grpo.tuning.prepare import make_bank
 
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -140,10 +142,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_intermixed_args(arguments)
     overrides = [*options.overrides, *([f"parallel.processes={options.processes}"] if options.processes else [])]
-    config = load_recipe(options.recipe, overrides)
     if importlib.util.find_spec("diffusers"):
         quiet_libraries()
-    plan = plan_recipe(config, peak=options.peak)
+    try:
+        plan = plan_recipe(load_recipe(options.recipe, overrides), peak=options.peak)
+    except (ConfigError, ModelError, TuningError) as error:
+        parser.error(str(error))
     if options.json:
         print(json.dumps(summary(plan)))
     else:

@@ -1,18 +1,16 @@
 """A plan on processes that only pretend says what real ones hold, need and write, to the byte."""
 
 import json
-import os
 import pickle
 import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
+from dist.launcher import environment, torchrun
 from dist.plan_worker import settings
 from sage_grpo.config import load_recipe
 from sage_grpo.dist.plan import Contents, LayoutPlan, Shares, plan_layout, pretend
@@ -23,7 +21,6 @@ from sage_grpo.models.wan import Wan
 from sage_grpo.planning import main, plan_recipe
 from tiny_models import tiny_model
 
-TESTS = Path(__file__).parents[1]
 CASES = ("hunyuan15-lora", "hunyuan15-full")
 
 
@@ -47,11 +44,8 @@ def payload_by_file(checkpoint):
 def test_a_plan_is_what_two_real_processes_hold_need_and_write(tmp_path, monkeypatch):
     # the tracker follows one backward pass to the byte, but not passes of guidance that go back within it
     monkeypatch.setattr(base, "in_turn", lambda v: v)
-    command = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dist.plan_worker", str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", *command, *CASES], env=environment, capture_output=True, text=True, check=False
-    )
+    command = torchrun(2, "dist.plan_worker", tmp_path, *CASES)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     for case in CASES:
         plan = plan_recipe(load_recipe(settings(tmp_path, case, 2)), peak=True)
@@ -190,3 +184,12 @@ def test_the_command(capsys):
     assert told["held"]["trained weights"]["whole"] == 4 * told["trained"]
     main(["lab", "--processes", "2", "policy.batch_size=16"])
     assert "in all" in capsys.readouterr().out
+
+
+def test_a_mistake_is_told_in_a_sentence(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["lap"])
+    said = capsys.readouterr().err
+    assert end.value.code == 2
+    assert "lab" in said
+    assert "Traceback" not in said

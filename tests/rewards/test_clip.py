@@ -94,7 +94,7 @@ def test_in_recipes(folder):
     ("entry", "message"),
     [
         ({"type": "motion", "options": {"hihg": 1}}, "motion has no option 'hihg'; did you mean 'high'"),
-        ({"type": "sharpness", "options": {"path": "x"}}, "sharpness has no option 'path'; it takes frames, natural"),
+        ({"type": "sharpness", "options": {"path": "x"}}, "sharpness has no option 'path'; known: frames, natural"),
         ({"type": "pickscore", "options": {"divisor": 0}}, "divisor=0 must be above 0"),
         ({"type": "clip", "options": {"frames": 0}}, "clip: frames=0; at least one is needed"),
     ],

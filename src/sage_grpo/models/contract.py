@@ -4,11 +4,9 @@ The reference is the diffusers pipeline itself: same checkpoint, latents, texts 
 """
 
 import inspect
-import pkgutil
 import re
 import tempfile
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from torch import Tensor
 import sage_grpo.models
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_noise, sample, velocity_at
+from sage_grpo.discovery import concrete
 from sage_grpo.math.kernels import kernel_table
 from sage_grpo.math.schedule import sigma_schedule
 from sage_grpo.models.base import NEGATIVE, DiffusersModel
@@ -31,15 +30,7 @@ TEXTS = ("a red cat runs", 'a shop sign that says "open late"')
 
 def adapters() -> list[type[DiffusersModel]]:
     """Every adapter class in the folder of models."""
-    modules = [
-        import_module(f"sage_grpo.models.{info.name}") for info in pkgutil.iter_modules(sage_grpo.models.__path__)
-    ]
-    return [found for module in modules for found in adapters_in(module)]
-
-
-def adapters_in(module: Any) -> list[type[DiffusersModel]]:
-    classes = [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, DiffusersModel)]
-    return [c for c in classes if c.__module__ == module.__name__ and not inspect.isabstract(c)]
+    return concrete(sage_grpo.models, DiffusersModel)
 
 
 def make_checkpoint(adapter: type[DiffusersModel], folder: str | Path) -> str:

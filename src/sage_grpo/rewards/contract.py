@@ -1,10 +1,7 @@
 """What every scorer must hold, checked on its tiny form: `check(MyScorer)`. The test-suite runs it by discovery."""
 
-import inspect
-import pkgutil
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -14,6 +11,7 @@ from torch import Tensor
 
 import sage_grpo.rewards
 from sage_grpo.core.protocols import Prompt, Reward, Scores
+from sage_grpo.discovery import concrete
 from sage_grpo.rewards.frames import VideoScorer
 
 TEXTS = ('a shop sign that says "open late"', 'a red cat beside the words "good day"', 'a door with the number "42"')
@@ -23,15 +21,7 @@ SMALL = ((1, HEIGHT, WIDTH), (2, 16, 16), (3, 1, 1), (3, 2, 40), (0, 16, 16))  #
 
 def scorers() -> list[type[VideoScorer]]:
     """Every scorer class in the folder of rewards."""
-    modules = [
-        import_module(f"sage_grpo.rewards.{info.name}") for info in pkgutil.iter_modules(sage_grpo.rewards.__path__)
-    ]
-    return [found for module in modules for found in scorers_in(module)]
-
-
-def scorers_in(module: Any) -> list[type[VideoScorer]]:
-    classes = [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, VideoScorer)]
-    return [c for c in classes if c.__module__ == module.__name__ and not inspect.isabstract(c)]
+    return concrete(sage_grpo.rewards, VideoScorer)
 
 
 def material() -> tuple[Tensor, list[Prompt]]:
