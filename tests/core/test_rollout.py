@@ -96,7 +96,7 @@ def test_rollouts_do_not_depend_on_the_number_of_processes(world):
 
 
 def test_a_layout_that_does_not_divide_names_the_nearest():
-    with pytest.raises(ValueError, match="8 rollouts do not divide into 3 processes × batch_size 1; use 6 or 9"):
+    with pytest.raises(ValueError, match="8 rollouts do not divide into 3 replicas × batch_size 1; use 6 or 9"):
         make_loop(make_config(policy={"batch_size": 1}), comm=Rank(0, 3))
 
 

@@ -140,7 +140,7 @@ def test_tokens_come_from_the_environment(url, monkeypatch):
 def test_a_server_that_is_not_there():
     with pytest.raises(RewardError, match="is the server up"):
         HttpReward("http://127.0.0.1:9")
-    assert not HttpReward("http://127.0.0.1:9", NAMES, retries=0).score(VIDEOS, PROMPTS).valid.any()
+    assert not HttpReward("http://127.0.0.1:9", NAMES, deadline=0.5).score(VIDEOS, PROMPTS).valid.any()
     with pytest.raises(RewardError, match="must begin with http"):
         HttpReward("file:///etc/passwd")
 

@@ -100,6 +100,16 @@ class AlgorithmConfig(Settings):
             raise ValueError(f"num_minibatches={policy.num_minibatches} exceeds the {trained} trained timesteps")
         return self
 
+    def check_layout(self, replicas: int) -> None:
+        """An iteration's rollouts must divide into replicas and batches."""
+        chunk, rollouts = replicas * self.policy.batch_size, self.rollouts
+        if rollouts % chunk:
+            fits = sorted({max(n, 1) * chunk for n in (rollouts // chunk, rollouts // chunk + 1)})
+            raise ValueError(
+                f"prompts_per_iteration × num_generations = {rollouts} rollouts do not divide into {replicas} replicas "
+                f"× batch_size {self.policy.batch_size}; use {' or '.join(map(str, fits))} rollouts"
+            )
+
     @property
     def trained_steps(self) -> int:
         steps = self.sampling.window_size or self.sampling.stochastic_steps

@@ -141,11 +141,6 @@ class RecipeConfig(AlgorithmConfig):
 
     @model_validator(mode="after")
     def _rollouts_divide(self) -> Self:
-        chunk = self.parallel.replicas * self.policy.batch_size
-        if self.parallel.processes > 1 and self.rollouts % chunk:
-            near = max(round(self.rollouts / chunk), 1) * chunk
-            raise ValueError(
-                f"prompts_per_iteration × num_generations = {self.rollouts} rollouts do not divide into "
-                f"{self.parallel.replicas} replicas × batch_size {self.policy.batch_size}; use {near} rollouts"
-            )
+        if self.parallel.processes > 1:
+            self.check_layout(self.parallel.replicas)
         return self

@@ -1,7 +1,8 @@
 """The whole algorithm: rollout → reward → advantage → update → anchor, told to callbacks as it goes."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.anchors import ANCHOR, CopyBank, anchor_is_due
 from sage_grpo.core.checks import check_replay, check_training
-from sage_grpo.core.protocols import Comm, Prompt, PromptSource, Reward, SingleProcess, VideoModel, WeightsBank
+from sage_grpo.core.protocols import Comm, Prompt, PromptSource, Reward, Scores, SingleProcess, VideoModel, WeightsBank
 from sage_grpo.core.rollout import Key, Trajectory, keyed_rng, sample
 from sage_grpo.core.update import Batch, UpdateResult, trained_steps, update
 from sage_grpo.math.advantage import dimension_advantages, group_advantages, weighted_reward
@@ -31,8 +32,9 @@ class Rollouts:
     """This rank's share of an iteration."""
 
     prompts: list[Prompt]
-    trajectories: list[Trajectory]
-    videos: list[Tensor]
+    trajectories: list[Trajectory] = field(default_factory=list)
+    videos: list[Tensor] = field(default_factory=list)
+    scores: list[Callable[[], Scores]] = field(default_factory=list)  # of videos in order, as they are asked for
 
 
 def my_samples(rollouts: int, comm: Comm) -> range:
@@ -74,14 +76,7 @@ class Loop:
         self.table = self._full_table()
         # From the full table, not the window: a window that moves must not change a step's weight.
         self.equalizer = equalizer(self.table) if config.policy.equalizer else self.table.stochastic.double()
-        chunk = self.comm.world * config.policy.batch_size
-        if config.rollouts % chunk:
-            fits = {max(n, 1) * chunk for n in (config.rollouts // chunk, config.rollouts // chunk + 1)}
-            raise ValueError(
-                f"prompts_per_iteration × num_generations = {config.rollouts} rollouts do not divide into "
-                f"{self.comm.world} processes × batch_size {config.policy.batch_size}; use "
-                f"{' or '.join(map(str, sorted(fits)))} rollouts"
-            )
+        config.check_layout(self.comm.world)
 
     def _full_table(self) -> Table:
         s = self.config.sampling
@@ -108,7 +103,7 @@ class Loop:
         group = config.policy.num_generations
         prompts = self.prompts(iteration * config.policy.prompts_per_iteration, config.policy.prompts_per_iteration)
         mine = my_samples(config.rollouts, self.comm)
-        out = Rollouts([prompts[i // group] for i in mine], [], [])
+        out = Rollouts([prompts[i // group] for i in mine])
         for first in mine[::size]:
             batch = range(first, first + size)
             samples: list[Key] = [(config.seed, iteration, i) for i in batch]
@@ -117,18 +112,29 @@ class Loop:
             trajectory = sample(self.model, [prompts[i // group] for i in batch], table, initial, samples)
             out.trajectories.append(trajectory)
             out.videos.append(self.model.decode(trajectory.x0))
+            self._begin_scoring(out)
         return out
+
+    def _begin_scoring(self, rollouts: Rollouts) -> None:
+        """Hand over what can be scored already: a fleet works on it while the next videos are made."""
+        size = batch = self.config.policy.batch_size
+        if getattr(self.reward, "groupwise", False):  # such a scorer compares the videos of one prompt
+            size = self.config.policy.num_generations
+        fresh = rollouts.videos[len(rollouts.scores) * size // batch :]
+        begin = getattr(self.reward, "begin", lambda *batch: partial(self.reward.score, *batch))
+        for videos in torch.split(torch.cat(fresh), size) if len(fresh) * batch % size == 0 else ():
+            start = len(rollouts.scores) * size
+            rollouts.scores.append(begin(videos, rollouts.prompts[start : start + size]))
 
     def score(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
         """Scores of all ranks (N, R) and which of them are valid."""
-        groupwise = getattr(self.reward, "groupwise", False)  # such a scorer compares the videos of one prompt
-        size, parts = self.config.policy.num_generations if groupwise else self.config.policy.batch_size, []
-        for i, videos in enumerate(torch.split(torch.cat(rollouts.videos), size) if groupwise else rollouts.videos):
-            part = self.reward.score(videos, rollouts.prompts[i * size : (i + 1) * size])
-            if part.values.shape != (len(videos), len(self.reward.names)) or part.valid.shape != part.values.shape:
+        size, parts = len(rollouts.prompts) // len(rollouts.scores), []
+        for ask in rollouts.scores:
+            part = ask()
+            if part.values.shape != (size, len(self.reward.names)) or part.valid.shape != part.values.shape:
                 raise ValueError(
                     f"reward {list(self.reward.names)} returned {tuple(part.values.shape)} values for "
-                    f"{len(videos)} videos; one row a video and one column a name are needed"
+                    f"{size} videos; one row a video and one column a name are needed"
                 )
             parts.append((part.values.double().cpu(), (part.valid & part.values.isfinite()).cpu()))
         values, valid = (torch.cat(column) for column in zip(*parts, strict=True))

@@ -60,6 +60,8 @@ class Scores:
 
 
 class Reward(Protocol):
+    """One that works while others do also has `begin(videos, prompts)`, which returns what to call for the scores."""
+
     @property
     def names(self) -> Sequence[str]: ...
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores: ...

@@ -47,6 +47,15 @@ class CompositeReward:
             raise ValueError(f"two rewards share the score name {sorted(twice)[0]!r}: give each its own")
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
-        parts = [reward.score(videos, prompts) for reward in self.rewards]
+        return self.begin(videos, prompts)()
+
+    def begin(self, videos: Tensor, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
+        """Those that work elsewhere start now and side by side, the others when their scores are asked for."""
+        begun = [reward.begin(videos, prompts) if hasattr(reward, "begin") else None for reward in self.rewards]
+        return lambda: self._joined(
+            [ask() if ask else reward.score(videos, prompts) for ask, reward in zip(begun, self.rewards, strict=True)]
+        )
+
+    def _joined(self, parts: Sequence[Scores]) -> Scores:
         values = torch.cat([part.values.double().cpu() for part in parts], 1)
         return Scores(values, torch.cat([part.valid.cpu() for part in parts], 1))

@@ -1,4 +1,4 @@
-"""A scorer behind an HTTP address: your own server, in any language, or a fleet.
+"""A scorer behind an HTTP address: a fleet of `sage-grpo serve`, or your own server in any language.
 
 POST the bytes of `rewards/wire.py` to `<url>/score`, with a bearer token if there is one; GET `<url>/about` says the
 names of the scores. What a server does wrong becomes a mask, never a number.
@@ -6,30 +6,24 @@ names of the scores. What a server does wrong becomes a mask, never a number.
 
 import json
 import logging
-import os
-import random
-import time
+import threading
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 import urllib3
 from torch import Tensor
 
 from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.rewards.client import Client, Patience, Unanswered, in_background
 from sage_grpo.rewards.errors import RewardError
-from sage_grpo.rewards.wire import WireError, pack_request, unpack_answer
+from sage_grpo.rewards.wire import pack_request, unpack_answer
 
 log = logging.getLogger(__name__)
 
-REFUSED = (400, 401, 403, 404, 405, 413, 422)  # asking again would not help
-BYTES = {"Content-Type": "application/octet-stream"}
-ANSWER = 64_000_000  # bytes that are read of one
-
 
 class HttpReward:
-    """`names` may be left out if the server tells them. Tokens come from the environment, never from a recipe."""
+    """`names` may be left out if the server tells them. Videos are scored while the trainer makes the next ones."""
 
     def __init__(
         self,
@@ -40,58 +34,61 @@ class HttpReward:
         timeout: float = 60.0,
         deadline: float = 300.0,
         retries: int = 4,
+        hedge: float = 3.0,
+        connections: int = 8,
+        videos_per_request: int = 8,
+        groupwise: bool = False,
     ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise RewardError(f"url={url!r} must begin with http:// or https://")
-        self.url, self.deadline, self.retries = url.rstrip("/"), deadline, retries
-        token = os.environ.get(token_variable)
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._pool = urllib3.PoolManager(
-            headers=headers, timeout=urllib3.Timeout(connect=min(timeout, 10.0), read=timeout), retries=False, maxsize=8
-        )
-        self.names = tuple(names) if names else self._ask_names()
-
-    def _ask_names(self) -> tuple[str, ...]:
-        try:
-            answer = self._pool.request("GET", f"{self.url}/about")
-            names = json.loads(answer.data)["names"] if answer.status == 200 else None
-        except (urllib3.exceptions.HTTPError, ValueError, KeyError, TypeError) as error:
+        if connections < 1 or videos_per_request < 1:
             raise RewardError(
-                f"{self.url}/about does not answer ({type(error).__name__}); is the server up?"
-            ) from error
-        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-            raise RewardError(f"{self.url}/about answered {answer.status} without names; give `names` in the options")
-        return tuple(names)
+                f"http: connections={connections}, videos_per_request={videos_per_request}: use 1 or more"
+            )
+        self.client = Client(url, token_variable, Patience(timeout, deadline, retries, hedge), connections)
+        self.videos_per_request, self.groupwise = videos_per_request, groupwise
+        self.names: tuple[str, ...] = tuple(names or ())
+        if not names:
+            self._ask_about()
+        self._room = threading.BoundedSemaphore(connections)  # a trainer faster than its scorers waits here
+
+    def _ask_about(self) -> None:
+        try:
+            told = json.loads(self.client.get("/about"))
+            names, self.groupwise = told["names"], bool(told.get("groupwise", self.groupwise))
+            if not names or not all(isinstance(name, str) for name in names):
+                raise ValueError("names must be texts")
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise RewardError(f"{self.client.url}/about does not answer ({error}); is the server up?") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RewardError(f"{self.client.url}/about tells no names; give `names` in the options") from error
+        self.names = tuple(names)
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
-        ids = [uuid.uuid4().hex for _ in videos]
-        body, end, problem = pack_request(videos, prompts, ids), time.monotonic() + self.deadline, ""
-        for attempt in range(self.retries + 1):
-            try:
-                return unpack_answer(self._post(body), self.names, ids)
-            except (urllib3.exceptions.HTTPError, WireError, OSError) as error:
-                problem = f"{type(error).__name__}: {error}"
-            pause = random.uniform(0.5, 1.5) * min(0.1 * 2**attempt, 10.0)
-            if attempt == self.retries or time.monotonic() + pause > end:
-                break
-            time.sleep(pause)
-        log.warning("%s gave no scores for %d videos, which are masked: %s", self.url, len(videos), problem[:300])
-        shape = (len(videos), len(self.names))
-        return Scores(torch.full(shape, torch.nan, dtype=torch.float64), torch.zeros(shape, dtype=torch.bool))
+        return self.begin(videos, prompts)()
 
-    def _post(self, body: bytes) -> bytes:
-        answer: Any = self._pool.request(
-            "POST", f"{self.url}/score", body=body, headers={**self._pool.headers, **BYTES}, preload_content=False
-        )
+    def begin(self, videos: Tensor, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
+        """Send them off; what is returned waits for the scores."""
+        size, futures = len(videos) if self.groupwise else self.videos_per_request, []
+        for first in range(0, len(videos), max(size, 1)):
+            self._room.acquire()
+            part = videos[first : first + size], prompts[first : first + size]
+            futures.append(in_background(self._ask, *part))
+
+        def ask() -> Scores:
+            parts = [future.result() for future in futures]
+            return Scores(torch.cat([p.values for p in parts]), torch.cat([p.valid for p in parts]))
+
+        return ask
+
+    def _ask(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
         try:
-            data: bytes = answer.read(ANSWER + 1)
+            ids = [uuid.uuid4().hex for _ in videos]
+            body = pack_request(videos, prompts, ids)
+            return self.client.ask("/score", body, lambda data: unpack_answer(data, self.names, ids))
+        except Unanswered as error:
+            log.warning(
+                "%s gave no scores for %d videos, which are masked: %.300s", self.client.url, len(videos), error
+            )
+            shape = (len(videos), len(self.names))
+            return Scores(torch.full(shape, torch.nan, dtype=torch.float64), torch.zeros(shape, dtype=torch.bool))
         finally:
-            answer.release_conn()
-        if answer.status in REFUSED:
-            said = data[:200].decode(errors="replace")
-            raise RewardError(f"{self.url} refused with {answer.status}: {said}; look at the token, address and sizes")
-        if answer.status != 200:
-            raise WireError(f"status {answer.status}")
-        if len(data) > ANSWER:
-            raise WireError(f"more than {ANSWER} bytes came back")
-        return data
+            self._room.release()
