@@ -7,9 +7,10 @@ RUN    := $(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON))
 SEED   ?= 0
 SEEDS  ?= 10
 KILLS  ?= 10
+FAULTS ?= 100
 ROUNDS ?= 24
 
-.PHONY: setup check lint format types test figures trust-regions lab claims chaos chaos-alone overhead wheel clean
+.PHONY: setup check lint format types test figures trust-regions lab claims chaos chaos-alone fleet-chaos overhead wheel clean
 setup:            ## virtual environment with the pinned versions
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install torch==2.13.0
@@ -49,6 +50,9 @@ chaos:            ## kill processes of a run, which torchrun restarts, compare t
 
 chaos-alone:      ## the same for one process that is started again by hand: make chaos-alone KILLS=10
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(RUN) -m e2e.chaos --kills $(KILLS)
+
+fleet-chaos:      ## plant faults in a real fleet while a model trains against it: make fleet-chaos FAULTS=100
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(RUN) -m serve.chaos --faults $(FAULTS)
 
 overhead:         ## time of an iteration against a bare loop of the same passes: make overhead ROUNDS=24
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m e2e.overhead --rounds $(ROUNDS)

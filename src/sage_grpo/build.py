@@ -22,6 +22,7 @@ EXTRAS = {  # which extra brings a library that a built-in name needs
     **dict.fromkeys(("diffusers", "transformers", "peft", "accelerate", "ftfy"), "models"),
     **dict.fromkeys(("rapidocr_onnxruntime", "onnxruntime", "cv2"), "ocr"),
     "urllib3": "http",
+    **dict.fromkeys(("ray", "starlette"), "serve"),
 }
 
 MODELS = {
@@ -180,6 +181,12 @@ def build_rewards(config: RecipeConfig) -> tuple[Reward, tuple[float, ...]]:
 
 
 def build_reward(entry: RewardConfig) -> Reward:
+    found = find_reward(entry)
+    return as_reward(found(**entry.options) if isinstance(found, type) or entry.options else found)
+
+
+def find_reward(entry: RewardConfig) -> Any:
+    """What makes it, with its options checked: nothing is loaded yet."""
     found = resolve(entry.type, REWARDS, "reward")
     if entry.type in REWARDS:  # those of outside packages know their own options
         takes = accepted(found, found) | {"path"} & set(inspect.signature(found).parameters)
@@ -189,7 +196,7 @@ def build_reward(entry: RewardConfig) -> Reward:
             inspect.signature(found).bind(**entry.options)
         except TypeError as error:
             raise ConfigError(f"rewards.options: {entry.type}: {error}") from error
-    return as_reward(found(**entry.options) if isinstance(found, type) or entry.options else found)
+    return found
 
 
 def reward_weights(entry: RewardConfig, reward: Reward) -> list[float]:

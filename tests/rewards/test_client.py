@@ -133,6 +133,14 @@ def test_a_refusal_is_raised_where_scores_are_asked_for(url, monkeypatch):  # no
         ask()
 
 
+def test_large_videos_go_one_by_one(url, monkeypatch):  # noqa: F811
+    reward, sizes = HttpReward(url, megabytes_per_request=0.0005), []
+    inner = reward._ask
+    monkeypatch.setattr(reward, "_ask", lambda videos, prompts: sizes.append(len(videos)) or inner(videos, prompts))
+    assert torch.equal(reward.score(VIDEOS, PROMPTS).values, truth(VIDEOS, PROMPTS))
+    assert sizes == [1, 1, 1]
+
+
 def test_many_requests_come_back_in_order_and_never_pile_up(url, monkeypatch):  # noqa: F811
     reward, most, now, lock = HttpReward(url, connections=3, videos_per_request=1), [0], [0], threading.Lock()
     inner = reward.client.ask

@@ -10,6 +10,7 @@ from sage_grpo.cli.explain import explain
 from sage_grpo.cli.export import export
 from sage_grpo.cli.rehearse import rehearse
 from sage_grpo.cli.sample import sample
+from sage_grpo.cli.serve import serve
 from sage_grpo.cli.train import train
 
 app = typer.Typer(
@@ -47,6 +48,7 @@ app.command()(rehearse)
 app.command()(sample)
 app.command()(export)
 app.add_typer(rewards.app, name="rewards")
+app.command()(serve)
 app.command()(explain)
 
 

@@ -26,5 +26,5 @@ def user_errors(*more: type[Exception]) -> Iterator[None]:
 # By name, so that telling a typing mistake does not import the whole trainer.
 EXPLAINED = {
     "PromptError", "ReplayError", "RewardFailure", "DamagedCheckpoint", "MissingExtra", "ModelError", "TuningError",
-    "DeviceError", "SilentTraining", "CheckpointError", "StorageError", "RewardError", "MissingWeights",
+    "DeviceError", "SilentTraining", "CheckpointError", "StorageError", "RewardError", "MissingWeights", "FleetError",
 }  # fmt: skip

@@ -1,7 +1,8 @@
 """Validated settings. Nothing here imports torch, so a recipe can be checked anywhere in a moment."""
 
 from sage_grpo.config.algorithm import AlgorithmConfig, KLConfig, PolicyConfig, SamplingConfig
-from sage_grpo.config.load import ConfigError, dump_recipe, load_recipe
+from sage_grpo.config.fleet import FleetConfig, ScorerConfig
+from sage_grpo.config.load import ConfigError, dump_recipe, load_fleet, load_recipe
 from sage_grpo.config.recipe import (
     GaugeConfig,
     ModelConfig,
@@ -15,6 +16,7 @@ from sage_grpo.config.recipe import (
 __all__ = [
     "AlgorithmConfig",
     "ConfigError",
+    "FleetConfig",
     "GaugeConfig",
     "KLConfig",
     "ModelConfig",
@@ -24,7 +26,9 @@ __all__ = [
     "RewardConfig",
     "RunConfig",
     "SamplingConfig",
+    "ScorerConfig",
     "TuningConfig",
     "dump_recipe",
+    "load_fleet",
     "load_recipe",
 ]

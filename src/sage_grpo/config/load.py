@@ -5,12 +5,15 @@ from difflib import get_close_matches
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from sage_grpo.config.fleet import FleetConfig
 from sage_grpo.config.recipe import RecipeConfig
+
+T = TypeVar("T", bound=BaseModel)
 
 
 class ConfigError(ValueError):
@@ -22,14 +25,22 @@ def load_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     values = dict(source) if isinstance(source, Mapping) else _read(Path(source))
     for text in overrides:
         _override(values, text)
-    return validate(values)
+    return validate(values, RecipeConfig)
 
 
-def validate(values: Mapping[str, Any]) -> RecipeConfig:
+def load_fleet(path: str | Path) -> FleetConfig:
+    """What `sage-grpo serve` runs."""
+    if not Path(path).is_file():
+        near = ", ".join(sorted(str(p) for p in Path(path).parent.glob("*.y*ml"))) or "none"
+        raise ConfigError(f"there is no file {path}; YAML files there: {near}")
+    return validate(_parse(Path(path), "scorers: [{type: motion}]"), FleetConfig)
+
+
+def validate(values: Mapping[str, Any], schema: type[T]) -> T:
     try:
-        return RecipeConfig.model_validate(values)
+        return schema.model_validate(values)
     except ValidationError as error:
-        lines = [_explain(tuple(e["loc"]), e["type"], e["msg"], e.get("input")) for e in error.errors()]
+        lines = [_explain(schema, tuple(e["loc"]), e["type"], e["msg"], e.get("input")) for e in error.errors()]
         raise ConfigError("\n".join(lines)) from None
 
 
@@ -51,12 +62,16 @@ def _read(path: Path) -> dict[str, Any]:
         close = get_close_matches(path.name, names, n=1)
         hint = f"did you mean {names[close[0]]}?" if close else f"shipped recipes: {', '.join(shipped_recipes())}"
         raise ConfigError(f"there is no recipe {path}; {hint}")
+    return _parse(source, "policy: {clip: 1e-4}")
+
+
+def _parse(path: Path | Traversable, example: str) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(source.read_text())
+        values = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no settings: a recipe is a YAML mapping such as `policy: {{clip: 1e-4}}`")
+        raise ConfigError(f"{path} holds no settings: they are a YAML mapping such as `{example}`")
     return values
 
 
@@ -73,12 +88,12 @@ def _override(values: dict[str, Any], text: str) -> None:
     values[last] = yaml.safe_load(value)
 
 
-def _explain(location: tuple[int | str, ...], kind: str, message: str, value: object) -> str:
-    where = ".".join(str(part) for part in location) or "recipe"
+def _explain(schema: type[BaseModel], location: tuple[int | str, ...], kind: str, message: str, value: object) -> str:
+    where = ".".join(str(part) for part in location) or "settings"
     if kind == "extra_forbidden":
-        names = _fields_at(location[:-1])
+        names = _fields_at(schema, location[:-1])
         close = get_close_matches(str(location[-1]), names, n=1, cutoff=0.5)
-        elsewhere = _find(str(location[-1]))
+        elsewhere = _find(schema, str(location[-1]))
         here = ".".join([*map(str, location[:-1]), close[0]]) if close else None
         meant = elsewhere if elsewhere and elsewhere.endswith(f".{location[-1]}") else here or elsewhere
         return f"{where}: unknown key; " + (f"did you mean {meant}?" if meant else f"known here: {', '.join(names)}")
@@ -86,8 +101,8 @@ def _explain(location: tuple[int | str, ...], kind: str, message: str, value: ob
     return f"{where}: {message}" + (f" (got {value!r})" if isinstance(value, str | int | float) else "")
 
 
-def _fields_at(location: Sequence[int | str]) -> list[str]:
-    model: Any = RecipeConfig
+def _fields_at(schema: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+    model: Any = schema
     for part in location:
         if isinstance(part, str) and isinstance(model, type) and issubclass(model, BaseModel):
             field = model.model_fields.get(part)
@@ -97,10 +112,10 @@ def _fields_at(location: Sequence[int | str]) -> list[str]:
     return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
 
 
-def _find(name: str) -> str | None:
+def _find(schema: type[BaseModel], name: str) -> str | None:
     """The full key of a setting that the user put on the wrong level."""
     known = {}
-    for section, field in RecipeConfig.model_fields.items():
+    for section, field in schema.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             known.update({key: f"{section}.{key}" for key in field.annotation.model_fields})
     close = get_close_matches(name, known, n=1, cutoff=0.8)

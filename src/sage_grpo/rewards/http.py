@@ -37,6 +37,7 @@ class HttpReward:
         hedge: float = 3.0,
         connections: int = 8,
         videos_per_request: int = 8,
+        megabytes_per_request: float = 256.0,
         groupwise: bool = False,
     ) -> None:
         if connections < 1 or videos_per_request < 1:
@@ -44,7 +45,8 @@ class HttpReward:
                 f"http: connections={connections}, videos_per_request={videos_per_request}: use 1 or more"
             )
         self.client = Client(url, token_variable, Patience(timeout, deadline, retries, hedge), connections)
-        self.videos_per_request, self.groupwise = videos_per_request, groupwise
+        self.videos_per_request, self.bytes_per_request = videos_per_request, megabytes_per_request * 1e6
+        self.groupwise = groupwise
         self.names: tuple[str, ...] = tuple(names or ())
         if not names:
             self._ask_about()
@@ -67,8 +69,9 @@ class HttpReward:
 
     def begin(self, videos: Tensor, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
         """Send them off; what is returned waits for the scores."""
-        size, futures = len(videos) if self.groupwise else self.videos_per_request, []
-        for first in range(0, len(videos), max(size, 1)):
+        fit = int(self.bytes_per_request // max(videos[:1].nbytes, 1))
+        size, futures = len(videos) if self.groupwise else max(min(self.videos_per_request, fit), 1), []
+        for first in range(0, len(videos), size):
             self._room.acquire()
             part = videos[first : first + size], prompts[first : first + size]
             futures.append(in_background(self._ask, *part))

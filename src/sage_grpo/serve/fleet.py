@@ -1,0 +1,193 @@
+"""A fleet on Ray Serve: a gate that answers HTTP, and for each scorer the replicas that the configuration asks for.
+
+Between a trainer and the gate go JSON and safetensors. Inside the cluster Ray moves the same bytes in its own way,
+which trusts every machine of the cluster: keep Ray's ports closed to others.
+"""
+
+import asyncio
+import logging
+import os
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.config import AutoscalingConfig, HTTPOptions
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+from sage_grpo import build
+from sage_grpo.config import ConfigError, FleetConfig, RewardConfig, ScorerConfig
+from sage_grpo.rewards.wire import Limits
+from sage_grpo.serve.gate import Ask, Busy, Door, Gate, fingerprint
+from sage_grpo.serve.scorer import Scorer
+
+APPLICATION = "rewards"
+RESERVE = 100  # requests that a process has under way before others wait
+
+
+class FleetError(RuntimeError):
+    """The fleet cannot be started."""
+
+
+def limits_of(config: FleetConfig) -> Limits:
+    return Limits(megabytes=config.megabytes, videos=config.videos, prompt=config.prompt_characters)
+
+
+def deployment_name(kind: str) -> str:
+    return kind.replace(":", ".")
+
+
+def scorer_deployment(entry: ScorerConfig, config: FleetConfig) -> Any:
+    """Replicas of one scorer, each of which puts requests together into calls."""
+
+    class Replica:
+        def __init__(self) -> None:
+            reward = build.build_reward(RewardConfig(type=entry.type, options=entry.options))
+            self.scorer = Scorer(reward, entry.batch, config.seconds, limits_of(config))
+
+        async def about(self) -> tuple[list[str], bool]:
+            return list(self.scorer.names), self.scorer.groupwise
+
+        @serve.batch(  # type: ignore[untyped-decorator]
+            max_batch_size=entry.batch,
+            batch_wait_timeout_s=entry.batch_wait,
+            batch_size_fn=lambda items: sum(min(count, entry.batch) for count, _ in items),
+        )
+        async def score(self, items: list[tuple[int, bytes]]) -> list[bytes | Exception]:
+            return await asyncio.to_thread(self.scorer.answer, [body for _, body in items])
+
+        def check_health(self) -> None:
+            self.scorer.check_health()
+
+    options: dict[str, Any] = {
+        "ray_actor_options": {"num_cpus": entry.cpus, "num_gpus": entry.gpus},
+        "max_ongoing_requests": 2 * entry.batch,  # one call's worth waits while another is scored
+        "max_queued_requests": entry.queue,
+        "health_check_period_s": 2.0,
+        "health_check_timeout_s": 30.0,
+        "graceful_shutdown_timeout_s": 5.0,
+    }
+    if entry.max_replicas is None:
+        options["num_replicas"] = entry.replicas
+    else:
+        options["autoscaling_config"] = AutoscalingConfig(
+            min_replicas=entry.replicas, max_replicas=entry.max_replicas, target_ongoing_requests=entry.batch
+        )
+    return serve.deployment(Replica, name=deployment_name(entry.type), **options).bind()
+
+
+def is_gone(error: Exception) -> bool:
+    """Whether a replica died or has no room, which is not the request's fault; else the scorer itself failed."""
+    gone = (RayActorError, BackPressureError, DeploymentUnavailableError)
+    return isinstance(error, gone) and not isinstance(error, RayTaskError)
+
+
+async def call(method: Any, *arguments: Any) -> Any:
+    try:
+        return await method.remote(*arguments)
+    except Exception as error:
+        if is_gone(error):
+            raise Busy(f"{type(error).__name__}: the scorer is not there or too busy") from error
+        raise
+
+
+def gate_deployment(config: FleetConfig, token: str) -> Any:
+    """The HTTP side, with every scorer behind it."""
+    scorers = {entry.type: scorer_deployment(entry, config) for entry in config.scorers}
+    limits, seconds, types = limits_of(config), config.seconds, list(scorers)
+
+    def make_app() -> Any:  # in the gate's own process
+        async def find() -> dict[str, Door]:
+            handles = {t: serve.get_deployment_handle(deployment_name(t), app_name=APPLICATION) for t in types}
+            told = {t: await call(handle.about) for t, handle in handles.items()}
+            return {t: Door(names, group, asking(handles[t])) for t, (names, group) in told.items()}
+
+        return Gate(token, limits, seconds, find).app
+
+    options = {"num_replicas": config.gates, "ray_actor_options": {"num_cpus": 0}, "max_ongoing_requests": RESERVE}
+    return serve.deployment(serve.ingress(make_app)(), name="gate", **options).bind(*scorers.values())
+
+
+def asking(handle: Any) -> Ask:
+    async def ask(body: bytes, count: int) -> bytes:
+        answer: bytes = await call(handle.score, (count, body))
+        return answer
+
+    return ask
+
+
+def check(config: FleetConfig) -> str:
+    """Refuse what cannot run before anything is started; the token's fingerprint."""
+    types = [entry.type for entry in config.scorers]
+    twice = {name for name in types if types.count(name) > 1}
+    if twice:
+        raise ConfigError(f"scorers: {sorted(twice)[0]} stands twice; raise its replicas instead")
+    for entry in config.scorers:
+        build.find_reward(RewardConfig(type=entry.type, options=entry.options))
+    token = os.environ.get(config.token_variable, "")
+    if not token:
+        raise ConfigError(
+            f"the environment variable {config.token_variable} is not set: a fleet answers those who know its token. "
+            f"export {config.token_variable}=$(python -c 'import secrets; print(secrets.token_hex(32))')"
+        )
+    return fingerprint(token)
+
+
+def start(config: FleetConfig, address: str | None = None) -> str:
+    """Start it here or on the Ray cluster at `address`, and wait until it answers; its URL."""
+    token = check(config)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    try:
+        ray.init(
+            address=address or "local", include_dashboard=False if address is None else None, log_to_driver=False,
+            logging_level=logging.ERROR, namespace="sage-grpo",
+        )  # fmt: skip
+    except (ConnectionError, ValueError) as error:
+        raise FleetError(f"Ray does not answer at {address}: {error}; leave --address out to start it here") from error
+    check_room(config)
+    quiet = {"log_level": "ERROR", "enable_access_log": False}
+    serve.start(
+        proxy_location="HeadOnly" if address is None else "EveryNode",
+        http_options=HTTPOptions(host=config.host, port=config.port, request_timeout_s=config.seconds + 10),
+        logging_config=quiet,
+    )
+    try:
+        serve.run(gate_deployment(config, token), name=APPLICATION, route_prefix="/", logging_config=quiet)
+    except RuntimeError as error:
+        raise FleetError(f"the scorers do not start: {_last_words() or error}") from error
+    return f"http://{config.host}:{config.port}"
+
+
+def check_room(config: FleetConfig) -> None:
+    """Ray would wait for ever for what the cluster does not have."""
+    has = ray.cluster_resources()
+    for kind, field in (("CPU", "cpus"), ("GPU", "gpus")):
+        wanted = sum(getattr(entry, field) * entry.replicas for entry in config.scorers)
+        if wanted > has.get(kind, 0.0):
+            raise FleetError(
+                f"the scorers want {wanted:g} {kind}s and the cluster has {has.get(kind, 0.0):g}; lower replicas or "
+                f"{field} of a scorer (fractions share one), or add machines"
+            )
+
+
+def _last_words() -> str:
+    """What a scorer that could not be made said last."""
+    deployments = serve.status().applications[APPLICATION].deployments.values()
+    said = [d.message for d in deployments if d.status == "DEPLOY_FAILED" or "Error" in d.message]
+    lines: list[str] = [line.strip() for message in said for line in message.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line and not line.startswith(("File", "Traceback"))]
+    return next(reversed(errors or lines), "")
+
+
+def replicas() -> dict[str, int]:
+    """How many of each scorer are up."""
+    states = serve.status().applications[APPLICATION].deployments
+    return {name: int(state.replica_states.get("RUNNING", 0)) for name, state in states.items()}
+
+
+def stop(address: str | None = None) -> None:
+    """On a cluster of others only the scorers end."""
+    if address is not None and ray.is_initialized():
+        serve.delete(APPLICATION)
+    ray.shutdown()

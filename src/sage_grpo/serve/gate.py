@@ -1,0 +1,124 @@
+"""The gate of a fleet: who may ask, how much, and for how long. Bytes that are not a request get no further."""
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from sage_grpo.core.protocols import Scores
+from sage_grpo.rewards.wire import Limits, WireError, pack_answer, unpack_answer, unpack_request
+
+Ask = Callable[[bytes, int], Awaitable[bytes]]  # a scorer: request and its number of videos → answer
+
+
+class Busy(RuntimeError):
+    """Nobody can score now; asking again may help."""
+
+
+class Refused(Exception):
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def fingerprint(token: str) -> str:
+    """What a gate knows of the token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Door:
+    """A scorer as the gate knows it."""
+
+    names: Sequence[str]
+    groupwise: bool
+    ask: Ask
+
+
+class Gate:
+    """`find` tells the scorers by name; it is asked with the first request, when they are up."""
+
+    def __init__(
+        self, token: str, limits: Limits, seconds: float, find: Callable[[], Awaitable[Mapping[str, Door]]]
+    ) -> None:
+        self.token, self.limits, self.seconds, self._find = token, limits, seconds, find
+        self._doors: Mapping[str, Door] = {}
+        routes = [
+            Route("/about", self.about), Route("/score", self.score, methods=["POST"]), Route("/health", self.health),
+        ]  # fmt: skip
+        self.app = Starlette(routes=routes, exception_handlers={Refused: _refuse})
+
+    async def doors(self) -> Mapping[str, Door]:
+        if not self._doors:
+            try:
+                self._doors = await self._find()
+            except Busy as error:
+                raise Refused(503, str(error)) from error
+        return self._doors
+
+    def check_token(self, request: Request) -> None:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(fingerprint(given), self.token):  # takes as long for a near miss as for a far one
+            raise Refused(401, "the token is wrong or missing: Authorization: Bearer …")
+
+    async def health(self, request: Request) -> Response:
+        return PlainTextResponse("ok")
+
+    async def about(self, request: Request) -> Response:
+        self.check_token(request)
+        doors = await self.doors()
+        names = [name for door in doors.values() for name in door.names]
+        groupwise = any(door.groupwise for door in doors.values())
+        scorers = {name: list(door.names) for name, door in doors.items()}
+        return JSONResponse({"names": names, "groupwise": groupwise, "scorers": scorers})
+
+    async def score(self, request: Request) -> Response:
+        self.check_token(request)
+        body = await self.read(request)
+        try:
+            videos, _, ids = await asyncio.to_thread(unpack_request, body, self.limits)
+        except WireError as error:
+            raise Refused(400, str(error)) from error
+        doors = list((await self.doors()).values())
+        try:
+            answers = await asyncio.wait_for(
+                asyncio.gather(*(door.ask(body, len(videos)) for door in doors)), self.seconds
+            )
+            parts = [unpack_answer(answer, door.names, ids) for answer, door in zip(answers, doors, strict=True)]
+        except TimeoutError as error:
+            raise Refused(504, f"not scored within {self.seconds:.0f} s") from error
+        except Busy as error:
+            raise Refused(503, str(error)) from error
+        except Exception as error:  # of a scorer: the trainer masks what has no score
+            raise Refused(500, f"{type(error).__name__}: {error}"[:300]) from error
+        scores = Scores(torch.cat([p.values for p in parts], 1), torch.cat([p.valid for p in parts], 1))
+        names = [name for door in doors for name in door.names]
+        return Response(pack_answer(scores, names, ids), media_type="application/octet-stream")
+
+    async def read(self, request: Request) -> bytes:
+        """No more than is allowed, whatever the header says."""
+        most = int(self.limits.megabytes * 1e6)
+        told = request.headers.get("content-length", "0")
+        if not told.isdigit() or int(told) > most:
+            raise Refused(413, f"{told} bytes are more than the {most} that are accepted; send fewer videos at once")
+        parts, size = [], 0
+        try:
+            async for part in request.stream():
+                parts.append(part)
+                size += len(part)
+                if size > most:
+                    raise Refused(413, f"more than the {most} bytes that are accepted; send fewer videos at once")
+        except ClientDisconnect as error:
+            raise Refused(400, "the request broke off") from error
+        return b"".join(parts)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    return PlainTextResponse(str(error), getattr(error, "status", 500))

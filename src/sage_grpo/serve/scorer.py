@@ -1,0 +1,94 @@
+"""One scorer of a fleet: requests as bytes in, answers as bytes out. It knows nothing of Ray or HTTP."""
+
+import logging
+import time
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+
+from sage_grpo.core.protocols import Prompt, Reward, Scores
+from sage_grpo.rewards.wire import Limits, pack_answer, unpack_request
+
+log = logging.getLogger(__name__)
+SICK = 5  # calls in a row that failed
+
+
+class WrongScores(RuntimeError):
+    """The scorer gave something that cannot be assigned to the videos."""
+
+
+class Scorer:
+    """Scores several requests in one call. What fails for one of them is that one's error, not the others'."""
+
+    def __init__(self, reward: Reward, batch: int, seconds: float, limits: Limits | None = None) -> None:
+        self.reward, self.batch, self.seconds, self.limits = reward, batch, seconds, limits or Limits()
+        self.groupwise = bool(getattr(reward, "groupwise", False))
+        self.names = tuple(reward.names)
+        self._failures, self._since = 0, None
+
+    _since: float | None
+
+    def answer(self, requests: Sequence[bytes]) -> list[bytes | Exception]:
+        """In their order; an exception where there is no answer."""
+        self._since = time.monotonic()
+        try:
+            read = [unpack_request(request, self.limits) for request in requests]
+            found: dict[int, Scores | Exception] = {}
+            for together in self._calls([tuple(videos.shape) for videos, _, _ in read]):
+                found |= self._score([(i, *read[i][:2]) for i in together])
+        finally:
+            self._since = None
+        answers = [found[i] for i in range(len(read))]
+        failed = sum(isinstance(answer, Exception) for answer in answers)
+        self._failures = self._failures + failed if failed == len(answers) else 0
+        return [
+            answer if isinstance(answer, Exception) else pack_answer(answer, self.names, ids)
+            for answer, (_, _, ids) in zip(answers, read, strict=True)
+        ]
+
+    def _calls(self, shapes: Sequence[tuple[int, ...]]) -> list[list[int]]:
+        """Which requests are scored together: frames of one size, up to `batch` videos."""
+        if self.groupwise:
+            return [[i] for i in range(len(shapes))]
+        calls: list[list[int]] = []
+        order = sorted(range(len(shapes)), key=lambda i: shapes[i][1:])
+        for _, same in groupby(order, key=lambda i: shapes[i][1:]):
+            room = 0
+            for i in same:
+                if room < shapes[i][0]:
+                    calls.append([])
+                    room = self.batch
+                calls[-1].append(i)
+                room -= shapes[i][0]
+        return calls
+
+    def _score(self, requests: Sequence[tuple[int, torch.Tensor, list[Prompt]]]) -> dict[int, Scores | Exception]:
+        try:
+            together = self._checked(
+                torch.cat([videos for _, videos, _ in requests]), [p for _, _, prompts in requests for p in prompts]
+            )
+        except Exception as error:
+            if len(requests) > 1:  # whose fault it is shows when each is alone
+                return {i: alone for request in requests for i, alone in self._score([request]).items()}
+            log.warning("%s failed: %s: %s", type(self.reward).__name__, type(error).__name__, error)
+            return {requests[0][0]: error}
+        sizes = [len(videos) for _, videos, _ in requests]
+        parts = zip(torch.split(together.values, sizes), torch.split(together.valid, sizes), strict=True)
+        return {i: Scores(*part) for (i, _, _), part in zip(requests, parts, strict=True)}
+
+    def _checked(self, videos: torch.Tensor, prompts: Sequence[Prompt]) -> Scores:
+        scores = self.reward.score(videos, prompts)
+        values, valid = scores.values.double().cpu(), scores.valid.cpu()
+        shape = (len(videos), len(self.names))
+        if tuple(values.shape) != shape or tuple(valid.shape) != shape:
+            raise WrongScores(f"{tuple(values.shape)} values for {shape[0]} videos and {shape[1]} names")
+        return Scores(values, valid & values.isfinite())
+
+    def check_health(self) -> None:
+        """Raise if a fresh process would do better."""
+        if self._failures >= SICK:
+            raise RuntimeError(f"{self._failures} requests in a row failed")
+        since = self._since
+        if since is not None and time.monotonic() - since > self.seconds:
+            raise RuntimeError(f"a call has taken more than {self.seconds:.0f} s")

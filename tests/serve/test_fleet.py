@@ -1,0 +1,124 @@
+"""A real fleet on Ray Serve: it scores as the same scorers do in-process, and its faults reach no advantage."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from rewards.test_client import free_port
+from sage_grpo.build import build_reward
+from sage_grpo.config import ConfigError, FleetConfig, RewardConfig, ScorerConfig, load_fleet
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.rewards.contract import material
+from sage_grpo.rewards.function import CompositeReward
+from sage_grpo.rewards.http import HttpReward
+from sage_grpo.serve import fleet
+from serve import chaos
+from serve.faults import truth
+
+
+@pytest.fixture(scope="module")
+def running():
+    with chaos.running_fleet(free_port()) as found:
+        yield found
+
+
+def test_the_fleet_gives_each_video_its_own_scores(running):
+    url, _ = running
+    reward = HttpReward(url, videos_per_request=3)
+    videos = torch.randint(0, 256, (20, 2, 8, 8, 3), dtype=torch.uint8)
+    prompts = [Prompt("x" * i) for i in range(20)]
+    scores = reward.score(videos, prompts)
+    assert torch.equal(scores.values, truth(videos, prompts))
+    assert scores.valid.all()
+
+
+@pytest.mark.parametrize("kind", chaos.KINDS)
+def test_faults(kind, running):
+    """The command with 100 of each: `make fleet-chaos FAULTS=100`."""
+    found = chaos.run(*running, faults=2, kinds=[kind])
+    print(kind, found[kind])
+
+
+def test_above_the_stated_rate_a_run_ends_with_a_sentence(running):
+    assert "at most 50% may (policy.max_failed_rewards)" in chaos.check_failure_rate(running[0])
+
+
+def test_the_command_serves_what_its_file_names(tmp_path):
+    port = free_port()
+    (tmp_path / "rewards.yaml").write_text(
+        f"port: {port}\nscorers: [{{type: motion, cpus: 0.5}}, {{type: sharpness, cpus: 0.5, max_replicas: 2}}]"
+    )
+    command = [sys.executable, "-m", "sage_grpo", "serve", "rewards.yaml", "--json"]
+    environment = os.environ | {"SAGE_GRPO_TOKEN": "secret"}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            told = json.loads(process.stdout.readline())
+            os.environ["SAGE_GRPO_TOKEN"] = "secret"
+            reward, videos = HttpReward(told["url"]), material()
+            alone = CompositeReward([build_reward(RewardConfig(type=name)) for name in ("motion", "sharpness")])
+            assert reward.names == alone.names
+            here, there = alone.score(*videos), reward.score(*videos)
+            assert torch.equal(here.valid, there.valid)
+            assert torch.equal(here.values[here.valid], there.values[there.valid])
+        finally:
+            os.environ["SAGE_GRPO_TOKEN"] = chaos.TOKEN
+            process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    assert told["replicas"] == {"motion": 1, "sharpness": 1, "gate": 1}
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("scorers: [{type: motoin}]", "did you mean 'motion'"),
+    ("scorers: [{type: motion, option: {}}]", "did you mean scorers.0.options"),
+    ("scorers: [{type: motion, options: {lo: 1}}]", "has no option 'lo'"),
+    ("scorers: [{type: motion, replicas: 3, max_replicas: 2}]", "swap them"),
+    ("scorers: [{type: motion}, {type: motion}]", "stands twice"),
+    ("scorers: []", "at least 1"),
+    ("- 1", "YAML mapping such as"),
+])  # fmt: skip
+def test_mistakes_are_found_before_anything_starts(text, message, tmp_path, monkeypatch):
+    monkeypatch.setenv("SAGE_GRPO_TOKEN", "secret")
+    path = tmp_path / "rewards.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        fleet.check(load_fleet(path))
+
+
+def test_the_documentation_names_every_key():
+    page = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text()
+    for schema in (FleetConfig, ScorerConfig):
+        for name in set(schema.model_fields) - {"scorers"}:
+            assert f"`{name}`" in page, f"docs/fleet.md does not say what {name} is"
+
+
+def test_a_fleet_needs_a_token_and_a_file(tmp_path, monkeypatch):
+    monkeypatch.delenv("SAGE_GRPO_TOKEN", raising=False)
+    with pytest.raises(ConfigError, match=r"SAGE_GRPO_TOKEN is not set.*export"):
+        fleet.check(FleetConfig(scorers=[{"type": "motion"}]))
+    (tmp_path / "fleet.yaml").write_text("scorers: []")
+    with pytest.raises(ConfigError, match=r"there is no file .*fleet\.yaml"):
+        load_fleet(tmp_path / "rewards.yaml")
+
+
+def test_what_the_machine_does_not_have_is_told(running):
+    wanted = FleetConfig(scorers=[{"type": "motion", "gpus": 64, "cpus": 0}])
+    with pytest.raises(fleet.FleetError, match=r"want 64 GPUs and the cluster has \d"):
+        fleet.check_room(wanted)
+
+
+def test_a_replica_that_keeps_failing_is_replaced(running):
+    url, notes = running
+    before = set(os.listdir(notes))
+    reward = HttpReward(url, retries=0)
+    bad = [Prompt("x", {"fault": "raise"})] * 2
+    end = time.monotonic() + 90
+    while {n for n in set(os.listdir(notes)) - before if n.startswith("pid-")} == set():
+        assert time.monotonic() < end, "nobody replaced it"
+        reward.score(torch.zeros(2, 1, 4, 4, 3, dtype=torch.uint8), bad)

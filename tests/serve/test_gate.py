@@ -1,0 +1,121 @@
+"""The gate of a fleet, without Ray: who may ask, how much, and what becomes of a scorer's failure."""
+
+import asyncio
+import hmac
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.rewards.wire import Limits, pack_request, unpack_answer
+from sage_grpo.serve import gate as module
+from sage_grpo.serve.gate import Busy, Door, Gate, fingerprint
+from sage_grpo.serve.scorer import Scorer
+from serve.faults import NAMES, truth
+
+VIDEOS = torch.randint(0, 256, (3, 2, 8, 8, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+PROMPTS, IDS = [Prompt("a"), Prompt("bb"), Prompt("ccc")], ["x", "y", "z"]
+TOKEN = {"Authorization": "Bearer secret"}
+
+
+class Truth:
+    names = NAMES
+
+    def score(self, videos, prompts):
+        values = truth(videos, prompts)
+        return Scores(values, torch.ones_like(values, dtype=torch.bool))
+
+
+class Mean(Truth):
+    names = ("mean",)
+
+    def score(self, videos, prompts):
+        values = videos.double().flatten(1).mean(1, keepdim=True)
+        return Scores(values, torch.ones_like(values, dtype=torch.bool))
+
+
+def client(*rewards, seconds=5.0, limits=None, fault=None):
+    async def find():
+        return {type(r).__name__: Door(r.names, False, asking(r)) for r in rewards or (Truth(),)}
+
+    def asking(reward):
+        scorer = Scorer(reward, 8, seconds)
+
+        async def ask(body, count):
+            if isinstance(fault, float):
+                await asyncio.sleep(fault)
+            elif fault is not None:
+                raise fault
+            return scorer.answer([body])[0]
+
+        return ask
+
+    return TestClient(Gate(fingerprint("secret"), limits or Limits(), seconds, find).app)
+
+
+def post(client, body=None, headers=TOKEN):
+    return client.post("/score", content=body or pack_request(VIDEOS, PROMPTS, IDS), headers=headers)
+
+
+def test_scores_of_several_scorers_side_by_side():
+    asked = client(Truth(), Mean())
+    about = asked.get("/about", headers=TOKEN).json()
+    assert about["names"] == ["light", "length", "mean"]
+    assert about["scorers"] == {"Truth": list(NAMES), "Mean": ["mean"]}
+    scores = unpack_answer(post(asked).content, about["names"], IDS)
+    assert torch.equal(scores.values[:, :2], truth(VIDEOS, PROMPTS))
+    assert torch.equal(scores.values[:, 2], truth(VIDEOS, PROMPTS)[:, 0])
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret2"}])
+def test_without_the_token_nothing_is_told(headers):
+    assert post(client(), headers=headers).status_code == 401
+    assert client().get("/about", headers=headers).status_code == 401
+    assert client().get("/health").status_code == 200
+
+
+def test_tokens_are_compared_in_constant_time(monkeypatch):
+    compared, real = [], hmac.compare_digest
+
+    def compare(a, b):
+        compared.append((len(a), len(b)))
+        return real(a, b)
+
+    monkeypatch.setattr(module.hmac, "compare_digest", compare)
+    for token in ("s", "secret", "x" * 5000):
+        post(client(), headers={"Authorization": f"Bearer {token}"})
+    assert compared == [(64, 64)] * 3  # hashes: neither length nor a common beginning shows
+
+
+@pytest.mark.parametrize(("body", "status"), [
+    (b"garbage", 400), (b"\x80\x04cos\nsystem\n(S'touch pwned'\ntR.", 400), (bytes(2_000_000), 413),
+])  # fmt: skip
+def test_what_is_no_request_gets_no_further(body, status):
+    said = post(client(limits=Limits(megabytes=1)), body)
+    assert said.status_code == status
+
+
+def test_a_body_larger_than_its_header_says_is_cut_off():
+    sent = []
+
+    def endless():
+        for _ in range(10_000):
+            sent.append(1)
+            yield bytes(100_000)
+
+    said = client(limits=Limits(megabytes=1)).post("/score", content=endless(), headers=TOKEN)
+    assert said.status_code == 413
+
+
+@pytest.mark.parametrize(("fault", "status"), [
+    (RuntimeError("planted"), 500), (Busy("nobody"), 503), (30.0, 504),
+])  # fmt: skip
+def test_what_goes_wrong_behind_the_gate_is_a_status_and_no_score(fault, status):
+    assert post(client(fault=fault, seconds=0.2)).status_code == status
+
+
+def test_prompts_cannot_be_larger_than_allowed():
+    body = pack_request(VIDEOS[:1], [Prompt("x" * 1_000_000)], ["x"])
+    said = post(client(), body)
+    assert (said.status_code, "characters" in said.text) == (400, True)
