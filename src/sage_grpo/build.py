@@ -55,6 +55,7 @@ REWARDS = {
     "clip": "sage_grpo.rewards.clip:CLIPReward",
     "pickscore": "sage_grpo.rewards.clip:PickScoreReward",
     "alignment": "sage_grpo.rewards.alignment:AlignmentReward",
+    "hpsv3": "sage_grpo.rewards.hpsv3:HPSv3Reward",
     "motion": "sage_grpo.rewards.motion:MotionReward",
     "smoothness": "sage_grpo.rewards.smoothness:SmoothnessReward",
     "cuts": "sage_grpo.rewards.cuts:CutsReward",

