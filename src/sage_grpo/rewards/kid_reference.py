@@ -31,8 +31,8 @@ def make_reference(
     target: Path,
     *,
     read_video: Callable[[Path], Any],
+    device: torch.device,
     frames: int = 4,
-    device: str = "cpu",
     tell: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """Write `target`; a file that cannot be read is told of and left out. Returns what it holds."""
@@ -43,7 +43,7 @@ def make_reference(
     inception, features, owners, unread = Inception(), [], [], []
     for number, path in enumerate(files):
         try:
-            found = inception.features(pictures_of(path, frames, read_video), torch.device(device))
+            found = inception.features(pictures_of(path, frames, read_video), device)
         except (OSError, ValueError) as error:  # PyAV's errors are of these too
             unread.append(f"{path}: {error}")
         else:

