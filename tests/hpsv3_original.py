@@ -4,6 +4,8 @@ Names and shapes are written out, the network is transformers' own class, pictur
 patch at a time: nothing is shared with what is tested.
 """
 
+import json
+
 import torch
 import transformers as hf
 from PIL import Image
@@ -53,7 +55,16 @@ def release(folder, state):
     """The released file, the base, and the package's file with the instruction; returns their places."""
     base = folder / "base"
     base.mkdir(parents=True)
-    config(REWARD + 40).save_pretrained(base)  # the base's embedding has room to spare
+    text = config(REWARD + 40).text_config  # the base's embedding has room to spare
+    flat = {  # all on one level, as the base's config.json still is
+        "model_type": "qwen2_vl", "hidden_size": text.hidden_size, "intermediate_size": text.intermediate_size,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": text.vocab_size,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+        "max_position_embeddings": 4096, "image_token_id": PICTURE, "video_token_id": text.vocab_size - 1,
+        "vision_start_token_id": 3, "vision_end_token_id": 4, "bos_token_id": 0, "eos_token_id": 2,
+        "vision_config": {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2},
+    }  # fmt: skip
+    (base / "config.json").write_text(json.dumps(flat))
     tokenizer().save_pretrained(base)
     save_file(state, folder / "HPSv3.safetensors")
     # must be read without being run

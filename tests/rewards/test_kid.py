@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import scipy.linalg
 import torch
 from PIL import Image
 from safetensors.torch import save_file
@@ -48,6 +49,23 @@ def test_pairs_of_one_video_would_be_a_bias():
         found.append(reference.distance(x, torch.arange(len(x))))
     found = torch.tensor(found).double()
     assert found.mean() > 5 * found.std() / len(found) ** 0.5
+
+
+def frechet(x, y):
+    means, spreads = [z.mean(0) for z in (x, y)], [torch.cov(z.T) for z in (x, y)]
+    root = scipy.linalg.sqrtm((spreads[0] @ spreads[1]).double().numpy()).real.trace()
+    return (means[0] - means[1]).square().sum().item() + sum(s.trace().item() for s in spreads) - 2 * root
+
+
+def test_why_it_is_not_fid():
+    """Between like distributions and with few frames FID is far from 0, and how far depends on their number."""
+    rng = torch.Generator().manual_seed(0)
+    of = {
+        count: torch.tensor([frechet(draw(40, 1, rng, 0.0)[0], draw(count, 1, rng, 0.0)[0]) for _ in range(5)]).double()
+        for count in (12, 36)
+    }
+    assert of[36].mean() > 20 * of[36].std()
+    assert of[12].mean() > of[36].mean() + 5 * of[12].std()
 
 
 def test_it_is_the_textbook_formula():

@@ -69,13 +69,13 @@ class AlignmentReward(VideoScorer):
         found = []
         for picture in middles(pictures).unsqueeze(1):
             features = self.classifier.extract_features((picture - 127) / 128).mean((2, 3))
-            found.append(self.classifier._fc(features).double().softmax(1))
+            found.append(self.classifier._fc(features).double().softmax(1).cpu())
         return torch.cat(found)
 
     def _meaning(self, text: str) -> Tensor:
         tokens = self.tokenizer(text, truncation=True, max_length=MOST_TOKENS, return_tensors="pt")
         words: Tensor = self.encoder(**tokens.to(self.encoder.device)).last_hidden_state[0].double()
-        return F.normalize(words.mean(0), dim=0)
+        return F.normalize(words.mean(0), dim=0).cpu()  # kept, whatever device the next videos are on
 
     @classmethod
     def tiny(cls) -> Self:
