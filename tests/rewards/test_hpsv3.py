@@ -1,12 +1,12 @@
 """HPSv3 gives the original's numbers from the original's file, and says what is missing or wrong."""
 
-import hashlib
+import zipfile
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from hpsv3_original import INSTRUCTION, Original, release, weights
+from hpsv3_original import ENDING, INSTRUCTION, Original, release, weights
 from sage_grpo.build import build_rewards
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.protocols import Prompt
@@ -102,11 +102,15 @@ def test_names_of_tokens_in_a_prompt_change_nothing(scorer, videos):
     assert torch.equal(plain, tricky)
 
 
-def test_the_packages_own_instruction_is_read():
-    text = read_instruction(None)  # of hpsv3 1.0.0, whose code is not run
-    assert text.startswith("\nYou are tasked with evaluating a generated image")
-    assert text.endswith("\nPlease provide the overall ratings of this image: <|Reward|>\n\nEND\n")
-    assert hashlib.sha256(text.encode()).hexdigest().startswith("f6ee57479d4e9eee")
+def test_the_instruction_is_read_out_of_the_wheel(places, tmp_path, caplog):
+    with zipfile.ZipFile(tmp_path / "hpsv3-1.0.0-py3-none-any.whl", "w") as wheel:
+        wheel.write(places[2], "hpsv3/dataset/data_collator_qwen.py")
+    assert read_instruction(None, tmp_path) == read_instruction(places[2], tmp_path) == INSTRUCTION + ENDING
+    assert "is not the instruction of hpsv3 1.0.0" in caplog.text  # it is a toy's
+    with zipfile.ZipFile(tmp_path / "other.whl", "w") as wheel:
+        wheel.writestr("other.py", "")
+    with pytest.raises(RewardError, match=r"other\.whl is not a wheel of hpsv3"):
+        read_instruction(str(tmp_path / "other.whl"), tmp_path)
 
 
 @pytest.mark.parametrize("change", ["a tensor missing", "a tensor too many", "a head of one layer"])
@@ -123,21 +127,20 @@ def test_other_checkpoints_are_refused(places, tmp_path, change):
         HPSv3Reward(str(tmp_path), places[1], instruction=places[2])
 
 
-def test_what_is_missing_is_named(places, tmp_path, monkeypatch):
+def test_what_is_missing_is_named(places, tmp_path):
     (tmp_path / "half.txt").write_text(INSTRUCTION)
     (tmp_path / "HPSv3.safetensors").write_bytes(b"x")
     for arguments, error, words in [
         ((str(tmp_path / "none"), places[1], places[2]), MissingWeights, "hf download MizzenAI/HPSv3"),
         ((places[0], str(tmp_path), places[2]), MissingWeights, "hf download Qwen/Qwen2-VL-7B-Instruct"),
-        ((places[0], places[1], str(tmp_path / "none.txt")), MissingWeights, "is not there"),
+        ((places[0], places[1], str(tmp_path / "none.txt")), MissingWeights, "is missing"),
         ((places[0], places[1], str(tmp_path / "half.txt")), RewardError, "once each"),
         ((str(tmp_path), places[1], places[2]), RewardError, "downloaded whole"),
     ]:
         path, base, instruction = arguments
         with pytest.raises(error, match=words):
             HPSv3Reward(path, base, instruction=instruction)
-    monkeypatch.setattr(hpsv3, "find_spec", lambda name: None)
-    with pytest.raises(MissingWeights, match=r"pip install --no-deps hpsv3==1\.0\.0"):
+    with pytest.raises(MissingWeights, match=r"pip download --no-deps hpsv3==1\.0\.0 -d"):
         HPSv3Reward(*places[:2])
 
 

@@ -5,14 +5,17 @@ state gives the mean and the spread of the preference, and the mean is the score
 to be compared within a prompt. The mean over a few frames counts. Gamed by glossy stills; motion is not seen.
 
 Needed, none of it shipped here: HPSv3.safetensors (MizzenAI/HPSv3), tokenizer and sizes of Qwen2-VL-7B-Instruct, and
-the instruction, which is read out of the package `hpsv3` (MIT) without running it.
+the instruction, which is read out of a wheel of the package `hpsv3` (MIT). The wheel is not installed: it would bring
+an old transformers, and packages named `evaluate` and `generate`.
 """
 
 import ast
+import hashlib
+import logging
 import re
 import tempfile
+import zipfile
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -30,7 +33,8 @@ from sage_grpo.rewards.qwen_video import CELL, FRAMES_OF_PATCH, MERGE, frame_siz
 from sage_grpo.rewards.videoalign import DTYPES, empty_model
 
 WEIGHTS, TOKEN, PROMPT_PLACE, HEAD = "HPSv3.safetensors", "<|Reward|>", "{text_prompt}", "rm_head."
-INSTRUCTIONS, PARTS = "dataset/data_collator_qwen.py", ("INSTRUCTION", "prompt_with_special_token")
+INSTRUCTIONS, PARTS = "hpsv3/dataset/data_collator_qwen.py", ("INSTRUCTION", "prompt_with_special_token")
+RELEASED = "f6ee57479d4e9eee76b49c00dc962e1e696a5a2b3cc32cebd9b1fa76fe27502c"  # of the instruction
 PIXELS = 256 * CELL**2  # every picture has about so many
 CHAT = (
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
@@ -38,22 +42,22 @@ CHAT = (
     "<|im_start|>assistant\n"
 )
 
+log = logging.getLogger(__name__)
 
-def read_instruction(given: str | None) -> str:
-    """From a text file, a copy of HPSv3's data_collator_qwen.py, or the installed package; read, never run."""
-    spec = None if given else find_spec("hpsv3")
-    if given:
-        path = Path(given).expanduser()
-    elif spec and spec.submodule_search_locations:
-        path = Path(spec.submodule_search_locations[0]) / INSTRUCTIONS
-    else:
+
+def read_instruction(given: str | None, near: Path) -> str:
+    """From a wheel of the package `hpsv3`, its data_collator_qwen.py or a text file; read, never run."""
+    path = Path(given).expanduser() if given else next(iter(sorted(near.glob("hpsv3-*.whl"))), None)
+    if path is None or not path.is_file():
         raise MissingWeights(
-            "hpsv3: the instruction is missing; pip install --no-deps hpsv3==1.0.0, or name a file with instruction"
+            f"hpsv3: the instruction {path or ''} is missing; pip download --no-deps hpsv3==1.0.0 -d {near}"
         )
-    if not path.is_file():
-        raise MissingWeights(f"hpsv3: the instruction {path} is not there")
-    text = path.read_bytes().decode()
-    if path.suffix == ".py":
+    try:
+        raw = zipfile.ZipFile(path).read(INSTRUCTIONS) if path.suffix == ".whl" else path.read_bytes()
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise RewardError(f"hpsv3: {path} is not a wheel of hpsv3 ({error})") from error
+    text = raw.decode()
+    if path.suffix != ".txt":
         found = {
             name.id: ast.literal_eval(node.value)
             for node in ast.parse(text).body if isinstance(node, ast.Assign)
@@ -62,6 +66,8 @@ def read_instruction(given: str | None) -> str:
         text = "".join(str(found.get(part, "")) for part in PARTS)
     if text.count(PROMPT_PLACE) != 1 or text.count(TOKEN) != 1:
         raise RewardError(f"hpsv3: {path} is not its instruction: it should have {PROMPT_PLACE} and {TOKEN} once each")
+    if hashlib.sha256(text.encode()).hexdigest() != RELEASED:
+        log.warning("hpsv3: %s is not the instruction of hpsv3 1.0.0, so scores will not be those of HPSv3", path)
     return text
 
 
@@ -93,7 +99,7 @@ class HPSv3Reward(VideoScorer):
     """Mean preference of a few frames.
 
     path: HPSv3.safetensors or its folder. base: folder of Qwen2-VL-7B-Instruct, for tokenizer and sizes. instruction:
-    a file, by default of the installed package. dtype: the original runs in bfloat16.
+    a wheel of hpsv3 or a file out of it, by default hpsv3-*.whl beside the weights. dtype: the original's is bfloat16.
     """
 
     names = ("hpsv3",)
@@ -114,7 +120,7 @@ class HPSv3Reward(VideoScorer):
         if dtype not in DTYPES or frames < 1:
             raise RewardError(f"hpsv3: dtype={dtype}, frames={frames}; dtype is {' or '.join(DTYPES)}, frames ≥ 1")
         self.frames, self.dtype = frames, DTYPES[dtype]
-        self.instruction = read_instruction(instruction)
+        self.instruction = read_instruction(instruction, file.parent)
         try:
             network, head = sort_tensors(load_file(file))
         except SafetensorError as error:
