@@ -2,7 +2,7 @@
 
 The model reads a picture and an instruction that ends with a token of its own; a small network on that token's hidden
 state gives the mean and the spread of the preference, and the mean is the score, as the model gives it: it is not
-normalised, so compare it within a prompt. The mean over a few frames counts. Gamed by glossy stills; motion is not seen.
+normalised, so compare it within a prompt. A few frames are averaged. Gamed by glossy stills; motion is not seen.
 
 Needed, none of it shipped here: HPSv3.safetensors (MizzenAI/HPSv3), tokenizer and sizes of Qwen2-VL-7B-Instruct, and
 the instruction, which is read out of a wheel of the package `hpsv3` (MIT). The wheel is not installed: it would bring
