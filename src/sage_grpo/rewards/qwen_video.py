@@ -1,6 +1,7 @@
 """A video as Qwen2-VL takes it: which frames, how large, and cut into patches. Without torchvision."""
 
 import math
+import re
 
 import torch
 from torch import Tensor
@@ -12,6 +13,13 @@ PATCH, MERGE, FRAMES_OF_PATCH = 14, 2, 2  # of Qwen2-VL: pixels, patches a side 
 CELL = PATCH * MERGE  # pixels a side of what becomes one token
 LEAST_FRAMES, LEAST_PIXELS = 4, 128 * CELL**2
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of CLIP
+
+
+def without(special: re.Pattern[str], text: str) -> str:
+    """A user's text without the names of tokens, which would be read as these tokens."""
+    while (shorter := special.sub("", text)) != text:  # taking one out may put another together
+        text = shorter
+    return text
 
 
 def frame_indices(total: int, fps: float, rate: float = 2.0, most: int = 768) -> Tensor:

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, Qwen2VLConfig, Qwen2VLModel
 
 from sage_grpo.core.protocols import Prompt, Scores
 from sage_grpo.rewards.errors import MissingWeights, RewardError
-from sage_grpo.rewards.qwen_video import FRAMES_OF_PATCH, MERGE, frame_indices, frame_size, patches, resize
+from sage_grpo.rewards.qwen_video import FRAMES_OF_PATCH, MERGE, frame_indices, frame_size, patches, resize, without
 
 NAMES = ("VQ", "MQ", "TA")
 TOKENS = tuple(f"<|{name}_reward|>" for name in NAMES)
@@ -135,9 +135,7 @@ class VideoAlign:
             )
 
     def _tokens(self, text: str, video_tokens: int) -> Tensor:
-        while (shorter := self._special.sub("", text)) != text:  # taking one out may put another together
-            text = shorter
-        chat = CHAT.replace("{rubric}", self._rubric.replace(PROMPT_PLACE, text))
+        chat = CHAT.replace("{rubric}", self._rubric.replace(PROMPT_PLACE, without(self._special, text)))
         ids = torch.tensor(self.tokenizer(chat, add_special_tokens=False)["input_ids"])
         return ids.repeat_interleave(torch.where(ids == self.model.config.video_token_id, video_tokens, 1))
 

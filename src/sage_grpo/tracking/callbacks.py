@@ -102,7 +102,8 @@ class Samples(Callback):
 
     def write(self, loop: Loop) -> Metrics:
         """The videos, and what the monitors say of them."""
-        prompts = list(loop.prompts(0, self.config.run.samples))
+        run = self.config.run
+        prompts = [prompt for prompt in loop.prompts(0, run.samples) for _ in range(run.samples_each)]
         with loop.bank.using(EMA) if EMA in loop.bank else nullcontext():
             videos = loop.model.decode(generate(loop.model, prompts, self.config, range(len(prompts)))).cpu()
         if not self.writes:  # every process generates, for the weights are shared; one writes

