@@ -12,7 +12,8 @@ FLOORS = {
     "core": 1,
     "models": 2, "rewards": 2, "data": 2, "dist": 2, "tracking": 2, "tuning": 2,
     "report": 3, "plan": 3, "serve": 3,
-    "build": 4, "planning": 5, "scoring": 5, "trainer": 5, "runs": 5, "exporting": 6, "sampling": 6, "rehearse": 7, "lab": 7,
+    "build": 4, "planning": 5, "scoring": 5, "trainer": 5, "runs": 5,
+    "exporting": 6, "sampling": 6, "rehearse": 7, "lab": 7,
     "cli": 8, "__main__": 9,
 }  # fmt: skip
 FORBIDDEN = {

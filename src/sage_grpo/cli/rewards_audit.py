@@ -29,8 +29,8 @@ def audit(
     """Find out how scorers are gamed: score clips and spoilt copies of them (static, blurred, shuffled, …).
 
     A change is told in spreads, the standard deviation of the score over the clips as they are. *Gamed by*: copies that
-    score higher. *Blind to*: copies that do not surely score lower. With --rewards and several scores, their weighted
-    sum is audited too.
+    surely score higher. *Blind to*: copies that score neither surely higher nor lower. With --rewards and several
+    scores, their weighted sum is audited too.
 
     Example: `sage-grpo rewards audit --reward motion --reward sharpness --out audit`
     """

@@ -123,7 +123,7 @@ def scenes() -> dict[str, Scene]:
     field, bricks = painted(3, (70, 80, 20), (210, 200, 90), roughness=0.9), painted(4, (90, 40, 30), (190, 110, 90))
     stone, wood = painted(5, (60, 60, 70), (190, 185, 175), roughness=1.0), painted(6, (60, 35, 15), (170, 115, 65))
     late = board("OPEN LATE", "#1d3b66", "#f4f1e4", bricks)
-    hotel, books = board("GRAND HOTEL", "#f3e6c4", "#5b1620", stone, 32), board("BOOKS", "#12402b", "#f0d878", wood, 48)
+    hotel, books = board("GRAND HOTEL", "#f3e6c4", "#5b1620", stone, 20), board("BOOKS", "#12402b", "#f0d878", wood, 48)
     ball, room = disc(painted(7, (150, 20, 20), (250, 190, 60)), 44), view(wood, 256, 256)
     bed, thing = texture(8, HEIGHT + 60, WIDTH + 60, 1.1), photo.crop((180, 60, 250, 140))
     return {

@@ -40,7 +40,11 @@ class Clip:
 
 @dataclass(frozen=True)
 class Cell:
-    """A score on one kind of copy. `gamed`: surely higher; `blind`: not surely lower; with one clip: as measured."""
+    """A score on one kind of copy.
+
+    `gamed`: higher by a tenth of a spread or more, and surely so: the interval is above 0, or no clip loses by it (many
+    scores are at their end for some clips). `caught`: the same downwards. `blind`: neither. With one clip: as measured.
+    """
 
     verdict: Verdict
     clips: int
@@ -85,9 +89,9 @@ def cell_of(natural: Values, copies: Values, spread: float) -> Cell:
         low = bottom = mean - reach
         high = top = mean + reach
     verdict: Verdict = "blind"
-    if bottom > 0 and mean >= NOTICED:
+    if mean >= NOTICED and (bottom > 0 or changes.min() > -NOTICED):
         verdict = "gamed"
-    elif top < 0 and mean <= -NOTICED:
+    elif mean <= -NOTICED and (top < 0 or changes.max() < NOTICED):
         verdict = "caught"
     return Cell(verdict, count, mean, low, high, int((changes >= 0).sum()))
 

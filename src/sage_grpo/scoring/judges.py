@@ -14,7 +14,7 @@ from sage_grpo import build
 from sage_grpo.config import ConfigError, RewardConfig, load_recipe
 from sage_grpo.core.protocols import Prompt, Reward
 from sage_grpo.rewards.function import FunctionReward
-from sage_grpo.scoring.catalogue import catalogue
+from sage_grpo.scoring.catalogue import Entry, catalogue
 from sage_grpo.scoring.texts import MissingPrompt, NoPrompt
 
 NO_REASON = "the scorer gives no score for it"
@@ -72,10 +72,7 @@ def _ready_ones() -> Panel:
     left_out, entries, rewards = {}, [], []
     for known in catalogue():
         if not known.ready:
-            wants = known.required or (("path",) if known.downloads else ())
-            left_out[known.name] = known.install or (
-                f"needs {', '.join(wants)}" if wants else "for the laboratory only"
-            )
+            left_out[known.name] = _why_not(known)
             continue
         try:
             rewards.append(build.build_reward(RewardConfig(type=known.name)))
@@ -83,6 +80,14 @@ def _ready_ones() -> Panel:
         except (ValueError, OSError, ImportError) as error:  # not asked for by name, so it may stay away
             left_out[known.name] = str(error)
     return Panel(_named(entries, rewards, []), left_out)
+
+
+def _why_not(known: Entry) -> str:
+    if known.install:
+        return known.install
+    if known.required:
+        return f"needs {', '.join(known.required)}: use --rewards"
+    return "for the laboratory only" if known.laboratory else "fetches weights: ask for it by name"
 
 
 def _named(entries: Sequence[RewardConfig], rewards: Sequence[Reward], trained: Sequence[RewardConfig]) -> list[Judge]:

@@ -104,7 +104,7 @@ def draw_audit(path: Path, result: Result) -> None:
     bar.outline.set_visible(False)
     ax.set_title(
         f"What spoiling a clip does to its score ({len(result.clips)} clips; how many have the score in brackets)\n"
-        "▲ the spoilt copy scores higher: gamed    = not surely lower: blind    no mark: caught",
+        "▲ the spoilt copy scores higher: gamed    = neither surely higher nor lower: blind    no mark: lower, caught",
         fontsize=11, loc="left",
     )  # fmt: skip
     _save(figure, path)

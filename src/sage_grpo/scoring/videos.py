@@ -73,10 +73,10 @@ def _short(error: Exception) -> str:
 def bound(frames: int, width: int, height: int, megapixels: float, declared: bool = True) -> None:
     found = frames * width * height / 1e6
     if found > megapixels:
-        verb = "declares" if declared else "has at least"
+        verb, many = "declares" if declared else "has at least", "s" if frames > 1 else ""
         raise Unreadable(
-            f"it {verb} {frames} frame{'s' if frames > 1 else ''} of {width}×{height}, {found:,.0f} megapixels in all, above the limit of "
-            f"{megapixels:g}; raise --megapixels if it is right"
+            f"it {verb} {frames} frame{many} of {width}×{height}, {found:,.0f} megapixels in all, above the limit "
+            f"of {megapixels:g}; raise --megapixels if it is right"
         )
 
 
