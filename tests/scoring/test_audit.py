@@ -126,9 +126,12 @@ def test_scorers_that_compare_see_all_clips_spoilt_alike():
     result = audit(CLIPS, judges, ["bright", "flat"])
     assert result.natural["rank"]["mean"] == 2.0
     assert result.cells["rank"]["flat"].clips == 5
-    other = audit([*CLIPS, Clip("small", Prompt("x"), lambda: pan()[:3, :16, :16])], judges, ["flat"])
+    with pytest.raises(ConfigError, match=r"no clip has any score, as it is; .* several of one size"):
+        audit([*CLIPS, Clip("small", Prompt("x"), lambda: pan()[:3, :16, :16])], judges, ["flat"])
+    both = Panel([*judges.judges, *panel().judges], {})
+    other = audit([*CLIPS[:2], Clip("small", Prompt("x"), lambda: pan()[:3, :16, :16])], both, ["flat"])
     assert other.cells["rank"]["flat"].verdict == "unscored"
-    assert "several of one size" in next(iter(other.masked["rank"]))
+    assert other.scored == list(Measures.names)
 
 
 def test_picture_table_and_json(tmp_path):

@@ -112,7 +112,7 @@ def _table(result: Result, console: Console) -> None:
     table.add_column("clips", justify="right", no_wrap=True)
     table.add_column("gamed by", ratio=6)
     table.add_column("blind to", ratio=5)
-    for key in result.keys:
+    for key in result.scored:
         change = {name: number(cell.change, 2) for name, cell in result.cells[key].items()}
         gamed = ", ".join(f"{name} +{change[name]}" for name in result.those(key, "gamed"))
         blind = ", ".join(result.those(key, "blind"))
@@ -121,6 +121,6 @@ def _table(result: Result, console: Console) -> None:
     console.print(table, highlight=False)
     for name, reason in result.unreadable.items():
         console.print(Text.assemble(("left out ", "yellow"), f"{name}: {reason}"), highlight=False)
-    for key in (key for key in result.keys if not result.natural[key]["clips"]):
+    for key in (key for key in result.keys if key not in result.scored):
         reasons = result.masked.get(key, {"no clip has all of its scores": 1})
         console.print(Text.assemble(("no score ", "yellow"), f"{key}: {next(iter(reasons))}"), highlight=False)

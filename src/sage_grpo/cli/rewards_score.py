@@ -82,8 +82,9 @@ def tell_left_out(panel: Panel, console: Console) -> None:
     """Why a scorer that nobody named is not used."""
     from rich.text import Text
 
-    for name, reason in panel.left_out.items():
-        console.print(Text.assemble(("not used: ", "dim"), name, (f" ({reason})", "dim")), highlight=False)
+    for reason in dict.fromkeys(panel.left_out.values()):
+        names = ", ".join(name for name, why in panel.left_out.items() if why == reason)
+        console.print(Text.assemble(("not used: ", "dim"), names, (f" ({reason})", "dim")), highlight=False)
 
 
 def _table(found: dict[str, Any], console: Console) -> None:

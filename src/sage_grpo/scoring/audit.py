@@ -65,6 +65,11 @@ class Result:
     unreadable: dict[str, str] = field(default_factory=dict)
     seed: int = 0
 
+    @property
+    def scored(self) -> list[str]:
+        """Scores that some clip has."""
+        return [key for key in self.keys if self.natural[key]["clips"]]
+
     def those(self, key: str, verdict: Verdict) -> list[str]:
         """Degradations with this verdict, the largest change first."""
         found = [(name, cell) for name, cell in self.cells[key].items() if cell.verdict == verdict]
@@ -147,6 +152,9 @@ def audit(
     if len(weighted) > 1 and SUM not in keys:
         values[SUM] = _sum(values, weighted, panel.advantages)
         keys = [*keys, SUM]
+    if all(np.isnan(found[:, 0]).all() for found in values.values()):
+        reasons = Counter(reason for found in masked.values() for reason in found)
+        raise ConfigError(f"no clip has any score, as it is; {next(iter(reasons), 'no scorer says why')}")
     return Result(
         keys, names, [clip.name for _, clip in readable],
         {key: _natural(values[key]) for key in keys},

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from sage_grpo.scoring.audit import Cell, Result
 from sage_grpo.scoring.folder import Row, number, summarise
@@ -30,7 +31,8 @@ def draw_distributions(path: Path, rows: Sequence[Row], keys: Sequence[str]) -> 
     found = summarise(rows, keys)
     across = min(ACROSS, len(keys))
     down = -(-len(keys) // across)
-    figure = Figure(figsize=(max(3.9 * across, 6), 2.7 * down + 0.5), layout="constrained")
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)  # inches
+    figure = Figure(figsize=(max(3.9 * across, 6), 2.7 * down + 0.5), layout=layout)
     panels: list[Axes] = figure.subplots(down, across, squeeze=False).ravel().tolist()
     for ax, key in zip(panels, keys, strict=False):
         values = np.array([row.scores[key] for row in rows if key in row.scores])
@@ -53,13 +55,12 @@ def draw_distributions(path: Path, rows: Sequence[Row], keys: Sequence[str]) -> 
 def _histogram(ax: Axes, values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> None:
     width = float(np.ptp(values)) or max(abs(float(values[0])) * 0.1, 0.1)
     middle = float(values.min() + values.max()) / 2
-    edges = np.linspace(
-        middle - width * 0.55, middle + width * 0.55, min(30, max(6, round(2 * len(values) ** 0.5))) + 1
-    )
+    bars = 1 + 2 * min(15, max(3, round(len(values) ** 0.5)))  # odd: equal scores stand in the middle of one
+    edges = np.linspace(middle - width * 0.55, middle + width * 0.55, bars + 1)
     counts, _, _ = ax.hist(values, bins=edges.tolist(), color=BAR, alpha=0.7, rwidth=0.94)
     most = float(np.max(counts))
     jitter = np.random.default_rng(0).uniform(-0.22, -0.06, len(values)) * most
-    size = 14 if len(values) < 100 else 4
+    size = 22 if len(values) < 100 else 5
     ax.scatter(values, jitter, s=size, color=POINT, alpha=0.6, linewidths=0, clip_on=False)
     ax.set_ylim(-0.26 * most, 1.08 * most)
     ax.set_yticks([])
@@ -78,10 +79,11 @@ def cell_text(cell: Cell) -> str:
 
 def draw_audit(path: Path, result: Result) -> None:
     """A heat map: scores down, copies across, red where spoiling pays."""
-    wide, high = len(result.degradations), len(result.keys)
+    keys = result.scored
+    wide, high = len(result.degradations), len(keys)
     figure = Figure(figsize=(0.82 * wide + 3.2, 0.46 * high + 2.3), layout="constrained")
     ax: Axes = figure.subplots()
-    cells = [[result.cells[key][name] for name in result.degradations] for key in result.keys]
+    cells = [[result.cells[key][name] for name in result.degradations] for key in keys]
     changes = np.array([[np.nan if cell.change is None else cell.change for cell in row] for row in cells])
     norm = TwoSlopeNorm(0, -STRONGEST, STRONGEST)
     ax.set_facecolor("#eeeeee")
@@ -93,7 +95,7 @@ def draw_audit(path: Path, result: Result) -> None:
             ax.text(x, y, cell_text(cell), ha="center", va="center", fontsize=9.5,
                     color="white" if strong else "black", fontweight=weight)  # fmt: skip
     ax.set_xticks(range(wide), result.degradations, rotation=35, ha="right", rotation_mode="anchor")
-    ax.set_yticks(range(high), [f"{key}  ({result.natural[key]['clips']})" for key in result.keys])
+    ax.set_yticks(range(high), [f"{key}  ({result.natural[key]['clips']})" for key in keys])
     ax.set_xticks(np.arange(wide + 1) - 0.5, minor=True)
     ax.set_yticks(np.arange(high + 1) - 0.5, minor=True)
     ax.grid(which="minor", color="white", linewidth=1.5)
@@ -114,7 +116,7 @@ def markdown(result: Result) -> str:
     """The same as a table for a page."""
     head = ["score", "clips", *result.degradations]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for key in result.keys:
+    for key in result.scored:
         cells = [cell_text(result.cells[key][name]) for name in result.degradations]
         marked = [f"**{text}**" if text.endswith("▲") else text for text in cells]
         lines.append("| " + " | ".join([f"`{key}`", str(result.natural[key]["clips"]), *marked]) + " |")

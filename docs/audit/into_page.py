@@ -1,0 +1,19 @@
+"""Put the tables that `sage-grpo rewards audit` wrote into docs/rewards-audit.md: `make audit` runs both."""
+
+import re
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "rewards-audit.md"
+
+
+def main() -> None:
+    def table(found: re.Match[str]) -> str:
+        return f"{found[1]}\n{(HERE / found[2] / 'audit.md').read_text()}{found[3]}"
+
+    page = re.sub(r"(<!-- table: (\w+) -->)\n.*?(<!-- end -->)", table, PAGE.read_text(), flags=re.DOTALL)
+    PAGE.write_text(page)
+
+
+if __name__ == "__main__":
+    main()
