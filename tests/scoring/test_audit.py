@@ -74,8 +74,9 @@ def test_the_interval_is_students_and_pairs_clips():
         ([0, 0, 0], "blind"),
         ([-1, -2, -1.5], "caught"),
         ([1, 2, 1.5], "gamed"),
-        ([0, 0, 0, 5], "gamed"),  # the interval has 0 in it, but no clip loses
-        ([0, 0, 0, -5], "caught"),
+        ([0, 0, 0, 1, 5], "gamed"),  # the interval has 0 in it, but two gain and none loses
+        ([0, 0, 0, -1, -5], "caught"),
+        ([0, 0, 0, 0, 5], "blind"),
         ([-1, 0, 5], "blind"),
         ([0.05, 0.05, 0.05], "blind"),  # too little to notice
         ([0.5], "gamed"),
@@ -142,6 +143,8 @@ def test_picture_table_and_json(tmp_path):
     assert table[0] == "| score | clips | static | noise | flat |"
     assert len(table) == 2 + 4
     assert "▲" in table[2 + 2]  # stillness
-    json.dumps(result.as_dict(), allow_nan=False)
+    written = json.loads(json.dumps(result.as_dict(), allow_nan=False))
+    plain, still = written["values"]["change"]["clip 1"][:2]
+    assert (plain > 1, still) == (True, 0)
     empty = cell_of(np.array([np.nan]), np.array([np.nan]), 1.0)
     assert cell_text(empty) == "–"

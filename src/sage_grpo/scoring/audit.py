@@ -42,8 +42,9 @@ class Clip:
 class Cell:
     """A score on one kind of copy.
 
-    `gamed`: higher by a tenth of a spread or more, and surely so: the interval is above 0, or no clip loses by it (many
-    scores are at their end for some clips). `caught`: the same downwards. `blind`: neither. With one clip: as measured.
+    `gamed`: higher by a tenth of a spread or more, and surely so: the interval is above 0, or several clips gain and
+    none loses (many scores are at their end for most clips). `caught`: the same downwards. `blind`: neither. With one
+    clip: as measured.
     """
 
     verdict: Verdict
@@ -64,6 +65,9 @@ class Result:
     masked: dict[str, dict[str, int]] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
     seed: int = 0
+    values: dict[str, dict[str, list[float | None]]] = field(
+        default_factory=dict
+    )  # by score and clip: as it is, copies
 
     @property
     def scored(self) -> list[str]:
@@ -93,10 +97,11 @@ def cell_of(natural: Values, copies: Values, spread: float) -> Cell:
         reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * changes.std(ddof=1) / np.sqrt(count))
         low = bottom = mean - reach
         high = top = mean + reach
+    gain, lose = int((changes >= NOTICED).sum()), int((changes <= -NOTICED).sum())
     verdict: Verdict = "blind"
-    if mean >= NOTICED and (bottom > 0 or changes.min() > -NOTICED):
+    if mean >= NOTICED and (bottom > 0 or (gain > 1 and not lose)):
         verdict = "gamed"
-    elif mean <= -NOTICED and (top < 0 or changes.max() < NOTICED):
+    elif mean <= -NOTICED and (top < 0 or (lose > 1 and not gain)):
         verdict = "caught"
     return Cell(verdict, count, mean, low, high, int((changes >= 0).sum()))
 
@@ -161,6 +166,7 @@ def audit(
         {key: {name: cell_of(values[key][:, 0], values[key][:, column], spread_of(values[key]))
                for column, name in enumerate(names, 1)} for key in keys},
         {key: dict(found.most_common()) for key, found in masked.items() if found}, unreadable, seed,
+        {key: {clip.name: _plain(values[key][i]) for i, clip in readable} for key in keys},
     )  # fmt: skip
 
 
@@ -170,6 +176,10 @@ def _sum(values: dict[str, Values], weighted: Sequence[tuple[str, float]], advan
     whole = sum(abs(weight) for _, weight in weighted) or 1.0
     summed: Values = np.sum([weight / units[key] * values[key] for key, weight in weighted], axis=0)
     return summed / whole if advantages else summed
+
+
+def _plain(row: Values) -> list[float | None]:
+    return [float(value) if np.isfinite(value) else None for value in row]
 
 
 def _natural(values: Values) -> dict[str, float | int | None]:
