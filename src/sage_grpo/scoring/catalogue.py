@@ -1,13 +1,15 @@
 """Every built-in scorer with what it scores, takes and needs, without loading any."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from sage_grpo import build
 from sage_grpo.scoring.sources import REQUIRED, UNKNOWN, definition, libraries, read
+
+LINES: Mapping[str, str] = getattr(build, "LINES", {})  # how to install a library that no extra brings
 
 
 @dataclass(frozen=True)
@@ -21,12 +23,9 @@ class Entry:
     presets: Mapping[str, Mapping[str, float]]
     extras: tuple[str, ...]
     missing: tuple[str, ...]  # libraries
+    install: str | None  # the line that brings them
     downloads: bool  # its weights come from the hub unless a folder is named
     laboratory: bool  # for the laboratory's clips alone
-
-    @property
-    def install(self) -> str | None:
-        return f"pip install 'sage-grpo[{','.join(self.extras)}]'" if self.missing else None
 
     @property
     def ready(self) -> bool:
@@ -59,7 +58,8 @@ def entry(name: str, target: str, alone: bool = True) -> Entry:
     place, _, attribute = target.partition(":")
     module = read(place)
     found = definition(module, attribute)
-    needs = libraries(module, set(build.EXTRAS))
+    needs = libraries(module, {*build.EXTRAS, *LINES})
+    missing = sorted(library for library in needs if find_spec(library) is None)
     options, scores, presets = found.options(), found.attribute("names"), found.attribute("presets")
     return Entry(
         name=name,
@@ -69,11 +69,18 @@ def entry(name: str, target: str, alone: bool = True) -> Entry:
         required=tuple(option for option, default in options.items() if default is REQUIRED),
         defaults={option: default for option, default in options.items() if default is not REQUIRED},
         presets=presets if presets is not UNKNOWN else {},
-        extras=tuple(sorted({build.EXTRAS[library] for library in needs})),
-        missing=tuple(sorted(library for library in needs if find_spec(library) is None)),
+        extras=tuple(sorted({build.EXTRAS[library] for library in needs if library in build.EXTRAS})),
+        missing=tuple(missing),
+        install=install_line(missing),
         downloads="revision" in options,
         laboratory=any(imported.startswith("sage_grpo.worlds") for imported in module.imports()),
     )
+
+
+def install_line(missing: Sequence[str]) -> str | None:
+    extras = sorted({build.EXTRAS[library] for library in missing if library in build.EXTRAS})
+    lines = [f"pip install 'sage-grpo[{','.join(extras)}]'"] if extras else []
+    return " && ".join(lines + [LINES[library] for library in missing if library in LINES]) or None
 
 
 def _first_line(text: str) -> str:
