@@ -74,8 +74,9 @@ def test_missing_libraries_are_told_with_the_line_that_installs_them(monkeypatch
 
 def test_nothing_heavy_is_imported():
     code = (
-        "import sys; from sage_grpo.scoring.catalogue import catalogue; catalogue(); "
-        "assert not {'transformers', 'diffusers', 'onnxruntime', 'cv2'} & set(sys.modules)"
+        "import sys; from sage_grpo.scoring.catalogue import catalogue; before = set(sys.modules); catalogue(); "
+        "assert not {'transformers', 'diffusers', 'onnxruntime', 'cv2'} & set(sys.modules); "
+        "assert not [name for name in set(sys.modules) - before if name.startswith('sage_grpo')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

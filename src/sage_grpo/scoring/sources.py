@@ -62,17 +62,10 @@ def libraries(module: Module, known: set[str], seen: frozenset[str] = frozenset(
         top = name.split(".")[0]
         if top in known:
             found.add(top)
-        beside = f"{OURS}.rewards."
-        if name.startswith(beside) and name not in seen and _is_module(name):
-            found |= libraries(read(name), known, seen | {module.name, name})
+        beside = ".".join(name.split(".")[:3])  # no deeper: to look inside a module, Python would import it
+        if beside.startswith(f"{OURS}.rewards.") and beside not in seen and find_spec(beside):
+            found |= libraries(read(beside), known, seen | {module.name, beside})
     return found
-
-
-def _is_module(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError:  # a class of a module
-        return False
 
 
 def _assigned(node: ast.AST, name: str) -> ast.expr | None:
