@@ -17,6 +17,7 @@ def main() -> None:
     for sheet in HERE.glob("*/copies.png"):  # megabytes as PNG
         if sheet.parent.name == SHOWN:
             with Image.open(sheet) as picture:
+                picture.thumbnail((900, 9000))
                 picture.convert("RGB").save(sheet.with_suffix(".jpg"), quality=82)
         sheet.unlink()
     page = re.sub(r"(<!-- table: (\w+) -->)\n.*?(<!-- end -->)", table, PAGE.read_text(), flags=re.DOTALL)
