@@ -126,7 +126,7 @@ def test_scorers_that_compare_see_all_clips_spoilt_alike():
     judges = Panel([Judge(Rank(), "rank", ("rank",))], {})
     result = audit(CLIPS, judges, ["bright", "flat"])
     assert result.natural["rank"]["mean"] == 2.0
-    assert result.cells["rank"]["flat"].clips == 5
+    assert result.cells["rank"]["flat"].clips == 1  # the group
     with pytest.raises(ConfigError, match=r"no clip has any score, as it is; .* several of one size"):
         audit([*CLIPS, Clip("small", Prompt("x"), lambda: pan()[:3, :16, :16])], judges, ["flat"])
     both = Panel([*judges.judges, *panel().judges], {})

@@ -7,6 +7,7 @@ an ordinary clip from a rather good one. Where clips do not differ, a small shar
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
@@ -196,7 +197,10 @@ def _compare(
     clips: Sequence[tuple[int, Clip]], judges: Sequence[Judge], names: Sequence[str], seed: int, megapixels: float,
     note: Callable[[Answer, int, int], None],
 ) -> None:  # fmt: skip
-    """Scorers that compare get all clips as the group of one prompt, all as they are or all spoilt alike."""
+    """Scorers that compare get all clips as the group of one prompt, all as they are or all spoilt alike.
+
+    Its scores hang together, so the group's mean counts as one clip.
+    """
     loaded = [clip.load() for _, clip in clips]
     same = len({frames.shape for frames in loaded}) == 1 and len(loaded) > 1
     if not same or sum(frames.numel() for frames in loaded) / 3e6 > megapixels:
@@ -208,5 +212,7 @@ def _compare(
     for column, name in enumerate([None, *names]):
         group = [degrade(name, x, seed + i) if name else x for (i, _), x in zip(clips, loaded, strict=True)]
         for judge in judges:
-            for (i, _), answer in zip(clips, ask(judge, torch.stack(group), prompts), strict=True):
-                note(answer, i, column)
+            answers = ask(judge, torch.stack(group), prompts)
+            found = {key: [a.scores[key] for a in answers if key in a.scores] for key in judge.keys}
+            missing = {key: reason for a in answers for key, reason in a.masked.items() if not found[key]}
+            note(Answer({key: fmean(some) for key, some in found.items() if some}, missing), clips[0][0], column)
