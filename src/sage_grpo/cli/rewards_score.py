@@ -88,8 +88,6 @@ def tell_left_out(panel: Panel, console: Console) -> None:
 
 
 def _table(found: dict[str, Any], console: Console) -> None:
-    from collections import Counter
-
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -100,12 +98,9 @@ def _table(found: dict[str, Any], console: Console) -> None:
     table.add_column("score", overflow="fold")
     for name in ("scored", "mean", "sd", "min", "max", "masked"):
         table.add_column(name, justify="right", no_wrap=True)
-    reasons: Counter[tuple[str, int]] = Counter()
     for key, one in found["summary"].items():
         masked = Text(str(one["masked"]), style="yellow" if one["masked"] else "")
         table.add_row(key, str(one["scored"]), *(number(one[n]) for n in ("mean", "sd", "min", "max")), masked)
-        for reason, count in one["reasons"].items():
-            reasons[reason, count] += 0
     console.print(table, highlight=False)
     whose: dict[str, list[str]] = {}
     for row in found["rows"]:
