@@ -10,7 +10,7 @@ KILLS  ?= 10
 FAULTS ?= 100
 ROUNDS ?= 24
 
-.PHONY: setup check lint format types test figures trust-regions lab claims chaos chaos-alone fleet-chaos overhead wheel clean
+.PHONY: setup check lint format types test figures trust-regions lab claims audit chaos chaos-alone fleet-chaos overhead wheel clean
 setup:            ## virtual environment with the pinned versions
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install torch==2.13.0
@@ -45,6 +45,12 @@ lab:              ## train the small generator and open runs/lab/report.html
 
 claims:           ## regenerate docs/claims/: figures, results.json and the table of docs/claims.md
 	$(BIN)/sage-grpo lab reproduce --out docs/claims --seeds 5 --iterations 24 --samples 96
+
+audit:            ## how scorers are gamed, into docs/rewards-audit.md: make audit CLIPS=clips (docs/audit/real_clips.py makes them)
+	OMP_NUM_THREADS=1 $(BIN)/sage-grpo rewards audit --out docs/audit/made
+	OMP_NUM_THREADS=1 $(BIN)/sage-grpo rewards audit $(CLIPS) --out docs/audit/real
+	OMP_NUM_THREADS=1 $(BIN)/sage-grpo rewards audit $(CLIPS) --rewards docs/audit/composite.yaml --out docs/audit/composite
+	$(BIN)/python docs/audit/into_page.py
 
 chaos:            ## kill processes of a run, which torchrun restarts, compare to the bit: make chaos KILLS=30 PYTHON=python
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(RUN) -m dist.chaos --kills $(KILLS) --seed $(SEED)

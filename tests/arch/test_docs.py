@@ -154,3 +154,12 @@ def test_every_flag_of_the_reference_is_mapped_to_a_setting_that_exists():
     for key in [row[1].strip("`") for row in mapped] + rest:
         section, name = key.split(".")
         assert name in RecipeConfig.model_fields[section].annotation.model_fields, key
+
+
+def test_audit_tables_are_those_of_the_last_run():
+    """Every table that `rewards audit` wrote stands in the page: docs/audit/into_page.py puts it there."""
+    page = (ROOT / "docs" / "rewards-audit.md").read_text()
+    written = sorted((ROOT / "docs" / "audit").glob("*/audit.md"))
+    assert len(written) >= 3
+    for table in written:
+        assert table.read_text() in page, f"make audit; or python docs/audit/into_page.py for {table.parent.name}"

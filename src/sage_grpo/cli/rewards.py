@@ -1,4 +1,4 @@
-"""`sage-grpo rewards`: get scorers ready."""
+"""`sage-grpo rewards`: which scorers there are, what they say of videos, how they are gamed, and getting them ready."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Annotated
 import typer
 
 from sage_grpo.cli.errors import user_errors
+from sage_grpo.cli.rewards_audit import audit
+from sage_grpo.cli.rewards_list import list_rewards
+from sage_grpo.cli.rewards_score import score
 
-app = typer.Typer(help="Get scorers ready.", no_args_is_help=True, rich_markup_mode="markdown")
+app = typer.Typer(help="List, try, audit and prepare scorers.", no_args_is_help=True, rich_markup_mode="markdown")
 
 
 class Dtype(StrEnum):
@@ -20,7 +23,12 @@ class Dtype(StrEnum):
 
 @app.callback()
 def _rewards() -> None:
-    """Get scorers ready: checkpoints of reward models, converted once, and references of real pictures."""
+    """Scorers outside a run: list them, score a folder of videos, see how they are gamed, get others ready."""
+
+
+app.command("list")(list_rewards)
+app.command()(score)
+app.command()(audit)
 
 
 @app.command()

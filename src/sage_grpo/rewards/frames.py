@@ -3,7 +3,8 @@
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Self
 
 import torch
@@ -30,6 +31,7 @@ class VideoScorer(ABC):
     """A reward that looks at one video at a time; a subclass says how in `score_video`."""
 
     names: Sequence[str]
+    reasons: Mapping[int, str] = MappingProxyType({})  # why videos of the last call are masked, by their number
     _has_scored = False
     _told: frozenset[str] = frozenset()
 
@@ -50,6 +52,7 @@ class VideoScorer(ABC):
             )
         values = torch.full((len(videos), len(self.names)), math.nan, dtype=torch.float64)
         failures: list[Exception] = []
+        self.reasons = {}
         for i, (frames, prompt) in enumerate(zip(videos, prompts, strict=True)):
             try:
                 values[i] = self._numbers(frames, prompt)
@@ -86,6 +89,8 @@ class VideoScorer(ABC):
     def _tell(self, number: int | None, prompt: Prompt, reason: Exception) -> None:
         """Each reason once: a run has thousands of videos."""
         key = f"{type(reason).__name__}: {reason}"
+        if number is not None:
+            self.reasons = {**self.reasons, number: str(reason) if isinstance(reason, Unscorable) else key}
         if key not in self._told:
             self._told |= {key}
             which = "a video" if number is None else f"video {number} of its batch"

@@ -78,10 +78,10 @@ def write_frames(path: Path, frames: Frames | Tensor, fps: float = DEFAULT_FPS) 
 
 def read_mp4(path: Path) -> Frames:
     with av.open(str(path)) as container:
-        return np.stack([_rgb(frame) for frame in container.decode(video=0)])
+        return np.stack([rgb_frame(frame) for frame in container.decode(video=0)])
 
 
-def _rgb(frame: av.VideoFrame) -> Frames:
+def rgb_frame(frame: av.VideoFrame) -> Frames:
     # RGB has no such space, but PyAV before 17 heeds the file's only when told another to go to.
     source, target = ("ITU709", "ITU601") if frame.colorspace == BT709 else (None, None)
     return np.asarray(frame.reformat(format="rgb24", src_colorspace=source, dst_colorspace=target).to_ndarray())

@@ -1,0 +1,126 @@
+"""`sage-grpo rewards audit`: how scorers are gamed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sage_grpo.cli.errors import user_errors
+from sage_grpo.cli.rewards_score import MEGAPIXELS, PROMPTS, REWARD, REWARDS, tell_left_out
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sage_grpo.scoring.audit import Clip, Result
+
+
+def audit(
+    videos: Annotated[list[Path] | None, typer.Argument(help="Videos or folders; none: ten clips made here.")] = None,
+    reward: Annotated[list[str] | None, REWARD] = None,
+    rewards: Annotated[Path | None, REWARDS] = None,
+    prompts: Annotated[Path | None, PROMPTS] = None,
+    out: Annotated[Path, typer.Option(help="Folder for audit.json, audit.md, audit.png, copies.png.")] = Path("audit"),
+    seed: Annotated[int, typer.Option(help="Of the noise, the shaking and the order of frames.")] = 0,
+    megapixels: Annotated[float, MEGAPIXELS] = 200.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Find out how scorers are gamed: score clips and spoilt copies of them (static, blurred, shuffled, …).
+
+    A change is told in spreads, the standard deviation of the score over the clips as they are. *Gamed by*: copies that
+    surely score higher. *Blind to*: copies that score neither surely higher nor lower. With --rewards and several
+    scores, their weighted sum is audited too.
+
+    Example: `sage-grpo rewards audit --reward motion --reward sharpness --out audit`
+    """
+    from rich.console import Console
+
+    from sage_grpo.cli.progress import progress_of
+
+    console = Console(stderr=as_json)
+    with user_errors():
+        with console.status("loading the scorers"):
+            from sage_grpo.scoring.audit import audit as run
+            from sage_grpo.scoring.folder import write_json
+            from sage_grpo.scoring.judges import choose
+            from sage_grpo.scoring.pictures import draw_audit, markdown
+            from sage_grpo.tracking.files import atomic_write
+
+            clips = _clips(videos or [], prompts, megapixels)
+            panel = choose(reward or [], rewards)
+        tell_left_out(panel, console)
+        with progress_of("auditing", console) as tell:
+            result = run(clips, panel, seed=seed, megapixels=megapixels, tell=tell)
+        write_json(out / "audit.json", result.as_dict())
+        atomic_write(out / "audit.md", markdown(result).encode())
+        draw_audit(out / "audit.png", result)
+        _sheet(out / "copies.png", next(clip for clip in clips if clip.name == result.clips[0]), seed)
+    if as_json:
+        import json
+
+        print(json.dumps(result.as_dict() | {"out": str(out), "left_out": panel.left_out}, ensure_ascii=False))
+        return
+    _table(result, console)
+    console.print(f"All numbers: {out / 'audit.md'}, {out / 'audit.json'}; picture: {out / 'audit.png'}; "
+                  f"what the copies look like: {out / 'copies.png'}", highlight=False)  # fmt: skip
+
+
+def _clips(videos: list[Path], prompts: Path | None, megapixels: float) -> list[Clip]:
+    from functools import partial
+
+    from sage_grpo.config import ConfigError
+    from sage_grpo.scoring.audit import Clip
+    from sage_grpo.scoring.texts import find_prompts
+    from sage_grpo.scoring.videos import find_videos, open_video
+
+    if not videos:
+        from sage_grpo.core.protocols import Prompt
+        from sage_grpo.rewards.natural import clip, scenes
+
+        if prompts:
+            raise ConfigError("--prompts is for videos of your own; the clips made here have theirs")
+        return [Clip(name, Prompt(scene.prompt), partial(clip, name, scene)) for name, scene in scenes().items()]
+    files = find_videos(videos)
+    root = videos[0] if len(videos) == 1 and videos[0].is_dir() else Path()
+    texts = find_prompts(files, root, prompts)
+    return [
+        Clip(str(path), text, lambda path=path: open_video(path, megapixels).frames)  # type: ignore[misc]
+        for path, text in zip(files, texts, strict=True)
+    ]
+
+
+def _sheet(path: Path, clip: Clip, seed: int) -> None:
+    from sage_grpo.rewards.degrade import DEGRADATIONS, degrade
+    from sage_grpo.tracking.video import contact_sheet
+
+    frames = clip.load()
+    rows = [("as it is", frames), *((name, degrade(name, frames, seed)) for name in DEGRADATIONS)]
+    contact_sheet(path, rows, columns=6, title=f"{clip.name} and its spoilt copies")
+
+
+def _table(result: Result, console: Console) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from sage_grpo.scoring.folder import number
+
+    title = f"{len(result.clips)} clips, {len(result.degradations)} kinds of copies; changes in spreads of the score"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", show_lines=False)
+    table.add_column("score", overflow="fold", ratio=3)
+    table.add_column("clips", justify="right", no_wrap=True)
+    table.add_column("gamed by", ratio=6)
+    table.add_column("blind to", ratio=5)
+    for key in result.scored:
+        change = {name: number(cell.change, 2) for name, cell in result.cells[key].items()}
+        gamed = ", ".join(f"{name} +{change[name]}" for name in result.those(key, "gamed"))
+        blind = ", ".join(result.those(key, "blind"))
+        clips = str(result.natural[key]["clips"])
+        table.add_row(key, clips, Text(gamed or "none", style="red" if gamed else "green"), Text(blind or "none"))
+    console.print(table, highlight=False)
+    for name, reason in result.unreadable.items():
+        console.print(Text.assemble(("left out ", "yellow"), f"{name}: {reason}"), highlight=False)
+    for key in (key for key in result.keys if key not in result.scored):
+        reasons = result.masked.get(key, {"no clip has all of its scores": 1})
+        console.print(Text.assemble(("no score ", "yellow"), f"{key}: {next(iter(reasons))}"), highlight=False)
