@@ -1,6 +1,9 @@
 """Checkpoints: whole or not there, whatever happens to their bytes."""
 
+import hashlib
 import json
+import os
+import pickle
 from uuid import uuid4
 
 import pytest
@@ -15,6 +18,7 @@ from sage_grpo.dist.checkpoint import (
     load_newest,
     step_name,
 )
+from sage_grpo.dist.index import from_json
 from sage_grpo.dist.storage import Storage, StorageError
 
 STATE = {
@@ -71,7 +75,7 @@ def test_retention_and_order(tmp_path):
     assert checkpoints(tmp_path) == ["step-00000002", "step-00000010"]
 
 
-@pytest.mark.parametrize("name", ["tensors/__0_0.distcp", "tensors/.metadata", "state.json", "manifest.json"])
+@pytest.mark.parametrize("name", ["tensors/__0_0.distcp", "tensors/index.json", "state.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["truncate", "flip", "delete"])
 def test_damage_to_any_file_is_found_and_passed_over(tmp_path, name, damage):
     save_checkpoint(tmp_path, 1, STATE)
@@ -143,7 +147,7 @@ def test_a_failure_in_the_background_is_raised_by_the_next_call(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "delete"])
-@pytest.mark.parametrize("name", ["tensors/__0_0.distcp", "tensors/.metadata", "state.json", "manifest.json"])
+@pytest.mark.parametrize("name", ["tensors/__0_0.distcp", "tensors/index.json", "state.json", "manifest.json"])
 def test_remote_folders(name, damage):
     """Nothing can be renamed there: a checkpoint counts when its manifest, written last, is there and right."""
     root = f"memory://bucket/{uuid4()}"
@@ -194,6 +198,47 @@ def test_errors_of_the_storages_own_kind_are_told(method, tmp_path):
     with pytest.raises(CheckpointError, match=r"SlowDown; the last whole one is step-00000001"):
         (saver.save(2, STATE), saver.wait())  # at the start or in the background
     assert checkpoints(tmp_path) == ["step-00000001"]
+
+
+class Planted:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("name", ["index.json", ".metadata", "__0_0.distcp"])
+def test_a_pickle_in_a_checkpoint_runs_nothing(name, tmp_path):
+    """Whoever can change a file can change its hash as well: hashes are for accidents."""
+    path = tmp_path / save_checkpoint(tmp_path, 1, STATE)
+    planted = path / "tensors" / name
+    bad = pickle.dumps(Planted(tmp_path / "pwned"))
+    if name == "__0_0.distcp":
+        index = json.loads((path / "tensors" / "index.json").read_text())
+        start, length = next(iter(index.values()))["pieces"][0][3:]
+        data = bytearray(planted.read_bytes())
+        data[start : start + length] = bad.ljust(length, b"\0")
+        bad = bytes(data)
+    planted.write_bytes(bad)
+    manifest = json.loads((path / "manifest.json").read_text())
+    if name != ".metadata":
+        manifest["sha256"][f"tensors/{name}"] = hashlib.sha256(bad).hexdigest()
+        (path / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(DamagedCheckpoint, match="does not hold the tensors of a checkpoint"):
+            load_checkpoint(tmp_path, path.name)
+    else:
+        assert equal(load_checkpoint(tmp_path, path.name), STATE)
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("file", ["../state.distcp", "/etc/passwd", "tensors/__0_0.distcp", "state.json"])
+def test_an_index_names_no_other_files(file, tmp_path):
+    path = tmp_path / save_checkpoint(tmp_path, 1, STATE)
+    index = json.loads((path / "tensors" / "index.json").read_text())
+    next(iter(index.values()))["pieces"][0][2] = file
+    with pytest.raises(ValueError, match="no file of a checkpoint"):
+        from_json(json.dumps(index).encode())
 
 
 def test_places_that_cannot_be_used_are_named():

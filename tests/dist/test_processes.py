@@ -91,7 +91,7 @@ def test_the_command_under_torchrun(tmp_path):
     folder = tmp_path / "checkpoints"
     files = [path for path in (folder / "step-00000002").rglob("*") if path.is_file()]
     assert {path.name for path in files} == {
-        "__0_0.distcp", "__1_0.distcp", ".metadata", "state.json", "manifest.json"
+        "__0_0.distcp", "__1_0.distcp", "index.json", "state.json", "manifest.json"
     }  # fmt: skip
     for file in files:
         for damage in ("truncate", "flip"):

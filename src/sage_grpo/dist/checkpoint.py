@@ -1,7 +1,8 @@
 """Checkpoints that are whole or not there, written by every process for its own shards and read in any layout.
 
 A checkpoint is a folder: tensors in the format of torch's distributed checkpoints (DCP), everything else as JSON, and a
-manifest with the hash of each file, written last. DCP's own index is a pickle: nothing is read before its hash fits.
+manifest with the hash of each file, written last. No pickle can run: the index of tensors is JSON, and torch reads
+their values with `weights_only`.
 """
 
 import errno
@@ -24,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import empty as empty_shards
 
+from sage_grpo.dist.index import INDEX
 from sage_grpo.dist.processes import Processes
 from sage_grpo.dist.storage import Storage
 
@@ -129,7 +131,7 @@ class Saver:
             mine = self.storage.names(f"{work}/{TENSORS}", f"__{self.rank}_")
             if self.main:
                 self.storage.write(f"{work}/{STATE}", packed)
-                mine += [f"{work}/{STATE}", f"{work}/{TENSORS}/.metadata"]
+                mine += [f"{work}/{STATE}", f"{work}/{TENSORS}/{INDEX}"]
             hashes = {path.removeprefix(f"{work}/"): self.storage.digest(path) for path in mine}
         except (Exception, CheckpointException) as error:
             problem = os.strerror(errno.ENOSPC) if self.storage.full() else _reason(error)  # torch says it in riddles
@@ -228,7 +230,11 @@ def load_checkpoint(
         return tensors[place]
 
     state = _unpack(packed, room)
-    load(tensors, storage_reader=storage.reader(f"{name}/{TENSORS}"), no_dist=processes is None)
+    try:
+        load(tensors, storage_reader=storage.reader(f"{name}/{TENSORS}"), no_dist=processes is None)
+    except CheckpointException as error:  # on all processes alike
+        reason = _reason(error).splitlines()[0]
+        raise DamagedCheckpoint(f"{storage.url(name)} does not hold the tensors of a checkpoint: {reason}") from error
     assert isinstance(state, dict)
     return state
 

@@ -8,9 +8,18 @@ from pathlib import Path
 
 import fsspec
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+
+from sage_grpo.dist.index import IndexedReader, IndexedWriter
 
 BLOCK = 1 << 20
+
+
+class RemoteWriter(IndexedWriter, FsspecWriter):
+    pass
+
+
+class RemoteReader(IndexedReader, FsspecReader):
+    pass
 
 
 class StorageError(RuntimeError):
@@ -94,8 +103,12 @@ class Storage:
             finally:
                 os.close(handle)
 
-    def writer(self, name: str) -> FileSystemWriter:
-        return FileSystemWriter(self._path(name)) if self.local else FsspecWriter(self.url(name))
+    def writer(self, name: str) -> IndexedWriter:
+        writer = IndexedWriter(self._path(name)) if self.local else RemoteWriter(self.url(name))
+        writer.files, writer.folder = self, name
+        return writer
 
-    def reader(self, name: str) -> FileSystemReader:
-        return FileSystemReader(self._path(name)) if self.local else FsspecReader(self.url(name))
+    def reader(self, name: str) -> IndexedReader:
+        reader = IndexedReader(self._path(name)) if self.local else RemoteReader(self.url(name))
+        reader.files, reader.folder = self, name
+        return reader

@@ -1,0 +1,78 @@
+"""Where each tensor lies in the files of a checkpoint, as JSON: DCP has it in a pickle, which could run code."""
+
+import json
+from typing import Any, Protocol
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.storage import WriteResult
+
+INDEX = "index.json"
+
+
+class Files(Protocol):
+    def read(self, name: str) -> bytes: ...
+    def write(self, name: str, data: bytes) -> None: ...
+
+
+def to_json(metadata: Metadata, places: dict[MetadataIndex, _StorageInfo]) -> bytes:
+    """Of every tensor its type, shape and pieces: offset, shape, file, where it begins there and how long it is."""
+    found: dict[str, Any] = {}
+    for name, kind in metadata.state_dict_metadata.items():
+        if not isinstance(kind, TensorStorageMetadata):
+            raise TypeError(f"{name} is not a tensor: nothing else goes into these files")
+        dtype = str(kind.properties.dtype).removeprefix("torch.")
+        found[name] = {"dtype": dtype, "shape": list(kind.size), "pieces": []}
+        for i, chunk in enumerate(kind.chunks):
+            index = next(key for key in (MetadataIndex(name, chunk.offsets, i), MetadataIndex(name)) if key in places)
+            place = places[index]
+            found[name]["pieces"].append(
+                [list(chunk.offsets), list(chunk.sizes), place.relative_path, place.offset, place.length]
+            )
+    return json.dumps(found, separators=(",", ":")).encode()
+
+
+def from_json(data: bytes) -> Metadata:
+    tensors: dict[str, Any] = {}
+    places: dict[MetadataIndex, _StorageInfo] = {}
+    for name, entry in json.loads(data).items():
+        dtype = getattr(torch, str(entry["dtype"]), None)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"{name} has no type of number that torch knows: {entry['dtype']!r}")
+        chunks = []
+        for i, (offsets, sizes, file, start, length) in enumerate(entry["pieces"]):
+            if "/" in file or not file.endswith(".distcp"):
+                raise ValueError(f"{name} is said to lie in {file!r}, which is no file of a checkpoint")
+            chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
+            places[MetadataIndex(name, torch.Size(offsets), i)] = _StorageInfo(file, int(start), int(length))
+        tensors[name] = TensorStorageMetadata(TensorProperties(dtype), torch.Size(entry["shape"]), chunks)
+    return Metadata(tensors, storage_data=places)
+
+
+class IndexedWriter(FileSystemWriter):
+    """DCP's, with the index as JSON. It goes before the class of a storage of its own, such as fsspec's."""
+
+    files: Files
+    folder: str
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        places = {result.index: result.storage_data for part in results for result in part}
+        self.files.write(f"{self.folder}/{INDEX}", to_json(metadata, places))
+
+
+class IndexedReader(FileSystemReader):
+    files: Files
+    folder: str
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        metadata = from_json(self.files.read(f"{self.folder}/{INDEX}"))
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        return metadata
