@@ -1,5 +1,6 @@
 """The generator of numbers: the laboratory's transformer at another size of clip, and with digits for words."""
 
+import torch
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
 from sage_grpo.models.shapes import ShapesModel, ShapesTransformer, make_tokenizer
@@ -20,9 +21,16 @@ def text_tokenizer() -> Tokenizer:
 
 
 def text_transformer() -> ShapesTransformer:
-    return ShapesTransformer(
-        width=80, vocabulary=len(WORDS) + 2, text_length=TEXT_LENGTH, clip=(text.FRAMES, text.HEIGHT, text.WIDTH)
+    """A token spans all frames, so that they agree on the digit. Which digit is where must be learned from places, so
+    these begin as large as the words; begun small, they are not found."""
+    size = (text.FRAMES, text.HEIGHT, text.WIDTH)
+    module = ShapesTransformer(
+        width=96, vocabulary=len(WORDS) + 2, text_length=TEXT_LENGTH, clip=size, patch=(text.FRAMES, 8, 4)
     )
+    with torch.no_grad():
+        for places in (module.word_places, module.places):
+            places.mul_(50)
+    return module
 
 
 class TextModel(ShapesModel):

@@ -70,9 +70,11 @@ class OCRReward(VideoScorer):
             raise ConfigError(f"ocr: over={over!r}, frames={frames}: use over=best or mean, and at least one frame")
         self.frames, self.over, self.anywhere, self.column = frames, over, anywhere, column
         self.detect = detect
-        # Without the classifier of directions, for text upside down is not the text wanted.
+        # Without the classifier of directions, for text upside down is not the text wanted. A whole frame taken for a
+        # line is not padded to the width of long ones: that costs twice the time, and misreads more under noise.
+        line = {} if detect else {"rec_img_shape": [3, 48, 48]}
         self.engine = RapidOCR(
-            det_limit_side_len=side, use_cls=False, intra_op_num_threads=threads or torch.get_num_threads()
+            det_limit_side_len=side, use_cls=False, intra_op_num_threads=threads or torch.get_num_threads(), **line
         )
 
     def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
