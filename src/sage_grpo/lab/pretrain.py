@@ -33,7 +33,7 @@ class World:
 WORLDS = {
     "shapes": World(ShapesModel, shapes.random_scene, shapes.render, 2800, noise=0.5, floor=0.05),
     # with the shapes' floor fine strokes at low noise drown out which digit is where: 3,000 steps read none right
-    "text": World(TextModel, text.random_scene, text.render, 1600, noise=1.0, floor=0.5),
+    "text": World(TextModel, text.random_scene, text.render, 1800, noise=1.0, floor=0.5),
 }
 
 
