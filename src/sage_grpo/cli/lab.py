@@ -64,6 +64,7 @@ def text(
     samples: Annotated[int, typer.Option(min=2, help="Fresh videos to compare before and after on.")] = 400,
     seed: Annotated[int, typer.Option(help="Another seed, another run.")] = 0,
     base: Annotated[Path | None, typer.Option(help="Another base model, from `lab pretrain --world text`.")] = None,
+    control: Annotated[bool, typer.Option("--control", help="Draw lots for rewards, to compare with.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Teach a small video generator to write numbers, with real OCR as its reward, without a GPU.
@@ -82,7 +83,9 @@ def text(
         resolve("ocr", REWARDS, "reward")  # a missing library is told with its install line, before anything else
         from sage_grpo.lab.text import run_text
 
-        result = run_text(out, iterations=iterations, samples=samples, seed=seed, console=console, base=base)
+        result = run_text(
+            out, iterations=iterations, samples=samples, seed=seed, console=console, base=base, control=control
+        )
     if as_json:
         print(json.dumps(result.as_dict()))
         return

@@ -1,9 +1,10 @@
 """`sage-grpo lab text`: train a generator of numbers against real OCR, and say what fresh videos show."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 from rich.console import Console
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from sage_grpo.build import build_model
 from sage_grpo.config import RecipeConfig, load_recipe
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.rollout import keyed_rng
 from sage_grpo.lab.quick import curve_reader, diversity_row, most_telling, paired_rows
 from sage_grpo.lab.statistics import effect, mcnemar, share
 from sage_grpo.lab.text_evaluate import Evaluation, evaluate, evaluate_run
@@ -19,6 +22,8 @@ from sage_grpo.report.page import Headline, Page, Table, VideoPair, write_page
 from sage_grpo.report.svg import Chart
 from sage_grpo.tracking.video import contact_sheet, mp4_bytes
 from sage_grpo.trainer import Trainer
+
+CONTROL = "A control: the same post-training with a lottery for a reward. What it gains, the reader did not teach."
 
 
 @dataclass(frozen=True)
@@ -58,14 +63,24 @@ class TextResult:
         return asdict(self)
 
 
+def lottery(videos: Tensor, prompts: Sequence[Prompt]) -> list[float]:
+    """A reward that knows nothing: a number drawn from the bytes of the video, so that a resumed run draws the same."""
+    return [float(keyed_rng(blake2b(video.numpy().tobytes()).hexdigest()).random()) for video in videos]
+
+
 def run_text(
-    out: Path, *, iterations: int | None, samples: int, seed: int, console: Console, base: Path | None = None
-) -> TextResult:
-    """Train by the shipped recipe, read fresh videos before and after, write the report."""
+    out: Path, *, iterations: int | None, samples: int, seed: int, console: Console, base: Path | None = None,
+    control: bool = False,
+) -> TextResult:  # fmt: skip
+    """Train by the shipped recipe, read fresh videos before and after, write the report.
+
+    control: the same run with a lottery for a reward; what it gains, the reader did not teach.
+    """
     started, cpu = time.perf_counter(), time.process_time()
     overrides = [f"seed={seed}", f"run.out={out}", "run.sample_every=0"]
     overrides += [f"run.iterations={iterations}"] if iterations else []
     overrides += [f"model.path={base}"] if base else []
+    overrides += [f'rewards=[{{type: "{__name__}:lottery"}}]'] if control else []
     config = load_recipe("text", overrides)
     console.print(f"1/3 reading {samples} videos of the base model", highlight=False)
     with counting(console, samples) as tell:
@@ -172,9 +187,15 @@ def make_page(result: TextResult, before: Evaluation, after: Evaluation, config:
     )
     header = ["", "before", "after", "difference [95 %]"]
     table = Table("Before and after on the same prompts and seeds", header, comparison(before, after), note)
+    control = config.rewards[0].type.endswith("lottery")
     summary = (
-        "A small video generator that writes numbers was post-trained with GRPO against a real reader, PP-OCRv4. "
-        "Below: what changed, on numbers that neither stage of training saw."
+        CONTROL
+        if control
+        else (
+            "A small video generator that writes numbers was post-trained with GRPO against a real reader, PP-OCRv4. "
+            "Below: what changed, on numbers that neither stage of training saw."
+        )
     )
     footer = f"sage-grpo lab text --seed {config.seed} --iterations {config.run.iterations} --samples {result.samples}"
+    footer += " --control" if control else ""
     return Page("SAGE-GRPO text rendering", summary, headlines, charts, pairs, [table], footer)
