@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.models.shapes import ShapesModel, ShapesTransformer
 from sage_grpo.models.text import TextModel
@@ -60,3 +61,11 @@ def test_save_and_load_are_bit_equal(tmp_path):
     condition = model.encode(prompts)
     assert x.shape == (1, 3, 4, 16, 48)
     assert torch.equal(model.clean(x, torch.ones(1), condition), again.clean(x, torch.ones(1), again.encode(prompts)))
+
+
+def test_a_folder_without_its_checkpoint_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="holds no checkpoint of the laboratory"):
+        TextModel.from_pretrained(tmp_path)
+    ShapesModel().save_pretrained(str(tmp_path))
+    with pytest.raises(ConfigError, match="lab pretrain --world text"):
+        TextModel.from_pretrained(tmp_path)

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Condition, Prompt
 from sage_grpo.worlds import shapes
 
@@ -154,6 +155,8 @@ class ShapesModel:
     def from_pretrained(cls, directory: str | Path | None = None) -> Self:
         """From a folder, or the checkpoint that ships with the package."""
         folder = Path(str(directory or files("sage_grpo.models") / cls.shipped))
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"{folder} holds no checkpoint of the laboratory; `sage-grpo lab pretrain` makes one")
         config = json.loads((folder / "config.json").read_text())
         module = ShapesTransformer(**config["architecture"])
         module.load_state_dict(load_file(folder / "model.safetensors"))

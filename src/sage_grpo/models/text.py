@@ -3,6 +3,7 @@
 import torch
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
+from sage_grpo.config import ConfigError
 from sage_grpo.models.shapes import ShapesModel, ShapesTransformer, make_tokenizer
 from sage_grpo.worlds import text
 
@@ -40,3 +41,5 @@ class TextModel(ShapesModel):
 
     def __init__(self, module: ShapesTransformer | None = None, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(module or text_transformer(), tokenizer or text_tokenizer())
+        if self.clip != (text.FRAMES, text.HEIGHT, text.WIDTH):
+            raise ConfigError(f"a model of clips {self.clip} writes no numbers; use one of `lab pretrain --world text`")
