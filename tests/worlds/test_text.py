@@ -54,6 +54,7 @@ def test_true_renderings_have_distance_zero_and_are_read_back(real):
     assert found.distance.max() < 1e-4
     assert torch.equal(found.digits, scene.digits)
     assert torch.equal(found.colour, scene.colour)
+    assert found.tint.max() < 1e-3
     torch.testing.assert_close(found.numbers, scene.numbers, rtol=0, atol=1e-3)
 
 
@@ -74,3 +75,13 @@ def test_a_wrong_digit_is_seen_by_the_second_reader_and_is_far(real):
     found = text.fit(clips, text.Scene(asked, scene.colour, scene.numbers).prompts)
     assert (found.digits == scene.digits).all(1).double().mean() > 0.95
     assert found.distance.min() > 0.1
+
+
+def test_a_wrong_hue_is_seen_before_it_is_another_colour(real):
+    scene, clips = real
+    shifted = clips.clone()
+    shifted[:, 2] = ((clips[:, 2] + 1) * 0.8) - 1  # a fifth of the blue light is gone
+    found = text.fit(shifted, scene.prompts)
+    assert torch.equal(found.colour, scene.colour)
+    blue = (text.PALETTE[:, 2] / text.PALETTE.amax(1))[scene.colour]
+    torch.testing.assert_close(found.tint, 0.2 * blue, rtol=0.02, atol=1e-3)

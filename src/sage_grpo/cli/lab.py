@@ -99,6 +99,7 @@ def text(
         f"  exactly, second reader  {result.second_reader_before:.1%} → {result.second_reader_after:.1%}   (held out)\n"
         f"  distance to the truth   {result.distance_before:.3f} → {result.distance_after:.3f}   (held out)\n"
         f"  colour right            {result.colour_before:.1%} → {result.colour_after:.1%}   (held out)\n"
+        f"  tint off the colour     {result.tint_before:.3f} → {result.tint_after:.3f}   (held out)\n"
         f"  diversity               {result.diversity_before:.3f} → {result.diversity_after:.3f}   (held out)\n"
         f"{result.seconds:.0f} s in all, {result.cpu_seconds / 60:.1f} CPU minutes. Open [bold]{result.report}[/]",
         highlight=False,

@@ -50,6 +50,8 @@ class TextResult:
     distance_after: float
     colour_before: float
     colour_after: float
+    tint_before: float
+    tint_after: float
     diversity_before: float
     diversity_after: float
     samples: int
@@ -124,7 +126,7 @@ def compare(
         changes.gained, changes.lost, changes.p, mean(before.characters()), mean(after.characters()),
         (letters.low, letters.high), mean(before.exact(-1)), mean(after.exact(-1)),
         mean(before.second.all(1)), mean(after.second.all(1)), mean(before.distance), mean(after.distance),
-        mean(before.colour), mean(after.colour), before.diversity, after.diversity,
+        mean(before.colour), mean(after.colour), mean(before.tint), mean(after.tint), before.diversity, after.diversity,
         len(old), config.seed, iterations, *times, str(report),
     )  # fmt: skip
 
@@ -139,6 +141,7 @@ def comparison(before: Evaluation, after: Evaluation) -> list[list[str]]:
         "held out: digits right, by the second reader": (before.second.double().mean(1), after.second.double().mean(1)),
         "held out: distance to the true rendering": (before.distance, after.distance),
         "held out: colour right": (before.colour, after.colour),
+        "held out: tint off the colour asked for": (before.tint, after.tint),
     }
     return [*paired_rows(columns), diversity_row(before.diversity, after.diversity)]
 

@@ -29,6 +29,7 @@ class Evaluation:
     distance: Tensor  # to the true rendering of the prompt
     second: Tensor  # digits that the second reader finds right, (N, 4)
     colour: Tensor  # as prompted
+    tint: Tensor  # distance of the mean colour from the one asked for
     diversity: float  # mean distance of two videos of one prompt
 
     def exact(self, frame: int = 0) -> Tensor:
@@ -65,7 +66,7 @@ def evaluate(
     wanted = [wanted_text(p) or "" for p in prompts]
     return Evaluation(
         texts, model.decode(x0), readings, wanted, found.distance.double(), right, colour.double(),
-        diversity(model, config),
+        found.tint.double(), diversity(model, config),
     )  # fmt: skip
 
 

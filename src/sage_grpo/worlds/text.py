@@ -142,6 +142,7 @@ class Fit:
     distance: Tensor  # |residual| / |nearest rendering|
     digits: Tensor  # what the second reader sees, (N, 4)
     colour: Tensor  # nearest of the palette
+    tint: Tensor  # how far the mean colour of the light is from the one asked for; 1 is a whole channel
 
 
 def _start(mass: Tensor, digits: Tensor) -> Tensor:
@@ -186,7 +187,9 @@ def fit(videos: Tensor, prompts: list[str]) -> Fit:
     distance = (squared.clamp(min=0) / energy).sqrt()
     tint = (light * light.amax(1, keepdim=True).square()).sum((2, 3, 4))
     tint = tint / tint.amax(1, keepdim=True).clamp(min=1e-3)
-    return Fit(found.float(), distance.float(), read(light, found), torch.cdist(tint, palette).argmin(1))
+    away = torch.cdist(tint, palette / palette.amax(1, keepdim=True))
+    off = away.gather(1, colour[:, None])[:, 0]
+    return Fit(found.float(), distance.float(), read(light, found), away.argmin(1), off.float())
 
 
 def read(light: Tensor, numbers: Tensor) -> Tensor:
