@@ -16,7 +16,7 @@ from sage_grpo.lab.statistics import mcnemar, share
 from sage_grpo.lab.text import lottery
 
 SAMPLES = 48
-STATED = 0.31  # docs/text-rendering.md, exact match of the base
+STATED = 0.32  # docs/text-rendering.md, exact match of the base
 
 
 def test_mcnemar_counts_changes_alone():
