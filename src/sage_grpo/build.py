@@ -37,6 +37,7 @@ LINES = {  # where an extra would bring too much along
 
 MODELS = {
     "shapes": "sage_grpo.models.shapes:ShapesModel",
+    "text": "sage_grpo.models.text:TextModel",
     "hunyuan15": "sage_grpo.models.hunyuan15:HunyuanVideo15",
     "hunyuan15-i2v": "sage_grpo.models.hunyuan15:HunyuanVideo15ImageToVideo",
     "wan": "sage_grpo.models.wan:Wan",
@@ -64,6 +65,10 @@ REWARDS = {
     "diversity": "sage_grpo.rewards.diversity:DiversityReward",
     "kid": "sage_grpo.rewards.kid:KIDMonitor",
     "http": "sage_grpo.rewards.http:HttpReward",
+}
+OWN_PROMPTS = {  # models of a world that knows what may be asked of it
+    "shapes": "sage_grpo.worlds.shapes:all_prompts",
+    "text": "sage_grpo.worlds.text:training_prompts",
 }
 
 
@@ -253,9 +258,7 @@ def build_prompts(config: RecipeConfig, source: Any = None) -> PromptSource:
     if callable(chosen):
         return chosen  # type: ignore[no-any-return]
     if chosen is None:
-        if config.model.type != "shapes":
+        if config.model.type not in OWN_PROMPTS:
             raise ConfigError("prompts.path: none is given; a txt, jsonl, csv or parquet file is needed")
-        from sage_grpo.worlds.shapes import all_prompts  # noqa: PLC0415 - only the lab needs its world
-
-        chosen = all_prompts()
+        chosen = resolve(config.model.type, OWN_PROMPTS, "world")()
     return open_prompts(chosen, seed=config.seed, shuffle=config.prompts.shuffle, column=config.prompts.column)

@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from sage_grpo.build import MODELS, resolve
+from sage_grpo.build import MODELS, OWN_PROMPTS, resolve
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_noise
+from sage_grpo.data.prompts import open_prompts
 from sage_grpo.dist.processes import join, launched, leave
 from sage_grpo.models import contract
 from tiny_models import disturb, tiny_model
 
-TEXTS = ("a red circle moving left", "a blue square moving up")
 SIZES = {"hunyuan15": (9, 48, 80), "wan": (9, 32, 48), "ltx": (9, 64, 96)}  # HunyuanVideo-1.5: an odd number of tokens
 RECOMPUTED = ("hunyuan15", "wan")  # with gradient checkpointing: the exchange happens again in the backward pass
 
@@ -35,9 +35,10 @@ def relative(a, b):
 
 
 def make(kind):
-    if kind == "shapes":
+    if kind in OWN_PROMPTS:
         model = resolve(kind, MODELS, "model").from_pretrained()
-        return model, model.encode([Prompt(text) for text in TEXTS])
+        asked = open_prompts(resolve(kind, OWN_PROMPTS, "world")(), seed=0)
+        return model, model.encode(asked(0, 2))
     frames, height, width = SIZES[kind.removesuffix("-i2v").split("2.2")[0]]
     tuning = {"mode": "full", "gradient_checkpointing": kind in RECOMPUTED}
     model = tiny_model(resolve(kind, MODELS, "model"), tuning, frames=frames, height=height, width=width)

@@ -56,6 +56,12 @@ def test_best_and_mean_over_frames():
         OCRReward(over="median")
 
 
+def test_without_detection_the_frame_is_one_line():
+    reader, line = OCRReward(frames=1, detect=False), SIGN[:, 50:110]
+    assert score(reader, line, Prompt('"open late"')) == 1
+    assert score(reader, torch.full_like(line, 120), Prompt('"open late"')) == 0
+
+
 def test_other_text_costs_unless_it_may_be_anywhere():
     assert similarity("bakery OPEN  late 24h", "open late") < 0.6
     assert similarity("bakery OPEN  late 24h", "open late", anywhere=True) == 1

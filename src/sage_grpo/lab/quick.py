@@ -1,11 +1,13 @@
 """`sage-grpo lab`: train the small generator, say what improved with its error, and show it."""
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from sage_grpo.build import build_model
 from sage_grpo.config import RecipeConfig, load_recipe
@@ -68,16 +70,16 @@ def run_lab(out: Path, *, iterations: int | None, samples: int, seed: int, conso
     return result
 
 
-def most_telling(before: Evaluation, after: Evaluation) -> list[int]:
+def most_telling(gains: Tensor) -> list[int]:
     """Pairs at even places of the order by gain, so that the failures are shown too."""
-    order = (after.reward - before.reward).argsort().tolist()
+    order = gains.argsort(stable=True).tolist()
     places = torch.linspace(0, len(order) - 1, min(SHOWN, len(order))).round().long().tolist()
     return [order[i] for i in reversed(places)]
 
 
 def before_after_sheet(before: Evaluation, after: Evaluation, path: Path) -> None:
     rows = []
-    for i in most_telling(before, after)[:5]:
+    for i in most_telling(after.reward - before.reward)[:5]:
         rows += [(f"{name}: {before.prompts[i]}", e.videos[i]) for name, e in (("before", before), ("after", after))]
     contact_sheet(path, rows, title="the same prompt and seed, before and after training")
 
@@ -95,35 +97,36 @@ def comparison(before: Evaluation, after: Evaluation) -> list[list[str]]:
         "held out: direction right": (before.correct[:, 2].double(), after.correct[:, 2].double()),
         "held out: distance to the manifold": (before.distance, after.distance),
     }
+    return [*paired_rows(columns), diversity_row(before.diversity, after.diversity)]
+
+
+def paired_rows(columns: dict[str, tuple[Tensor, Tensor]]) -> list[list[str]]:
+    """Of values before and after, one a video: what, before, after, paired difference with interval."""
     rows = []
     for name, (old, new) in columns.items():
         change = effect((new - old).tolist())
-        rows.append(
-            [
-                name,
-                f"{old.mean():.3f}",
-                f"{new.mean():.3f}",
-                f"{change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}]",
-            ]
-        )
-    rows.append(
-        [
-            "held out: diversity",
-            f"{before.diversity:.3f}",
-            f"{after.diversity:.3f}",
-            f"{after.diversity - before.diversity:+.3f}",
-        ]
-    )
+        difference = f"{change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"
+        rows.append([name, f"{old.mean():.3f}", f"{new.mean():.3f}", difference])
     return rows
 
 
-def make_page(result: LabResult, before: Evaluation, after: Evaluation, config: RecipeConfig, gain: Effect) -> Page:
-    log = read_metrics(Path(config.run.out) / "metrics.jsonl")
+def diversity_row(before: float, after: float) -> list[str]:
+    return ["held out: diversity", f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}"]
+
+
+def curve_reader(folder: str) -> Callable[[str, str], Curve]:
+    """Curves of a run by the key of its log and a name to show."""
+    log = read_metrics(Path(folder) / "metrics.jsonl")
 
     def curve(key: str, name: str) -> Curve:
         rows = [row for row in log if row.get(key) is not None]
         return Curve(name, [row["step"] for row in rows], [row[key] for row in rows])
 
+    return curve
+
+
+def make_page(result: LabResult, before: Evaluation, after: Evaluation, config: RecipeConfig, gain: Effect) -> Page:
+    curve = curve_reader(config.run.out)
     charts = [
         Chart("Reward of the rollouts", "iteration", "standard deviations of the base",
               [curve("reward/mean", "reward")],
@@ -138,7 +141,7 @@ def make_page(result: LabResult, before: Evaluation, after: Evaluation, config: 
     pairs = [
         VideoPair(before.prompts[i], mp4_bytes(before.videos[i]), mp4_bytes(after.videos[i]),
                   f"before: reward {before.reward[i]:.2f}", f"after: reward {after.reward[i]:.2f}")
-        for i in most_telling(before, after)
+        for i in most_telling(after.reward - before.reward)
     ]  # fmt: skip
     headlines = [
         Headline("Reward", f"{gain.mean:+.2f} ± {gain.se:.2f}",

@@ -1,4 +1,4 @@
-"""Paired effects with their intervals: Student's t on differences of equal seeds."""
+"""Paired effects with their intervals: Student's t on differences of equal seeds; shares by Wilson and McNemar."""
 
 import math
 from collections.abc import Sequence
@@ -41,3 +41,27 @@ def verdict(found: Effect, *, expected: str = "positive") -> str:
     """`reproduced` if the interval lies on the expected side of 0, `not reproduced` on the other, else `undecided`."""
     low, high = (found.low, found.high) if expected == "positive" else (-found.high, -found.low)
     return "reproduced" if low > 0 else "not reproduced" if high < 0 else "undecided"
+
+
+def share(hits: Sequence[bool]) -> tuple[float, float, float]:
+    """A share with its 95 % interval by Wilson."""
+    found = stats.binomtest(sum(hits), len(hits))
+    interval = found.proportion_ci(method="wilson")
+    return float(found.statistic), float(interval.low), float(interval.high)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Pairs that went from wrong to right and from right to wrong, and McNemar's exact p of it."""
+
+    gained: int
+    lost: int
+    p: float
+
+
+def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> Changes:
+    """Two-sided; with no pair changed there is nothing to test, and p is 1."""
+    gained = sum(b and not a for a, b in zip(before, after, strict=True))
+    lost = sum(a and not b for a, b in zip(before, after, strict=True))
+    p = float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+    return Changes(gained, lost, p)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,21 +18,20 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Condition, Prompt
 from sage_grpo.worlds import shapes
 
 TEXT_LENGTH = 8
-PATCH = (2, 4, 4)  # frames, rows, columns
-GRID = (shapes.FRAMES // PATCH[0], shapes.SIZE // PATCH[1], shapes.SIZE // PATCH[2])
-PIXELS = 3 * math.prod(PATCH)
+WORDS = ("a", "moving", *shapes.SHAPES, *shapes.COLOURS, *shapes.DIRECTIONS)
 
 
-def make_tokenizer() -> Tokenizer:
-    words = ["[pad]", "[unk]", "a", "moving", *shapes.SHAPES, *shapes.COLOURS, *shapes.DIRECTIONS]
-    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[unk]"))
+def make_tokenizer(words: Sequence[str] = WORDS, length: int = TEXT_LENGTH) -> Tokenizer:
+    known = ["[pad]", "[unk]", *words]
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(known)}, unk_token="[unk]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.enable_padding(pad_id=0, pad_token="[pad]", length=TEXT_LENGTH)
-    tokenizer.enable_truncation(TEXT_LENGTH)
+    tokenizer.enable_padding(pad_id=0, pad_token="[pad]", length=length)
+    tokenizer.enable_truncation(length)
     return tokenizer
 
 
@@ -65,29 +64,40 @@ class Block(nn.Module):
 
 
 class ShapesTransformer(nn.Module):
-    def __init__(self, width: int = 64, depth: int = 4, heads: int = 4, vocabulary: int = 15) -> None:
+    """`clip` and `patch` are frames, rows and columns; defaults are those of the world of shapes."""
+
+    def __init__(
+        self, width: int = 64, depth: int = 4, heads: int = 4, vocabulary: int = 15, text_length: int = TEXT_LENGTH,
+        clip: Sequence[int] = (shapes.FRAMES, shapes.SIZE, shapes.SIZE), patch: Sequence[int] = (2, 4, 4),
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.config = {"width": width, "depth": depth, "heads": heads, "vocabulary": vocabulary}
+        if any(side % part for side, part in zip(clip, patch, strict=True)):
+            raise ValueError(f"a clip of {tuple(clip)} does not divide into patches of {tuple(patch)}")
+        self.config = {"width": width, "depth": depth, "heads": heads, "vocabulary": vocabulary,
+                       "text_length": text_length, "clip": list(clip), "patch": list(patch)}  # fmt: skip
+        self.clip, self.patch, self.text_length = tuple(clip), tuple(patch), text_length
+        self.grid = tuple(side // part for side, part in zip(clip, patch, strict=True))
+        pixels = 3 * math.prod(patch)
         self.words = nn.Embedding(vocabulary, width)
-        self.word_places = nn.Parameter(0.02 * torch.randn(TEXT_LENGTH, width))
-        self.patches = nn.Linear(PIXELS, width)
-        self.places = nn.Parameter(0.02 * torch.randn(math.prod(GRID), width))
+        self.word_places = nn.Parameter(0.02 * torch.randn(text_length, width))
+        self.patches = nn.Linear(pixels, width)
+        self.places = nn.Parameter(0.02 * torch.randn(math.prod(self.grid), width))
         self.noise = nn.Sequential(nn.Linear(64, width), nn.SiLU(), nn.Linear(width, 6 * width))
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
-        self.out = nn.Linear(width, PIXELS)
+        self.out = nn.Linear(width, pixels)
 
     def forward(self, x: Tensor, sigma: Tensor, tokens: Tensor) -> Tensor:
         """The clean clip x̂0."""
         frequencies = torch.exp(torch.linspace(0, math.log(1000), 32, device=x.device))
         angles = sigma[:, None].float() * frequencies
         modulation = self.noise(torch.cat([angles.sin(), angles.cos()], 1).to(x.dtype)).unflatten(1, (6, -1))
-        b, (t, h, w), (pt, ph, pw) = len(x), GRID, PATCH
+        b, (t, h, w), (pt, ph, pw) = len(x), self.grid, self.patch
         cut = x.view(b, 3, t, pt, h, ph, w, pw).permute(0, 2, 4, 6, 1, 3, 5, 7).flatten(4).flatten(1, 3)
         stream = torch.cat([self.words(tokens) + self.word_places, self.patches(cut) + self.places], 1)
         for block in self.blocks:
             stream = block(stream, modulation)
-        pixels: Tensor = self.out(self.norm(stream[:, TEXT_LENGTH:]))
+        pixels: Tensor = self.out(self.norm(stream[:, self.text_length :]))
         return pixels.view(b, t, h, w, 3, pt, ph, pw).permute(0, 4, 1, 5, 2, 6, 3, 7).reshape(x.shape)
 
 
@@ -95,9 +105,12 @@ class ShapesModel:
     """`VideoModel` of the laboratory. Its latents are the pixels themselves, in [-1, 1]."""
 
     lora_targets: Sequence[str] = ("qkv", "proj", "mlp.0", "mlp.2")
+    shipped = "shapes_base"  # the checkpoint in this package
 
     def __init__(self, module: ShapesTransformer | None = None, tokenizer: Tokenizer | None = None) -> None:
-        self.module: nn.Module = module or ShapesTransformer()
+        module = module or ShapesTransformer()
+        self.module: nn.Module = module
+        self.clip: tuple[int, ...] = module.clip
         self.tokenizer = tokenizer or make_tokenizer()
 
     @property
@@ -113,7 +126,7 @@ class ShapesModel:
         last.register_forward_hook(lambda module, inputs, out: exchange.everything(out, 1))
 
     def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
-        return (3, shapes.FRAMES, shapes.SIZE, shapes.SIZE)
+        return (3, *self.clip)
 
     def encode(self, prompts: Sequence[Prompt]) -> Condition:
         rows = self.tokenizer.encode_batch([prompt.text.lower() for prompt in prompts])
@@ -139,9 +152,11 @@ class ShapesModel:
         self.tokenizer.save(str(folder / "tokenizer.json"))
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path | None = None) -> "ShapesModel":
+    def from_pretrained(cls, directory: str | Path | None = None) -> Self:
         """From a folder, or the checkpoint that ships with the package."""
-        folder = Path(str(directory or files("sage_grpo.models") / "shapes_base"))
+        folder = Path(str(directory or files("sage_grpo.models") / cls.shipped))
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"{folder} holds no checkpoint of the laboratory; `sage-grpo lab pretrain` makes one")
         config = json.loads((folder / "config.json").read_text())
         module = ShapesTransformer(**config["architecture"])
         module.load_state_dict(load_file(folder / "model.safetensors"))

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sage_grpo.worlds.fitting import improve
+
 FRAMES, SIZE = 8, 16
 SHAPES = ("circle", "square", "triangle")
 COLOURS = ("red", "green", "blue", "yellow")
@@ -112,7 +114,7 @@ def _moments(mass: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class _Search:
-    """Levenberg–Marquardt on many (video, scene) pairs at once; the mask alone depends on the numbers."""
+    """Many pairs of video and scene."""
 
     shape: Tensor
     colour: Tensor
@@ -128,30 +130,13 @@ class _Search:
     def masks(self, numbers: Tensor) -> Tensor:
         return render_masks(self.shape, self.direction, numbers).flatten(1)
 
-    def residual(self, mask: Tensor) -> Tensor:
-        return self.total - 2 * (mask * self.seen).sum(1) + self.strength * mask.square().sum(1)
-
     def run(self, iterations: int) -> Tensor:
         """Improve `numbers` in place and return the squared residuals."""
-        low, high, step = LOW.double(), HIGH.double(), 1e-5
-        damping, mask = torch.full_like(self.total, 1e-2), self.masks(self.numbers)
-        best = self.residual(mask)
-        for _ in range(iterations):
-            units = torch.eye(4, dtype=torch.float64)
-            jacobian = torch.stack([(self.masks(self.numbers + step * u) - mask) / step for u in units], 2)
-            gradient = torch.einsum("npk,np->nk", jacobian, self.seen - self.strength[:, None] * mask)
-            normal = self.strength[:, None, None] * torch.einsum("npk,npl->nkl", jacobian, jacobian)
-            diagonal = torch.diagonal(normal, dim1=1, dim2=2)
-            damped = normal + torch.diag_embed(damping[:, None] * diagonal + 1e-9)
-            trial = (self.numbers + torch.linalg.solve(damped, gradient)).clamp(low, high)
-            trial_mask = self.masks(trial)
-            trial_residual = self.residual(trial_mask)
-            better = trial_residual < best
-            self.numbers = torch.where(better[:, None], trial, self.numbers)
-            mask = torch.where(better[:, None], trial_mask, mask)
-            best = torch.where(better, trial_residual, best)
-            damping = torch.where(better, damping * 0.3, damping * 5).clamp(1e-9, 1e6)
-        return best
+        bounds = (LOW.double(), HIGH.double())
+        self.numbers, squared = improve(
+            self.numbers, self.masks, self.seen, self.total, self.strength, bounds, iterations
+        )
+        return squared
 
     def keep(self, rows: Tensor) -> "_Search":
         return _Search(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))

@@ -1,0 +1,40 @@
+"""Least squares between videos and clips of a world whose coverage alone depends on the continuous numbers."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def improve(
+    numbers: Tensor, masks: Callable[[Tensor], Tensor], seen: Tensor, total: Tensor, strength: Tensor,
+    bounds: tuple[Tensor, Tensor], iterations: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Levenberg–Marquardt on many pairs of video and clip at once: better numbers (N, K) and squared residuals.
+
+    seen: the video's light along the clip's colour, (N, pixels); total: squared norm of the video; strength: of the
+    colour.
+    """
+
+    def residual(mask: Tensor) -> Tensor:
+        return total - 2 * (mask * seen).sum(1) + strength * mask.square().sum(1)
+
+    (low, high), step = bounds, 1e-5
+    damping, mask = torch.full_like(total, 1e-2), masks(numbers)
+    best = residual(mask)
+    for _ in range(iterations):
+        units = torch.eye(numbers.shape[1], dtype=torch.float64)
+        jacobian = torch.stack([(masks(numbers + step * u) - mask) / step for u in units], 2)
+        gradient = torch.einsum("npk,np->nk", jacobian, seen - strength[:, None] * mask)
+        normal = strength[:, None, None] * torch.einsum("npk,npl->nkl", jacobian, jacobian)
+        diagonal = torch.diagonal(normal, dim1=1, dim2=2)
+        damped = normal + torch.diag_embed(damping[:, None] * diagonal + 1e-9)
+        trial = (numbers + torch.linalg.solve(damped, gradient)).clamp(low, high)
+        trial_mask = masks(trial)
+        trial_residual = residual(trial_mask)
+        better = trial_residual < best
+        numbers = torch.where(better[:, None], trial, numbers)
+        mask = torch.where(better[:, None], trial_mask, mask)
+        best = torch.where(better, trial_residual, best)
+        damping = torch.where(better, damping * 0.3, damping * 5).clamp(1e-9, 1e6)
+    return numbers, best
