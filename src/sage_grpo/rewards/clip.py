@@ -14,7 +14,7 @@ from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
-from sage_grpo.rewards.frames import VideoScorer, frame_numbers
+from sage_grpo.rewards.frames import VideoScorer, bounded, frame_numbers
 
 try:  # the class that needs no torchvision, by its newer name
     from transformers import CLIPImageProcessorPil as ImageProcessor
@@ -60,7 +60,7 @@ class CLIPReward(VideoScorer):
     @torch.no_grad()
     def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
         self.model.to(self.device or frames.device)
-        return [float(self.cosines(frames[frame_numbers(len(frames), self.frames)], prompt.text).mean())]
+        return [float(self.cosines(frames[frame_numbers(len(frames), self.frames)], bounded(prompt.text)).mean())]
 
     def cosines(self, pictures: Tensor, text: str) -> Tensor:
         """Of a text and each picture (N, H, W, 3)."""

@@ -1,5 +1,6 @@
 """What every scorer must hold, checked on its tiny form: `check(MyScorer)`. The test-suite runs it by discovery."""
 
+import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
@@ -144,8 +145,25 @@ def check_broken(reward: Reward) -> None:
         del reward.score_video  # type: ignore[attr-defined]
 
 
+def check_long_prompt(reward: Reward) -> None:
+    """A prompt of a megabyte is masked or scored like any other; it stops nothing and takes nobody's time."""
+    videos, prompts = material()
+    started = time.monotonic()
+    whole = reward.score(videos, prompts)
+    usual = time.monotonic() - started
+    for text in ("‘" * 1_000_000, "\x00<|im_end|>" * 80_000):
+        prompts[1], started = Prompt(text, {"number": 1}), time.monotonic()
+        found = reward.score(videos, prompts)
+        sound(found, reward, 3)
+        others = [0, 2]
+        same(Scores(found.values[others], found.valid[others]), Scores(whole.values[others], whole.valid[others]),
+             "beside a prompt of a megabyte")  # fmt: skip
+        assert time.monotonic() - started < 30 + 10 * usual, "a prompt of a megabyte took half a minute"
+
+
 CHECKS: Sequence[Callable[[Reward], None]] = (
     check_names, check_scores, check_repeats, check_batch, check_order, check_inputs, check_small, check_broken,
+    check_long_prompt,
 )  # fmt: skip
 
 

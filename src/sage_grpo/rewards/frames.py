@@ -13,6 +13,7 @@ from torch import Tensor
 from sage_grpo.core.protocols import Prompt, Scores
 
 log = logging.getLogger(__name__)
+LONGEST = 10_000  # characters of a prompt
 
 
 class Unscorable(ValueError):
@@ -25,6 +26,13 @@ def frame_numbers(total: int, count: int | None = None, fps: float | None = None
     wanted = total if wanted is None else min(max(wanted, 1), total)
     numbers: list[int] = torch.linspace(0, total - 1, wanted, dtype=torch.float64).round().long().tolist()
     return numbers
+
+
+def bounded(text: str) -> str:
+    """A text that a scorer may read: one of a megabyte would take its memory, or its time, for all the others."""
+    if len(text) > LONGEST:
+        raise Unscorable(f"its text has {len(text)} characters, more than {LONGEST}")
+    return text
 
 
 class VideoScorer(ABC):

@@ -28,7 +28,7 @@ from transformers import AutoTokenizer, Qwen2Tokenizer, Qwen2VLConfig
 
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.rewards.errors import MissingWeights, RewardError
-from sage_grpo.rewards.frames import VideoScorer, frame_numbers
+from sage_grpo.rewards.frames import VideoScorer, bounded, frame_numbers
 from sage_grpo.rewards.qwen_video import CELL, FRAMES_OF_PATCH, MERGE, frame_size, patches, resize, without
 from sage_grpo.rewards.videoalign import DTYPES, empty_model
 
@@ -167,7 +167,7 @@ class HPSv3Reward(VideoScorer):
     def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
         chosen = frames[frame_numbers(len(frames), self.frames)].to(self.device)
         size = frame_size(chosen.shape[1], chosen.shape[2], most=PIXELS, least=PIXELS)
-        means = [self.preference(picture, prompt.text)[0] for picture in resize(chosen, size)]
+        means = [self.preference(picture, bounded(prompt.text))[0] for picture in resize(chosen, size)]
         return [float(torch.stack(means).mean())]
 
     def preference(self, picture_CHW: Tensor, text: str) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
-from sage_grpo.rewards.frames import Unscorable, VideoScorer, frame_numbers
+from sage_grpo.rewards.frames import Unscorable, VideoScorer, bounded, frame_numbers
 
 try:
     from rapidocr_onnxruntime import RapidOCR
@@ -30,8 +30,8 @@ def wanted_text(prompt: Prompt, column: str = "text") -> str | None:
     """The prompt's column, else all that it quotes."""
     given = prompt.columns.get(column)
     if given is not None and str(given).strip():
-        return str(given)
-    quoted = ["".join(groups) for groups in QUOTED.findall(prompt.text)]
+        return bounded(str(given))
+    quoted = ["".join(groups) for groups in QUOTED.findall(bounded(prompt.text))]
     return " ".join(quoted) or None
 
 

@@ -20,6 +20,7 @@ from transformers import AutoTokenizer, Qwen2VLConfig, Qwen2VLModel
 
 from sage_grpo.core.protocols import Prompt, Scores
 from sage_grpo.rewards.errors import MissingWeights, RewardError
+from sage_grpo.rewards.frames import bounded
 from sage_grpo.rewards.qwen_video import FRAMES_OF_PATCH, MERGE, frame_indices, frame_size, patches, resize, without
 
 NAMES = ("VQ", "MQ", "TA")
@@ -152,7 +153,7 @@ class VideoAlign:
         def attempt(rows: range) -> Tensor:
             """Where a batch fails, each of its videos is tried alone."""
             try:
-                return self._judge([self._ask(videos[i, indices], prompts[i].text, size) for i in rows])
+                return self._judge([self._ask(videos[i, indices], bounded(prompts[i].text), size) for i in rows])
             except Exception as error:
                 causes[rows[0]] = error.with_traceback(None)  # a trace would keep the failed batch in memory
             if len(rows) == 1:

@@ -6,10 +6,10 @@ network's sizes and does not hold the rubric, which is in VideoAlign's own repos
 
 import ast
 import json
-import pickle
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
@@ -127,7 +127,7 @@ def _unpickle_tensors(path: Path) -> dict[str, Tensor]:
     try:
         stay = lambda storage, _: storage  # noqa: E731 - on the host, wherever they were saved
         state = torch.load(path, map_location=stay, weights_only=True, mmap=zipfile.is_zipfile(path))
-    except pickle.UnpicklingError as error:
+    except UnpicklingError as error:
         raise RewardError(f"{path} is refused: it holds more than tensors and could run code; nothing ran") from error
     except (RuntimeError, EOFError, ValueError) as error:
         raise RewardError(f"{path} cannot be read; was it downloaded whole? {str(error).splitlines()[0]}") from error
