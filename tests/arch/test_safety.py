@@ -50,7 +50,8 @@ def test_nothing_that_is_read_can_run(path):
 
 @pytest.mark.parametrize("source", [
     "import pickle", "from cloudpickle import loads", "from pickle import load", "torch.load(x)",
-    "torch.load(x, weights_only=False)", "np.load(x, allow_pickle=True)", "yaml.load(x)", "eval(x)", "AutoModel.from_pretrained(x, trust_remote_code=True)",
+    "torch.load(x, weights_only=False)", "np.load(x, allow_pickle=True)", "yaml.load(x)", "eval(x)",
+    "AutoModel.from_pretrained(x, trust_remote_code=True)",
     "torch.jit.load(x)", "subprocess.run(x, shell=True)",
 ])  # fmt: skip
 def test_a_planted_fault_is_seen(source):

@@ -23,14 +23,14 @@ from sage_grpo.core.loop import RewardFailure
 from sage_grpo.core.protocols import Prompt, Scores
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.http import HttpReward
-from serve.faults import IN_SCORER, NAMES, ON_THE_WAY, Relay, kill_all, truth
+from serve.faults import IN_SCORER, NAMES, NOT_FINITE, ON_THE_WAY, Relay, kill_all, truth
 from support import make_config, make_loop, weights
 
 TOKEN = "only for this test"
 KINDS = (*IN_SCORER, *ON_THE_WAY, "all gone", "1 GB", "wrong token")
 SLOW_KINDS = {"kill", "all gone"}  # a process is made anew for each of them
 PROMPTS, GROUP = 4, 4
-MASKED = {"nan", "+inf", "-inf", "too few", "too many", "raise"}  # of these a sample loses its score
+MASKED = {*NOT_FINITE, "too few", "too many", "raise"}  # of these a sample loses its score
 POLICY = {"prompts_per_iteration": PROMPTS, "num_generations": GROUP, "batch_size": GROUP, "max_failed_rewards": 0.9,
           "reward_weights": (1.0, 1.0)}  # fmt: skip
 
@@ -140,7 +140,7 @@ def check_kind(kind, faults, url, notes, seed=0):
         for (number, scores), expected in zip(injecting.seen, expected_values(recorder, plan), strict=True)
     )
     if kind in MASKED:  # a scorer's own error takes its whole request with it, a number that is not finite only itself
-        assert lost == len(planted) * (1 if kind in ("nan", "+inf", "-inf") else GROUP), (kind, lost, len(planted))
+        assert lost == len(planted) * (1 if kind in NOT_FINITE else GROUP), (kind, lost, len(planted))
     else:
         assert lost == 0, f"{kind}: {lost} samples have no score, although asking again would have got it"
     assert len(planted) == faults

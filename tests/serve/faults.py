@@ -4,6 +4,7 @@ A prompt's column `fault` names what the scorer does; `once` in the folder of no
 a process that was killed does not remember why.
 """
 
+import math
 import os
 import signal
 import socket
@@ -19,7 +20,8 @@ from sage_grpo.core.protocols import Scores
 from sage_grpo.rewards.wire import Limits, _unpack, pack_answer
 
 NAMES = ("light", "length")
-IN_SCORER = ("kill", "nan", "+inf", "-inf", "too few", "too many", "raise", "constant")
+NOT_FINITE = {"nan": math.nan, "inf": math.inf, "minus inf": -math.inf}
+IN_SCORER = ("kill", *NOT_FINITE, "too few", "too many", "raise", "constant")
 ON_THE_WAY = ("order", "missing", "foreign", "5xx", "disconnect", "slow", "garbage", "pickle", "huge")
 
 
@@ -43,8 +45,8 @@ class Faulty:
             fault = prompt.columns.get("fault")
             if fault == "kill" and self.first(prompt.columns["once"]):
                 os.kill(os.getpid(), signal.SIGKILL)
-            if fault in ("nan", "+inf", "-inf"):
-                values[i, i % 2] = float(fault)
+            if fault in NOT_FINITE:
+                values[i, i % 2] = NOT_FINITE[fault]
             if fault == "constant":
                 values[i] = 7.0
             if fault == "raise":
