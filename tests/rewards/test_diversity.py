@@ -32,7 +32,7 @@ PAN, OTHER = clips.pan(frames=5), clips.pan(x=200.0, y=300.0, frames=5)
 )
 def test_distances_are_those_of_the_original(other, wanted):
     lpips = LPIPS()
-    found = lpips.distance(*(lpips.features(x[None]) for x in (CAT, other)))
+    found = lpips.distance(*(lpips.features(x[None].permute(0, 3, 1, 2).float()) for x in (CAT, other)))
     assert found.item() == pytest.approx(wanted, abs=1e-5)
 
 

@@ -6,7 +6,8 @@ import torch
 from rewards import clips
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
-from sage_grpo.rewards.motion import SIDE, MotionReward, optical_flow, shrunk
+from sage_grpo.rewards.frames import shrunk
+from sage_grpo.rewards.motion import SIDE, MotionReward, optical_flow
 
 PAN = clips.pan()
 CLIPS = {
@@ -41,7 +42,7 @@ def scores():
 
 @pytest.mark.parametrize(("dx", "dy"), [(2.0, 1.0), (-3.0, 0.5), (0.0, -6.0), (10.0, 0.0)])
 def test_flow_is_the_motion_of_the_camera(dx, dy):
-    light = shrunk(clips.pan(dx, dy, 100.0, 150.0, frames=4)).mean(1, keepdim=True)
+    light = shrunk(clips.pan(dx, dy, 100.0, 150.0, frames=4), SIDE).mean(1, keepdim=True)
     flow = optical_flow(light[:-1], light[1:]) * clips.HEIGHT / SIDE
     assert flow[:, 0].median().item() == pytest.approx(-dx, abs=0.1)  # the scene goes where the camera does not
     assert flow[:, 1].median().item() == pytest.approx(-dy, abs=0.1)

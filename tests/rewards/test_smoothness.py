@@ -9,7 +9,8 @@ from rewards import clips
 from sage_grpo.build import build_rewards
 from sage_grpo.config import ConfigError, RecipeConfig
 from sage_grpo.core.protocols import Prompt
-from sage_grpo.rewards.smoothness import SmoothnessReward, shrunk
+from sage_grpo.rewards.frames import shrunk
+from sage_grpo.rewards.smoothness import SmoothnessReward
 
 PAN = clips.pan(frames=9)
 CLIPS = {

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt, Scores
-from sage_grpo.rewards.frames import frame_numbers
+from sage_grpo.rewards.frames import frame_numbers, shrunk
 from sage_grpo.rewards.lpips import LPIPS
 
 
@@ -65,12 +64,3 @@ def groups(prompts: Sequence[Prompt]) -> list[list[int]]:
     for i, prompt in enumerate(prompts):
         found.setdefault((prompt.text, str(prompt.columns.get("image"))), []).append(i)
     return list(found.values())
-
-
-def shrunk(frames: Tensor, side: int) -> Tensor:
-    """uint8 frames (F, H, W, 3), the shorter side at most `side` pixels."""
-    if min(frames.shape[1:3]) <= side:
-        return frames
-    size = [round(n * side / min(frames.shape[1:3])) for n in frames.shape[1:3]]
-    x = F.interpolate(frames.permute(0, 3, 1, 2).float(), size, mode="bilinear", antialias=True, align_corners=False)
-    return x.round().clamp(0, 255).byte().permute(0, 2, 3, 1)

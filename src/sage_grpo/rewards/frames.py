@@ -9,6 +9,7 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from sage_grpo.core.protocols import Prompt, Scores
 
@@ -26,6 +27,17 @@ def frame_numbers(total: int, count: int | None = None, fps: float | None = None
     wanted = total if wanted is None else min(max(wanted, 1), total)
     numbers: list[int] = torch.linspace(0, total - 1, wanted, dtype=torch.float64).round().long().tolist()
     return numbers
+
+
+def shrunk(frames: Tensor, side: int) -> Tensor:
+    """uint8 frames (F, H, W, 3) as floats (F, 3, h, w) of 0 to 255, the shorter side at most `side` pixels.
+
+    One by one: a whole video in floats at its full size is large.
+    """
+    scale = min(1.0, side / min(frames.shape[1:3]))
+    size = [max(1, round(n * scale)) for n in frames.shape[1:3]]
+    pictures = (frame.permute(2, 0, 1)[None].float() for frame in frames)
+    return torch.cat([F.interpolate(p, size, mode="bilinear", antialias=True, align_corners=False) for p in pictures])
 
 
 def bounded(text: str) -> str:

@@ -44,8 +44,8 @@ class LPIPS:
             tensors[:] = [x.to(device) for x in tensors]
 
     def features(self, pictures: Tensor) -> list[Tensor]:
-        """Of uint8 pictures (N, H, W, 3): layer by layer, of length one at each place."""
-        x = pictures.permute(0, 3, 1, 2).float()
+        """Of pictures (N, 3, H, W) from 0 to 255: layer by layer, of length one at each place."""
+        x = pictures
         if min(x.shape[2:]) < SMALLEST:
             size = [max(SMALLEST, n) for n in x.shape[2:]]
             x = F.interpolate(x, size, mode="bilinear", align_corners=False)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
-from sage_grpo.rewards.frames import Unscorable, VideoScorer
+from sage_grpo.rewards.frames import Unscorable, VideoScorer, shrunk
 
 LUMINANCE = (0.299, 0.587, 0.114)
 SIDE = 96  # pixels of the shorter side on which motion is measured
@@ -23,14 +23,6 @@ DOUBT = 4.0  # grey levels² of gradient below which a place has no motion of it
 MOVING = 0.05  # share of the pixels that stand for what moves
 GRID = 8
 CLEAR_CUT = 0.15  # mean jump of the thumbnails, of the whole range, that is certainly another shot
-
-
-def shrunk(frames: Tensor) -> Tensor:
-    """uint8 frames (F, H, W, 3) to (F, 3, h, w) at the working size, one by one: a video in floats is large."""
-    scale = min(1.0, SIDE / min(frames.shape[1:3]))
-    size = [max(1, round(side * scale)) for side in frames.shape[1:3]]
-    pictures = (frame.permute(2, 0, 1)[None].float() for frame in frames)
-    return torch.cat([F.interpolate(p, size, mode="bilinear", antialias=True, align_corners=False) for p in pictures])
 
 
 def moved(picture: Tensor, flow: Tensor) -> Tensor:
@@ -104,7 +96,7 @@ class MotionReward(VideoScorer):
     def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
         if len(frames) < 3 or min(frames.shape[1:3]) < SMALLEST:
             raise Unscorable(f"motion needs three frames of {SMALLEST} pixels a side")
-        pictures = shrunk(frames)
+        pictures = shrunk(frames, SIDE)
         light = (pictures * pictures.new_tensor(LUMINANCE)[:, None, None]).sum(1, keepdim=True)
         flow, side = optical_flow(light[:-1], light[1:]), min(light.shape[2:])
         speed = float(most(flow.norm(dim=1)).mean()) / side

