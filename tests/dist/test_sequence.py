@@ -9,7 +9,9 @@ from dist.launcher import environment, torchrun
 from sage_grpo.build import MODELS
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.models.loading import ModelError
-from sage_grpo.models.shared_tokens import check_sharing
+from sage_grpo.models.shared_tokens import check_sharing, share_by_plan
+from sage_grpo.models.wan import Wan
+from tiny_models import tiny_model
 
 
 def test_sharing_a_video_is_exact(tmp_path):
@@ -36,3 +38,9 @@ def test_what_cannot_be_shared_is_said_with_the_nearest_setting():
     check_sharing(8, 16)
     with pytest.raises(ConfigError, match="ring=4 does not divide sequence=6; use ring=3"):
         load_recipe({"parallel": {"processes": 6, "sequence": 6, "ring": 4}})
+
+
+def test_blocks_that_diffusers_hooks_into_are_not_compiled():
+    compiled = tiny_model(Wan, {"compile": "aot_eager"})
+    with pytest.raises(ModelError, match=r"tuning.compile: .* leave tuning.compile out, or use parallel.sequence=1"):
+        share_by_plan(compiled.module, [], None, {})

@@ -30,6 +30,11 @@ def check_sharing(size: int, heads: int, tokens: int | None = None) -> None:
 
 def share_by_plan(network: Any, attentions: Iterable[Any], exchange: Any, plan: Mapping[str, Any]) -> None:
     """diffusers' context parallelism: it cuts and gathers as `plan` says, and trades inside the `attentions`."""
+    if any(layer._compiled_call_impl is not None for layer in network.modules()):
+        raise ModelError(
+            "tuning.compile: this model's blocks cannot be compiled while processes share a video, for diffusers hooks "
+            "into them; leave tuning.compile out, or use parallel.sequence=1"
+        )
     own = ContextParallelConfig(ring_degree=exchange.ring, ulysses_degree=exchange.ulysses, mesh=exchange.mesh)
     config = ParallelConfig(context_parallel_config=own)
     config.setup(exchange.rank, exchange.mesh.size(), exchange.device, mesh=exchange.mesh)
