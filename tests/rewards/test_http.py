@@ -79,6 +79,11 @@ class Server(BaseHTTPRequestHandler):
         pass
 
 
+def together(*arguments, **options):
+    """All videos in one request."""
+    return HttpReward(*arguments, videos_per_request=len(VIDEOS), **options)
+
+
 @pytest.fixture
 def url():
     Server.faults, Server.token, Server.calls = [], None, 0
@@ -94,7 +99,7 @@ PROMPTS = [Prompt("a"), Prompt("bb", {"text": "x", "image": object()}), Prompt("
 
 
 def test_the_servers_numbers_arrive(url):
-    reward = HttpReward(url)
+    reward = together(url)
     assert reward.names == NAMES
     scores = reward.score(VIDEOS, PROMPTS)
     assert torch.equal(scores.values, truth(VIDEOS, PROMPTS))
@@ -105,7 +110,7 @@ def test_the_servers_numbers_arrive(url):
 @pytest.mark.parametrize("times", [1, 9])
 def test_a_fault_is_asked_again_and_then_masked(url, fault, times):
     Server.faults = [fault] * times
-    scores = HttpReward(url, timeout=0.5, retries=2).score(VIDEOS, PROMPTS)
+    scores = together(url, timeout=0.5, retries=2).score(VIDEOS, PROMPTS)
     if times == 1:
         assert scores.valid.all()
         assert torch.equal(scores.values, truth(VIDEOS, PROMPTS))
@@ -118,13 +123,13 @@ def test_a_fault_is_asked_again_and_then_masked(url, fault, times):
 @pytest.mark.parametrize("fault", ["order", "columns"])
 def test_another_order_is_put_right(url, fault):
     Server.faults = [fault]
-    assert torch.equal(HttpReward(url).score(VIDEOS, PROMPTS).values, truth(VIDEOS, PROMPTS))
+    assert torch.equal(together(url).score(VIDEOS, PROMPTS).values, truth(VIDEOS, PROMPTS))
 
 
 @pytest.mark.parametrize(("fault", "place"), [("nan", (0, 0)), ("inf", (1, 1))])
 def test_what_is_not_finite_is_masked_alone(url, fault, place):
     Server.faults = [fault]
-    scores = HttpReward(url).score(VIDEOS, PROMPTS)
+    scores = together(url).score(VIDEOS, PROMPTS)
     assert not scores.valid[place]
     assert scores.valid.sum() == 5
 
@@ -132,17 +137,17 @@ def test_what_is_not_finite_is_masked_alone(url, fault, place):
 def test_tokens_come_from_the_environment(url, monkeypatch):
     Server.token = "secret"
     with pytest.raises(RewardError, match="refused with 401: wrong token"):
-        HttpReward(url).score(VIDEOS, PROMPTS)
+        together(url).score(VIDEOS, PROMPTS)
     monkeypatch.setenv("SAGE_GRPO_TOKEN", "secret")
-    assert HttpReward(url).score(VIDEOS, PROMPTS).valid.all()
+    assert together(url).score(VIDEOS, PROMPTS).valid.all()
 
 
 def test_a_server_that_is_not_there():
     with pytest.raises(RewardError, match="is the server up"):
-        HttpReward("http://127.0.0.1:9")
-    assert not HttpReward("http://127.0.0.1:9", NAMES, deadline=0.5).score(VIDEOS, PROMPTS).valid.any()
+        together("http://127.0.0.1:9")
+    assert not together("http://127.0.0.1:9", NAMES, deadline=0.5).score(VIDEOS, PROMPTS).valid.any()
     with pytest.raises(RewardError, match="must begin with http"):
-        HttpReward("file:///etc/passwd")
+        together("file:///etc/passwd")
 
 
 @settings(max_examples=200, deadline=None)

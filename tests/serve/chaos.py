@@ -127,7 +127,7 @@ def check_kind(kind, faults, url, notes, seed=0):
     """Train through the faults and without a fleet; what was found."""
     plan, relay, started = Plan(kind, faults, seed), Relay(url), time.monotonic()
     try:
-        reward = HttpReward(relay.url, timeout=15, deadline=120, hedge=3.0)
+        reward = HttpReward(relay.url, timeout=15, deadline=120, videos_per_request=GROUP)
         injecting = Injecting(reward, relay, plan, notes)
         loop, recorder = train(injecting, plan)
     finally:

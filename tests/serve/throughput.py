@@ -91,7 +91,7 @@ def compare_rates(rounds, port):
     videos, prompts = clips(), [Prompt("")] * COUNT
     alone, fleet = [], []
     with two_processes() as score_alone, fleet_of(2, port) as url:
-        reward = HttpReward(url, videos_per_request=4)
+        reward = HttpReward(url)
         for _ in range(2):
             reward.score(videos, prompts)  # both replicas are warm
         for _ in range(rounds):  # in turn: what else the machine does meets both
@@ -129,7 +129,7 @@ def measure_overlap(rounds, port):
     """Rollout alone, scoring alone and both, in turn."""
     rollout, scoring, both = [], [], []
     with fleet_of(1, port) as url:
-        reward = HttpReward(url, videos_per_request=4)
+        reward = HttpReward(url)
         loop, bare = lab_loop(reward), lab_loop(Nothing())
         loop.score(loop.rollout(loop.table))
         for _ in range(rounds):

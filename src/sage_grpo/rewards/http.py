@@ -36,7 +36,7 @@ class HttpReward:
         retries: int = 4,
         hedge: float = 3.0,
         connections: int = 8,
-        videos_per_request: int = 8,
+        videos_per_request: int = 2,
         megabytes_per_request: float = 256.0,
         groupwise: bool = False,
     ) -> None:
