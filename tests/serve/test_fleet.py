@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -105,6 +106,25 @@ def test_a_fleet_needs_a_token_and_a_file(tmp_path, monkeypatch):
     (tmp_path / "fleet.yaml").write_text("scorers: []")
     with pytest.raises(ConfigError, match=r"there is no file .*fleet\.yaml"):
         load_fleet(tmp_path / "rewards.yaml")
+
+
+def test_a_port_that_is_taken_is_told(running, monkeypatch):
+    monkeypatch.setenv("SAGE_GRPO_TOKEN", "secret")
+    port = int(running[0].rsplit(":", 1)[1])
+    with pytest.raises(fleet.FleetError, match=rf"127.0.0.1:{port} cannot be used .*give another port"):
+        fleet.start(FleetConfig(scorers=[{"type": "motion"}], port=port))
+
+
+def test_a_scorer_that_cannot_be_made_is_told_in_its_own_words(monkeypatch):
+    lines = ["Error:", "RuntimeError: Traceback (most recent call last):", "  File x", "sage_grpo.errors.Missing: no w"]
+    trace = "\n".join(lines)
+    states = {
+        "gate": SimpleNamespace(status="HEALTHY", message=""),
+        "videoalign": SimpleNamespace(status="DEPLOY_FAILED", message=trace),
+    }
+    applications = {fleet.APPLICATION: SimpleNamespace(deployments=states)}
+    monkeypatch.setattr(fleet.serve, "status", lambda: SimpleNamespace(applications=applications))
+    assert fleet._last_words() == "videoalign: no w"
 
 
 def test_what_the_machine_does_not_have_is_told(running):

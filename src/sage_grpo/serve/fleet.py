@@ -7,6 +7,8 @@ which trusts every machine of the cluster: keep Ray's ports closed to others.
 import asyncio
 import logging
 import os
+import re
+import socket
 from typing import Any
 
 import ray
@@ -136,6 +138,8 @@ def check(config: FleetConfig) -> str:
 def start(config: FleetConfig, address: str | None = None) -> str:
     """Start it here or on the Ray cluster at `address`, and wait until it answers; its URL."""
     token = check(config)
+    if address is None:
+        check_port(config)
     logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     try:
@@ -159,6 +163,18 @@ def start(config: FleetConfig, address: str | None = None) -> str:
     return f"http://{config.host}:{config.port}"
 
 
+def check_port(config: FleetConfig) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.host, config.port))
+        except OSError as error:
+            raise FleetError(
+                f"{config.host}:{config.port} cannot be used ({error.strerror}); end what answers there, or give "
+                "another port"
+            ) from error
+
+
 def check_room(config: FleetConfig) -> None:
     """Ray would wait for ever for what the cluster does not have."""
     has = ray.cluster_resources()
@@ -172,12 +188,13 @@ def check_room(config: FleetConfig) -> None:
 
 
 def _last_words() -> str:
-    """What a scorer that could not be made said last."""
-    deployments = serve.status().applications[APPLICATION].deployments.values()
-    said = [d.message for d in deployments if d.status == "DEPLOY_FAILED" or "Error" in d.message]
-    lines: list[str] = [line.strip() for message in said for line in message.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line and not line.startswith(("File", "Traceback"))]
-    return next(reversed(errors or lines), "")
+    """What a scorer that could not be made said: its error is the last line of a trace."""
+    for name, state in serve.status().applications[APPLICATION].deployments.items():
+        errors = [line for line in state.message.splitlines() if re.match(r"[\w.]+: ", line)]
+        if state.status == "DEPLOY_FAILED" and errors:
+            kind, _, text = errors[-1].partition(": ")
+            return f"{name}: {text}" if kind.startswith("sage_grpo.") else f"{name}: {errors[-1]}"
+    return ""
 
 
 def replicas() -> dict[str, int]:
