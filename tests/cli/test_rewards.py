@@ -103,7 +103,7 @@ def test_audit_writes_table_picture_and_json(videos, here):
 
 
 def test_audit_makes_its_own_clips(monkeypatch):
-    from sage_grpo.rewards import natural
+    from sage_grpo.scoring import natural
 
     scenes = dict(list(natural.scenes().items())[:1])
     monkeypatch.setattr(natural, "scenes", lambda: scenes)

@@ -9,9 +9,9 @@ from scipy import stats
 from rewards.clips import pan
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
-from sage_grpo.rewards.degrade import DEGRADATIONS
 from sage_grpo.rewards.frames import VideoScorer
 from sage_grpo.scoring.audit import Clip, audit, cell_of, spread_of
+from sage_grpo.scoring.degrade import DEGRADATIONS
 from sage_grpo.scoring.judges import Judge, Panel
 from sage_grpo.scoring.pictures import cell_text, draw_audit, markdown
 from sage_grpo.scoring.texts import NoPrompt

@@ -11,7 +11,7 @@ import typer
 from sage_grpo.cli.errors import user_errors
 from sage_grpo.cli.rewards_audit import audit
 from sage_grpo.cli.rewards_list import list_rewards
-from sage_grpo.cli.rewards_score import score
+from sage_grpo.cli.rewards_score import MEGAPIXELS, score
 
 app = typer.Typer(help="List, try, audit and prepare scorers.", no_args_is_help=True, rich_markup_mode="markdown")
 
@@ -77,8 +77,9 @@ def convert(
 def reference(
     source: Annotated[Path, typer.Argument(help="Folder of real pictures and videos; folders in it count too.")],
     target: Annotated[Path, typer.Argument(help="File to write, e.g. real.safetensors.")],
-    frames: Annotated[int, typer.Option(help="Frames of each video, spread from the first to the last.")] = 4,
+    frames: Annotated[int, typer.Option(min=1, help="Frames of each video, spread from the first to the last.")] = 4,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")] = "auto",
+    megapixels: Annotated[float, MEGAPIXELS] = 200.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Features of real pictures and videos, to which the monitor `kid` compares the sample videos.
@@ -86,7 +87,8 @@ def reference(
     Example: `sage-grpo rewards reference data/real real.safetensors`
     """
     from rich.console import Console
-    from rich.progress import Progress
+
+    from sage_grpo.cli.progress import progress_of
 
     console = Console(stderr=as_json)
     with user_errors():
@@ -94,16 +96,14 @@ def reference(
 
         build.resolve("kid", build.REWARDS, "reward")  # says what to install
         from sage_grpo.dist.device import choose_device
-        from sage_grpo.rewards.kid_reference import find_files, make_reference
-        from sage_grpo.tracking.video import read_mp4
+        from sage_grpo.scoring.reference import make_reference
+        from sage_grpo.scoring.videos import FILMS, PICTURES, find_videos
 
-        files = find_files(source)
-        with Progress(console=console, transient=True) as progress:
-            task = progress.add_task("looking at real pictures", total=len(files))
+        files = find_videos([source], [(*FILMS, *PICTURES)])
+        with progress_of("looking at real pictures", console) as tell:
             written = make_reference(
-                files, target, read_video=read_mp4, device=choose_device(device), frames=frames,
-                tell=lambda: progress.advance(task),
-            )  # fmt: skip
+                files, target, device=choose_device(device), frames=frames, megapixels=megapixels, tell=tell
+            )
     if as_json:
         import json
 

@@ -76,7 +76,7 @@ def _clips(videos: list[Path], prompts: Path | None, megapixels: float) -> list[
 
     if not videos:
         from sage_grpo.core.protocols import Prompt
-        from sage_grpo.rewards.natural import clip, scenes
+        from sage_grpo.scoring.natural import clip, scenes
 
         if prompts:
             raise ConfigError("--prompts is for videos of your own; the clips made here have theirs")
@@ -91,7 +91,7 @@ def _clips(videos: list[Path], prompts: Path | None, megapixels: float) -> list[
 
 
 def _sheet(path: Path, clip: Clip, seed: int) -> None:
-    from sage_grpo.rewards.degrade import DEGRADATIONS, degrade
+    from sage_grpo.scoring.degrade import DEGRADATIONS, degrade
     from sage_grpo.tracking.video import contact_sheet
 
     frames = clip.load()

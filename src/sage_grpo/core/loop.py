@@ -121,7 +121,7 @@ class Loop:
         if getattr(self.reward, "groupwise", False):  # such a scorer compares the videos of one prompt
             size = self.config.policy.num_generations
         fresh = rollouts.videos[len(rollouts.scores) * size // batch :]
-        begin = getattr(self.reward, "begin", lambda *batch: partial(self.reward.score, *batch))
+        begin = getattr(self.reward, "begin", lambda *asked: partial(self.reward.score, *asked))
         for videos in torch.split(torch.cat(fresh), size) if len(fresh) * batch % size == 0 else ():
             start = len(rollouts.scores) * size
             rollouts.scores.append(begin(videos, rollouts.prompts[start : start + size]))

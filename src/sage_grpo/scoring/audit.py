@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
-from sage_grpo.rewards.degrade import DEGRADATIONS, degrade
+from sage_grpo.scoring.degrade import DEGRADATIONS, degrade
 from sage_grpo.scoring.folder import Tell
 from sage_grpo.scoring.judges import Answer, Judge, Panel, ask
 from sage_grpo.scoring.videos import MEGAPIXELS, Unreadable

@@ -1,5 +1,6 @@
 """Videos of any folder, opened one at a time. A broken one is told by its reason and never by a crash."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,12 +30,15 @@ class Video:
     fps: float | None
 
 
-def find_videos(places: list[Path]) -> list[Path]:
-    """Files as they are given; of a folder all films in it and below, or its pictures if it has no film."""
+def find_videos(places: list[Path], kinds: Sequence[tuple[str, ...]] = (FILMS, PICTURES)) -> list[Path]:
+    """Files as they are given; of a folder those in it and below of the first of `kinds` that it has any of.
+
+    So a folder of films with pictures beside them is one of films.
+    """
     found: list[Path] = []
     for place in places:
         if place.is_dir():
-            found += _inside(place)
+            found += _inside(place, kinds)
         elif place.is_file():
             found.append(place)
         else:
@@ -42,10 +46,10 @@ def find_videos(places: list[Path]) -> list[Path]:
     return found
 
 
-def _inside(folder: Path) -> list[Path]:
+def _inside(folder: Path, kinds: Sequence[tuple[str, ...]]) -> list[Path]:
     below = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
     seen = [path for path in below if not any(part.startswith(".") for part in path.parts)]
-    for kind in (FILMS, PICTURES):
+    for kind in kinds:
         if found := [folder / path for path in seen if path.suffix.lower() in kind]:
             return found
     raise ConfigError(f"{folder} has no videos in it; looked for {' '.join((*FILMS, *PICTURES))}")

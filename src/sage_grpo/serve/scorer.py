@@ -25,9 +25,8 @@ class Scorer:
         self.reward, self.batch, self.seconds, self.limits = reward, batch, seconds, limits or Limits()
         self.groupwise = bool(getattr(reward, "groupwise", False))
         self.names = tuple(reward.names)
-        self._failures, self._since = 0, None
-
-    _since: float | None
+        self._failures = 0  # in a row
+        self._since: float | None = None  # when the call under way began
 
     def answer(self, requests: Sequence[bytes]) -> list[bytes | Exception]:
         """In their order; an exception where there is no answer."""

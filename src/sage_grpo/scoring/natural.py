@@ -4,7 +4,7 @@ They are for `sage-grpo rewards audit` without videos of one's own. They have te
 camera and things and some sensor noise, and some have words in them. They are not films: look at real videos too.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from sage_grpo.config import ConfigError
-from sage_grpo.core.protocols import Prompt
 
 FPS, FRAMES, HEIGHT, WIDTH = 16, 25, 144, 256
 SENSOR_NOISE = 1.5  # grey levels
@@ -146,9 +145,3 @@ def clip(name: str, scene: Scene, frames: int = FRAMES) -> Tensor:
     pictures = [np.asarray(scene.frame(i / max(frames - 1, 1)), np.float64) for i in range(frames)]
     noisy = np.stack([picture + random.normal(0, SENSOR_NOISE, picture.shape) for picture in pictures])
     return torch.from_numpy(noisy.round().clip(0, 255).astype(np.uint8))
-
-
-def natural_clips() -> Iterator[tuple[str, Prompt, Tensor]]:
-    """Name, prompt and frames of each, made when asked for."""
-    for name, scene in scenes().items():
-        yield name, Prompt(scene.prompt), clip(name, scene)
