@@ -72,6 +72,12 @@ OWN_PROMPTS = {  # models of a world that knows what may be asked of it
 }
 
 
+def install_line(module: str | None) -> str | None:
+    """What brings a module that is missing."""
+    library = (module or "").split(".")[0]
+    return LINES.get(library) or (f"pip install 'sage-grpo[{EXTRAS[library]}]'" if library in EXTRAS else None)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known)) or 'none'}."
@@ -95,9 +101,7 @@ def resolve(name: str, known: dict[str, str], kind: str) -> Any:
         for part in attribute.split("."):
             found = getattr(found, part)
     except ModuleNotFoundError as error:
-        library = (error.name or "").split(".")[0]
-        line = LINES.get(library) or (f"pip install 'sage-grpo[{EXTRAS[library]}]'" if library in EXTRAS else None)
-        if line:
+        if line := install_line(error.name):
             raise ConfigError(f"{kind} {name!r} needs {error.name}: {line}") from error
         raise ConfigError(f"{kind} {name!r} cannot be imported: {error}") from error
     except (ImportError, AttributeError) as error:
@@ -178,15 +182,19 @@ def copies_of(config: RecipeConfig) -> list[str]:
 
 
 def accepted(factory: Any, load: Any) -> set[str]:
-    """Keywords that a model takes: those of its loader and, if that passes others on, of its constructors."""
-    parameters = dict(inspect.signature(load).parameters)
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and isinstance(factory, type):
+    """Keywords that a model takes from `options`."""
+    return set(parameters(factory, load)) - {"pipe", "path", "directory"}
+
+
+def parameters(factory: Any, load: Any) -> dict[str, inspect.Parameter]:
+    """Those of its loader and, if that passes others on, of its constructors, the nearest first."""
+    found = dict(inspect.signature(load).parameters)
+    if any(p.kind is p.VAR_KEYWORD for p in found.values()) and isinstance(factory, type):
         for parent in factory.__mro__:
             own = vars(parent).get("__init__")
-            parameters |= dict(inspect.signature(own).parameters) if own else {}
+            found = (dict(inspect.signature(own).parameters) if own else {}) | found
     plain = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = {name for name, p in parameters.items() if p.kind in plain}
-    return names - {"self", "pipe", "path", "directory"}
+    return {name: p for name, p in found.items() if p.kind in plain and name != "self"}
 
 
 def as_reward(reward: Reward | Callable[..., Any]) -> Reward:
@@ -214,8 +222,7 @@ def find_reward(entry: RewardConfig) -> Any:
     """What makes it, with its options checked: nothing is loaded yet."""
     found = resolve(entry.type, REWARDS, "reward")
     if entry.type in REWARDS:  # those of outside packages know their own options
-        takes = accepted(found, found) | {"path"} & set(inspect.signature(found).parameters)
-        refuse_unknown(entry.options, takes, f"rewards: {entry.type} has no option {{!r}}")
+        refuse_unknown(entry.options, set(parameters(found, found)), f"rewards: {entry.type} has no option {{!r}}")
     if isinstance(found, type):
         try:
             inspect.signature(found).bind(**entry.options)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def list_rewards(as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False) -> None:
-    """Show every built-in scorer: its scores, options and presets, and what it needs. None is loaded.
+    """Show every built-in scorer: its scores, options and presets, and what it needs. No weights are loaded.
 
     Example: `sage-grpo rewards list`
     """
@@ -54,7 +54,9 @@ def _about(entry: Entry) -> Group:
     from rich.table import Table
     from rich.text import Text
 
-    scores = ", ".join(entry.scores) if entry.scores else "known when it is built"
+    scores = (
+        ", ".join(entry.scores) if entry.scores else f"known when it is {'installed' if entry.missing else 'built'}"
+    )
     options = [f"{name} (required)" for name in entry.required]
     options += [f"{name}={_value(value)}" for name, value in entry.defaults.items()]
     lines = {
@@ -74,14 +76,12 @@ def _about(entry: Entry) -> Group:
 def _needs(entry: Entry) -> Text:
     from rich.text import Text
 
-    if entry.install:
-        return Text(entry.install, style="yellow")
+    if entry.missing:
+        return Text(entry.install or entry.missing, style="yellow")
     needs = [f"option {name}" for name in entry.required]
     needs += ["weights, from the hub or a folder in option path"] if entry.downloads else []
     needs += ["clips of the laboratory"] if entry.laboratory else []
-    installed = f"extra {', '.join(entry.extras)}: installed" if entry.extras else ""
-    said = "; ".join(part for part in (installed, ", ".join(needs)) if part) or "nothing"
-    return Text(said, style="green" if entry.ready else "")
+    return Text(", ".join(needs) or "nothing more", style="green" if entry.ready else "")
 
 
 def _value(value: Any) -> str:

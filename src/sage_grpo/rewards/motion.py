@@ -87,11 +87,14 @@ class MotionReward(VideoScorer):
     Speeds are in shorter sides a frame: `dynamic` rises to 1 at `low` and falls from `high` to 0 at twice that.
     """
 
+    names: tuple[str, ...] = ("dynamic", "acceleration", "cut", "flicker")
+
     def __init__(self, *, low: float = 0.01, high: float = 0.1, combined: bool = False) -> None:
         if not 0 < low < high:
             raise ConfigError(f"motion: low={low}, high={high}: the band needs 0 < low < high")
         self.low, self.high, self.combined = low, high, combined
-        self.names = ("motion",) if combined else ("dynamic", "acceleration", "cut", "flicker")
+        if combined:
+            self.names = ("motion",)
 
     def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
         if len(frames) < 3 or min(frames.shape[1:3]) < SMALLEST:

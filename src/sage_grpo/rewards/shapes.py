@@ -84,6 +84,7 @@ class ShapesReward:
     """VQ, MQ and TA of a clip."""
 
     names = NAMES
+    laboratory = True  # other clips have no such scores
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
         light = videos.float().cpu() / 255

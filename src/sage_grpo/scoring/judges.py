@@ -83,8 +83,8 @@ def _ready_ones() -> Panel:
 
 
 def _why_not(known: Entry) -> str:
-    if known.install:
-        return known.install
+    if known.missing:
+        return known.install or known.missing
     if known.required:
         return f"needs {', '.join(known.required)}: use --rewards"
     return "for the laboratory only" if known.laboratory else "fetches weights: ask for it by name"
