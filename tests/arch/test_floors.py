@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "src" / "sage_grpo"
 FLOORS = {
-    "config": 0, "math": 0, "worlds": 0, "discovery": 0,
+    "config": 0, "math": 0, "worlds": 0, "discovery": 0, "statistics": 0,
     "core": 1,
     "models": 2, "rewards": 2, "data": 2, "dist": 2, "tracking": 2, "tuning": 2,
     "report": 3, "plan": 3,

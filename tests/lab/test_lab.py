@@ -9,7 +9,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from sage_grpo.cli import app
-from sage_grpo.lab.statistics import effect, paired, verdict
+from sage_grpo.statistics import effect, paired, verdict
 
 
 def test_intervals_are_scipys():

@@ -12,8 +12,8 @@ from sage_grpo.build import build_rewards
 from sage_grpo.cli import app
 from sage_grpo.config import load_recipe
 from sage_grpo.core.protocols import Prompt
-from sage_grpo.lab.statistics import mcnemar, share
 from sage_grpo.lab.text import lottery
+from sage_grpo.statistics import mcnemar, share
 
 SAMPLES = 48
 STATED = 0.32  # docs/text-rendering.md, exact match of the base

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sage_grpo.lab.grid import TRAINED
-from sage_grpo.lab.statistics import Effect, effect, paired, verdict
+from sage_grpo.statistics import Effect, effect, paired, verdict
 
 TEST = "paired t over seeds"
 

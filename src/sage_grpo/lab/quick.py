@@ -12,9 +12,9 @@ from torch import Tensor
 from sage_grpo.build import build_model
 from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.lab.evaluate import Evaluation, evaluate, evaluate_run
-from sage_grpo.lab.statistics import Effect, effect
 from sage_grpo.report.page import Headline, Page, Table, VideoPair, write_page
 from sage_grpo.report.svg import Chart, Curve
+from sage_grpo.statistics import Effect, effect
 from sage_grpo.tracking.metrics import read_metrics
 from sage_grpo.tracking.video import contact_sheet, mp4_bytes
 from sage_grpo.trainer import Trainer

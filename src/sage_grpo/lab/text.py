@@ -16,10 +16,10 @@ from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_rng
 from sage_grpo.lab.quick import curve_reader, diversity_row, most_telling, paired_rows
-from sage_grpo.lab.statistics import effect, mcnemar, share
 from sage_grpo.lab.text_evaluate import Evaluation, evaluate, evaluate_run
 from sage_grpo.report.page import Headline, Page, Table, VideoPair, write_page
 from sage_grpo.report.svg import Chart
+from sage_grpo.statistics import effect, mcnemar, share
 from sage_grpo.tracking.video import contact_sheet, mp4_bytes
 from sage_grpo.trainer import Trainer
 
