@@ -10,7 +10,7 @@ KILLS  ?= 10
 FAULTS ?= 100
 ROUNDS ?= 24
 
-.PHONY: setup check lint format types test figures trust-regions lab claims audit chaos chaos-alone fleet-chaos fleet-speed overhead wheel clean
+.PHONY: setup check lint format types test figures trust-regions lab claims audit chaos chaos-alone fleet-chaos fleet-speed plan-check overhead wheel clean
 setup:            ## virtual environment with the pinned versions
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install torch==2.13.0
@@ -63,6 +63,9 @@ fleet-chaos:      ## plant faults in a real fleet while a model trains against i
 
 fleet-speed:      ## a fleet's rate and overlap beside the same scorers in-process: make fleet-speed ROUNDS=9
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(RUN) -m serve.throughput --rounds $(ROUNDS)
+
+plan-check:       ## plans of ten layouts beside what really happens: some minutes
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(RUN) -m plan.reality $$(mktemp -d)
 
 overhead:         ## time of an iteration against a bare loop of the same passes: make overhead ROUNDS=24
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m e2e.overhead --rounds $(ROUNDS)

@@ -145,7 +145,7 @@ def build_model(config: RecipeConfig, processes: Processes | None = None) -> Vid
 
 def outline_model(config: RecipeConfig) -> VideoModel:
     """The recipe's model, prepared but not yet cut: where it comes from diffusers, at full size without weights."""
-    untouched = {"compile": None, "attention": None, "vae_tiling": False}  # they need the device, and change no size
+    untouched = {"compile": None, "attention": None}  # they need the device, and change no size
     config = config.model_copy(update={"tuning": config.tuning.model_copy(update=untouched)})
     factory = resolve(config.model.type, MODELS, "model")
     if hasattr(factory, "outline"):
@@ -163,16 +163,21 @@ def share(model: VideoModel, config: RecipeConfig, processes: Processes | None) 
     if processes is None:
         return
     if processes.exchange:
-        if not hasattr(model, "share_sequence"):
-            raise ConfigError(f"parallel.sequence: {config.model.type} cannot share one video; use parallel.sequence=1")
-        if config.parallel.ring > 1 and processes.device == HOST:
-            raise ConfigError("parallel.ring: attention on the CPU cannot go round a ring; use parallel.ring=1")
-        model.share_sequence(processes.exchange)
+        share_video(model, config, processes)
     reserve_copies(model, copies_of(config))
     shard(model, processes.weights_mesh, getattr(model, "autocast_dtype", None))
     if any(p.is_meta for p in model.module.parameters()):
         folder = Path(str(getattr(model, "folder", "")))
         fill(model, folder, processes.device, lambda name, shape: initial_weights(name, shape, config.seed))
+
+
+def share_video(model: VideoModel, config: RecipeConfig, processes: Processes) -> None:
+    """Let the processes of a video have its tokens or heads in parts."""
+    if not hasattr(model, "share_sequence"):
+        raise ConfigError(f"parallel.sequence: {config.model.type} cannot share one video; use parallel.sequence=1")
+    if config.parallel.ring > 1 and processes.device == HOST:
+        raise ConfigError("parallel.ring: attention on the CPU cannot go round a ring; use parallel.ring=1")
+    model.share_sequence(processes.exchange)
 
 
 def copies_of(config: RecipeConfig) -> list[str]:

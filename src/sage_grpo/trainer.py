@@ -23,7 +23,7 @@ from sage_grpo.dist.device import HOST
 from sage_grpo.dist.processes import join
 from sage_grpo.dist.watchdog import Watchdog
 from sage_grpo.rewards.function import CompositeReward
-from sage_grpo.tracking.callbacks import Agree, Log, Samples, Save, WeightAverage
+from sage_grpo.tracking.callbacks import Agree, Clock, Log, Samples, Save, WeightAverage
 from sage_grpo.tracking.environment import describe_environment
 from sage_grpo.tracking.files import atomic_write
 from sage_grpo.tracking.gauge import DriftGauge
@@ -144,8 +144,8 @@ class Trainer:
             config.run.trackers, self.folder, config=config.model_dump(mode="json"), name=self.folder.name,
             resume_at=loop.iteration + 1,  # a run killed before its first checkpoint starts over, and so do its curves
         )  # fmt: skip
-        log = Log(trackers, self.reward.names)
-        parts: list[Callback] = [watchdog]
+        log = Log(trackers, self.reward.names, clock := Clock())
+        parts: list[Callback] = [clock, watchdog]
         parts += [WeightAverage(config.optimizer.ema)] if config.optimizer.ema else []
         if config.run.sample_every:
             samples = Samples(self.folder / "samples", config, trackers, write=self.main, monitors=self.monitors)

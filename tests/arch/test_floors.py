@@ -11,9 +11,9 @@ FLOORS = {
     "config": 0, "math": 0, "worlds": 0, "discovery": 0, "statistics": 0,
     "core": 1,
     "models": 2, "rewards": 2, "data": 2, "dist": 2, "tracking": 2, "tuning": 2,
-    "report": 3, "plan": 3,
+    "report": 3,
     "build": 4,
-    "planning": 5, "runs": 5, "scoring": 5, "serve": 5, "trainer": 5, "exporting": 6, "sampling": 6, "rehearse": 7,
+    "plan": 5, "runs": 5, "scoring": 5, "serve": 5, "trainer": 5, "exporting": 6, "sampling": 6, "rehearse": 7,
     "lab": 7,
     "cli": 8, "__main__": 9,
 }  # fmt: skip

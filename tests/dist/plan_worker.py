@@ -1,4 +1,4 @@
-"""What processes really hold and need for which a plan was made: `python -m dist.plan_worker FOLDER CASE…`."""
+"""What processes really hold for which a plan was made: `python -m dist.plan_worker FOLDER CASE…`."""
 
 import json
 import sys
@@ -7,9 +7,7 @@ from pathlib import Path
 import torch
 
 from dist.worker import brightness, recipe
-from sage_grpo.core.protocols import Prompt
 from sage_grpo.dist.checkpoint import saved_tensors
-from sage_grpo.dist.peak import peak_bytes
 from sage_grpo.dist.processes import launched, leave
 from sage_grpo.dist.shard import bytes_held, local
 from sage_grpo.trainer import Trainer
@@ -29,13 +27,6 @@ def measure(trainer):
     for kind in ("bank", "optimizer"):
         tensors = [local(t) for place, t in saved.items() if place.startswith(f"state/loop/{kind}/")]
         found[kind] = sum(t.numel() * t.element_size() for t in tensors)
-    x = torch.zeros(2, *trainer.model.latent_shape(Prompt("")))
-    # masks that keep all their rows, as those of a plan do
-    condition = {name: torch.ones_like(value) for name, value in trainer.model.blank_condition(2).items()}
-    for name, in_turn in (("in turn", True), ("peak", False)):
-        trainer.model.branches_in_turn = in_turn
-        trainer.model.module.zero_grad(set_to_none=True)
-        found[name] = peak_bytes(trainer.model, x, torch.ones(2), condition)
     return found
 
 

@@ -8,6 +8,7 @@ from sage_grpo import __version__
 from sage_grpo.cli import lab, rewards
 from sage_grpo.cli.explain import explain
 from sage_grpo.cli.export import export
+from sage_grpo.cli.plan import plan
 from sage_grpo.cli.rehearse import rehearse
 from sage_grpo.cli.sample import sample
 from sage_grpo.cli.serve import serve
@@ -44,6 +45,7 @@ def _root(
 
 app.add_typer(lab.app, name="lab")
 app.command()(train)
+app.command()(plan)
 app.command()(rehearse)
 app.command()(sample)
 app.command()(export)

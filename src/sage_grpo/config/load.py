@@ -22,10 +22,15 @@ class ConfigError(ValueError):
 
 def load_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> RecipeConfig:
     """Read, override and validate; `overrides` are like `policy.clip=1e-5`."""
+    return validate(read_settings(source, overrides), RecipeConfig)
+
+
+def read_settings(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """As they are written, not yet validated."""
     values = dict(source) if isinstance(source, Mapping) else _read(Path(source))
     for text in overrides:
         _override(values, text)
-    return validate(values, RecipeConfig)
+    return values
 
 
 def load_fleet(path: str | Path) -> FleetConfig:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sage_grpo.core.protocols import Condition, Prompt
 from sage_grpo.models.conditions import ConditionStore, fingerprint
 from sage_grpo.models.guidance import in_turn
-from sage_grpo.models.loading import ModelError, default_parts, empty_parts, read_image
+from sage_grpo.models.loading import ModelError, empty_parts, full_size, read_image
 
 __all__ = ["NEGATIVE", "DiffusersModel", "ModelError", "read_image"]
 
@@ -42,6 +42,9 @@ class DiffusersModel(ABC):
     default_size: ClassVar[tuple[int, int, int]]  # frames, height, width that the model was made for
     tiny_size: ClassVar[tuple[int, int, int]]  # the same for the checkpoint of `tiny()`
     tiny_options: ClassVar[Mapping[str, Any]] = {}
+    # For plans: sizes of released encoders, and of networks unlike their class's default by a word in their name.
+    encoder_sizes: ClassVar[dict[str, Mapping[str, Any]]] = {}
+    released: ClassVar[Mapping[str, dict[str, Mapping[str, Any]]]] = {}
 
     def __init__(
         self,
@@ -153,12 +156,11 @@ class DiffusersModel(ABC):
     def outline(
         cls, path: str | None = None, *, dtype: torch.dtype = torch.float32, **settings: Any
     ) -> "DiffusersModel":
-        """The model at full size without weights, to be planned: sizes of a checkpoint folder, or of the classes."""
-        small, names = cls.tiny(), (*cls.denoisers, "vae")
-        known = bool(path) and Path(str(path)).is_dir()
-        parts = (
-            empty_parts(cls.pipeline_class, str(path), names, dtype) if known else default_parts(small, names, dtype)
-        )
+        """The model at full size without weights, to be planned: sizes of a checkpoint folder, or of the release."""
+        small = cls.tiny()
+        sizes = next((sizes for word, sizes in cls.released.items() if word in (path or "")), {})
+        parts = full_size(small, path, (*cls.denoisers, "vae"), cls.encoders, dtype, cls.encoder_sizes | sizes)
+        parts |= {name: parts[name].float() for name in cls.float32_parts if name in parts}
         own = {name: small.config[name] for name in inspect.signature(cls.pipeline_class).parameters}
         return cls(cls.pipeline_class(**(own | small.components | parts)), **settings)
 
@@ -243,8 +245,7 @@ class DiffusersModel(ABC):
 
     def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         inputs = {name: value for name, value in condition.items() if not name.startswith(NEGATIVE)}
-        context = torch.autocast(x.device.type, self.autocast_dtype) if self.autocast_dtype else nullcontext()
-        with context:
+        with torch.autocast(x.device.type, self.autocast_dtype) if self.autocast_dtype else nullcontext():
             v = self.predict(x, sigma, inputs)
             if self.guided:
                 against = {k.removeprefix(NEGATIVE): t for k, t in condition.items() if k.startswith(NEGATIVE)}
@@ -295,6 +296,5 @@ class DiffusersModel(ABC):
         if wrong:
             raise ModelError("; ".join(wrong))
 
-    def pixel_step(self) -> int:
-        """Height and width are multiples of this."""
+    def pixel_step(self) -> int:  # height and width are multiples of this
         return 1

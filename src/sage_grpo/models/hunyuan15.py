@@ -26,6 +26,20 @@ class HunyuanVideo15(DiffusersModel):
     default_size = (121, 480, 848)
     tiny_size = (5, 32, 32)
     tiny_options: ClassVar[Mapping[str, Any]] = {"text_tokens": 24, "glyph_tokens": 16, "image_tokens": 4}
+    encoder_sizes: ClassVar[dict[str, Mapping[str, Any]]] = {
+        "text_encoder": {
+            "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+            "num_key_value_heads": 4, "vocab_size": 152064,
+        },
+        "text_encoder_2": {
+            "d_model": 1472, "d_ff": 3584, "d_kv": 64, "num_heads": 6, "num_layers": 12, "vocab_size": 1510,
+            "feed_forward_proj": "gated-gelu",
+        },
+        "image_encoder": {
+            "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16,
+            "image_size": 384, "patch_size": 14,
+        },
+    }  # fmt: skip
 
     def __init__(
         self, pipe: Any, *, text_tokens: int = 1000, glyph_tokens: int = 256, image_tokens: int = 729, **settings: Any

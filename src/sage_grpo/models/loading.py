@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -30,13 +31,31 @@ def empty_parts(pipeline: Any, folder: str, names: Sequence[str], dtype: torch.d
     return parts
 
 
-def default_parts(pipe: Any, names: Sequence[str], dtype: torch.dtype) -> dict[str, Any]:
-    """Networks of a pipeline at the size that their classes have by default, without weights."""
+def default_parts(
+    pipe: Any, names: Sequence[str], dtype: torch.dtype, sizes: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Networks of a pipeline without weights: at the size that their classes have by default, but for `sizes`."""
     from accelerate import init_empty_weights  # noqa: PLC0415 - only for several processes
 
     classes = {name: type(part) for name in names if (part := getattr(pipe, name, None)) is not None}
     with init_empty_weights(include_buffers=False):
-        return {name: _as_loaded(network(), dtype) for name, network in classes.items()}
+        return {name: _as_loaded(network(**sizes.get(name, {})), dtype) for name, network in classes.items()}
+
+
+def empty_encoders(
+    pipe: Any, folder: str | None, names: Sequence[str], dtype: torch.dtype, sizes: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Encoders of the classes of `pipe` without weights: of a checkpoint folder, or of these sizes."""
+    from accelerate import init_empty_weights  # noqa: PLC0415 - only for a plan
+
+    parts = {}
+    for name in names:
+        if (small := getattr(pipe, name, None)) is not None and (folder or name in sizes):
+            kind = type(small.config)
+            config = kind.from_pretrained(folder, subfolder=name) if folder else kind(**sizes[name])
+            with init_empty_weights():
+                parts[name] = type(small)(config).to(dtype)
+    return parts
 
 
 def _as_loaded(part: Any, dtype: torch.dtype) -> Any:
@@ -45,6 +64,18 @@ def _as_loaded(part: Any, dtype: torch.dtype) -> Any:
         if not any(word in place.split(".") for word in kept):
             parameter.data = parameter.data.to(dtype)
     return part
+
+
+def full_size(
+    pipe: Any, path: str | None, networks: Sequence[str], encoders: Sequence[str], dtype: torch.dtype,
+    sizes: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:  # fmt: skip
+    """All networks of a pipeline like `pipe` without weights: sizes of a checkpoint folder, or of its release."""
+    folder = path if path and Path(path).is_dir() else None
+    if folder and not (Path(folder) / "model_index.json").is_file():
+        raise ModelError(f"model.path: {folder} is not a checkpoint: it has no model_index.json")
+    made = empty_parts(type(pipe), folder, networks, dtype) if folder else default_parts(pipe, networks, dtype, sizes)
+    return made | empty_encoders(pipe, folder, encoders, dtype, sizes)
 
 
 def read_image(prompt: Prompt) -> Image.Image:

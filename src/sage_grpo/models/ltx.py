@@ -21,6 +21,7 @@ class LTXVideo(DiffusersModel):
     default_size = (161, 512, 704)
     tiny_size = (9, 32, 32)
     tiny_options: ClassVar[Mapping[str, Any]] = {"text_tokens": 24}
+    encoder_sizes: ClassVar[dict[str, Mapping[str, Any]]] = {"text_encoder": tiny.T5_XXL}
 
     def __init__(self, pipe: Any, *, text_tokens: int = 128, frame_rate: int = 25, **settings: Any) -> None:
         self.text_tokens, self.frame_rate = text_tokens, frame_rate
@@ -68,6 +69,10 @@ class LTXVideo(DiffusersModel):
             [text], do_classifier_free_guidance=False, max_sequence_length=self.text_tokens, device=self.device
         )
         return {"text": found.to(self.dtype), "text_mask": mask}
+
+    def text_shapes(self) -> dict[str, tuple[int, ...]]:
+        width = self.pipe.transformer.config.caption_channels
+        return {"text": (self.text_tokens, width), "text_mask": (self.text_tokens,)}
 
     def _encoding_settings(self) -> str:
         return f"{super()._encoding_settings()} {self.text_tokens}"
@@ -136,6 +141,9 @@ class LTXVideoImageToVideo(LTXVideo):
         latents = p._normalize_latents(latents.float(), vae.latents_mean, vae.latents_std)
         patches = (p.transformer_spatial_patch_size, p.transformer_temporal_patch_size)
         return {"first_frame": p._pack_latents(latents, *patches)}
+
+    def image_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"first_frame": (self.frame_tokens, self.latent_shape(Prompt(""))[1])}
 
     def model_input(self, x: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([inputs["first_frame"].to(x.dtype), x[:, self.frame_tokens :]], dim=1)

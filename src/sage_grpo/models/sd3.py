@@ -20,6 +20,13 @@ class StableDiffusion3(DiffusersModel):
     default_size = (1, 1024, 1024)
     tiny_size = (1, 32, 32)
     tiny_options: ClassVar[Mapping[str, Any]] = {"text_tokens": 24}
+    encoder_sizes: ClassVar[dict[str, Mapping[str, Any]]] = {
+        "text_encoder": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+                         "num_attention_heads": 12, "projection_dim": 768},
+        "text_encoder_2": {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32,
+                           "num_attention_heads": 20, "projection_dim": 1280},
+        "text_encoder_3": tiny.T5_XXL,
+    }  # fmt: skip
 
     def __init__(self, pipe: Any, *, text_tokens: int = 256, **settings: Any) -> None:
         self.text_tokens = text_tokens
@@ -45,6 +52,11 @@ class StableDiffusion3(DiffusersModel):
             max_sequence_length=self.text_tokens,
         )  # fmt: skip
         return {"text": found.to(self.dtype), "pooled": pooled.to(self.dtype)}
+
+    def text_shapes(self) -> dict[str, tuple[int, ...]]:
+        config = self.pipe.transformer.config
+        tokens = self.pipe.tokenizer_max_length + self.text_tokens
+        return {"text": (tokens, config.joint_attention_dim), "pooled": (config.pooled_projection_dim,)}
 
     def _encoding_settings(self) -> str:
         return f"{super()._encoding_settings()} {self.text_tokens}"

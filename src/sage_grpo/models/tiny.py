@@ -11,6 +11,10 @@ import transformers as hf
 from tokenizers import pre_tokenizers
 
 LETTERS = [chr(i) for i in range(32, 127)]
+T5_XXL = {
+    "d_model": 4096, "d_ff": 10240, "d_kv": 64, "num_heads": 64, "num_layers": 24, "vocab_size": 32128,
+    "feed_forward_proj": "gated-gelu",
+}  # fmt: skip
 
 
 def unigram_tokenizer(length: int) -> Any:

@@ -29,6 +29,26 @@ class Wan(DiffusersModel):
     default_size = (81, 480, 832)
     tiny_size = (5, 16, 16)
     tiny_options: ClassVar[Mapping[str, Any]] = {"text_tokens": 24}
+    encoder_sizes: ClassVar[dict[str, Mapping[str, Any]]] = {
+        "text_encoder": tiny.T5_XXL | {"vocab_size": 256384},
+        "image_encoder": {
+            "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 16,
+            "image_size": 224, "patch_size": 14,
+        },
+    }  # fmt: skip
+    released: ClassVar[Mapping[str, dict[str, Mapping[str, Any]]]] = {  # its class is the 14B by default
+        "1.3B": {"transformer": {"num_attention_heads": 12, "num_layers": 30, "ffn_dim": 8960}},
+        "5B": {
+            "transformer": {
+                "num_attention_heads": 24, "num_layers": 30, "ffn_dim": 14336, "in_channels": 48, "out_channels": 48,
+            },
+            "vae": {
+                "base_dim": 160, "decoder_base_dim": 256, "z_dim": 48, "in_channels": 12, "out_channels": 12,
+                "patch_size": 2, "is_residual": True, "scale_factor_spatial": 16, "dim_mult": [1, 2, 4, 4],
+                "temperal_downsample": [False, True, True],
+            },
+        },
+    }  # fmt: skip
 
     def __init__(
         self, pipe: Any, *, text_tokens: int = 512, guidance_scale_2: float | None = None, **settings: Any
@@ -204,6 +224,16 @@ class WanImageToVideo(Wan):
         if self._denoisers()[0].config.image_dim is not None:
             found["image"] = p.encode_image(image, self.device).to(self.dtype)
         return found | {"first_frame" if self.per_token else "channels": outputs[1]}
+
+    def image_shapes(self) -> dict[str, tuple[int, ...]]:
+        channels, frames, *size = self.latent_shape(Prompt(""))
+        if self.per_token:
+            return {"first_frame": (channels, 1, *size)}
+        found = {"channels": (channels + self.pipe.vae_scale_factor_temporal, frames, *size)}
+        if (width := self._denoisers()[0].config.image_dim) is not None:
+            vision = self.pipe.image_encoder.config
+            found["image"] = ((vision.image_size // vision.patch_size) ** 2 + 1, width)
+        return found
 
     @classmethod
     def tiny_image_parts(cls) -> dict[str, Any]:

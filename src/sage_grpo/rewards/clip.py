@@ -26,6 +26,7 @@ class CLIPReward(VideoScorer):
     """CLIPScore: cosine of text and frame, the mean over a few frames."""
 
     names: tuple[str, ...] = ("clip",)
+    device_bytes = 1_710_000_000  # of its weights: what a plan counts
     default_path = default_processor = "openai/clip-vit-large-patch14"
 
     def __init__(
@@ -82,6 +83,7 @@ class PickScoreReward(CLIPReward):
     """PickScore: exp(logit_scale) · cosine of a CLIP that was trained on preferences, over `divisor`."""
 
     names = ("pickscore",)
+    device_bytes = 3_940_000_000
     default_path, default_processor = "yuvalkirstain/PickScore_v1", "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 
     def __init__(self, path: str | None = None, *, divisor: float = 1.0, **settings: Any) -> None:

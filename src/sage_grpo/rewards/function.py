@@ -1,5 +1,6 @@
 """Any Python function as a reward, and several rewards as one."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,6 +42,7 @@ class CompositeReward:
     def __init__(self, rewards: Sequence[Reward]) -> None:
         self.rewards = list(rewards)
         self.names = tuple(name for reward in rewards for name in reward.names)
+        self.waited = 0.0  # seconds that the caller stood still for scores
         self.groupwise = any(getattr(reward, "groupwise", False) for reward in rewards)
         twice = {name for name in self.names if self.names.count(name) > 1}
         if twice:
@@ -52,9 +54,15 @@ class CompositeReward:
     def begin(self, videos: Tensor, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
         """Those that work elsewhere start now and side by side, the others when their scores are asked for."""
         begun = [reward.begin(videos, prompts) if hasattr(reward, "begin") else None for reward in self.rewards]
-        return lambda: self._joined(
-            [ask() if ask else reward.score(videos, prompts) for ask, reward in zip(begun, self.rewards, strict=True)]
-        )
+
+        def answer() -> Scores:
+            asked, pairs = time.monotonic(), zip(begun, self.rewards, strict=True)
+            try:
+                return self._joined([ask() if ask else reward.score(videos, prompts) for ask, reward in pairs])
+            finally:
+                self.waited += time.monotonic() - asked
+
+        return answer
 
     def _joined(self, parts: Sequence[Scores]) -> Scores:
         values = torch.cat([part.values.double().cpu() for part in parts], 1)

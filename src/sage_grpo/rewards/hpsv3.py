@@ -103,6 +103,7 @@ class HPSv3Reward(VideoScorer):
     """
 
     names = ("hpsv3",)
+    device_bytes = 15_500_000_000  # of its weights in bfloat16: what a plan counts
 
     def __init__(
         self, path: str, base: str, *, instruction: str | None = None, frames: int = 4,

@@ -76,6 +76,7 @@ class VideoAlign:
     """
 
     names = NAMES
+    device_bytes = 4_400_000_000  # of its weights in bfloat16: what a plan counts
     presets: ClassVar[Mapping[str, Mapping[str, float]]] = {  # the paper's settings
         "A": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0},
         "B": {"VQ": 0.5, "MQ": 0.5, "TA": 1.0},

@@ -1,6 +1,7 @@
 """What hangs on a run: averaged weights, logs, sample videos, checkpoints."""
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -46,11 +47,37 @@ class WeightAverage(Callback):
             loop.bank.save(EMA, decay=self.decay)
 
 
+class Clock(Callback):
+    """Seconds of an iteration's phases. First among the callbacks: what the others do counts to the next phase."""
+
+    def __init__(self) -> None:
+        self.seconds: Metrics = {}
+        self._began = self._waited = 0.0
+
+    def on_start(self, loop: Loop) -> None:
+        self._began, self._waited = time.monotonic(), self._waiting(loop)
+
+    def _waiting(self, loop: Loop) -> float:
+        return float(getattr(loop.reward, "waited", 0.0))
+
+    def _phase(self) -> float:
+        began, self._began = self._began, time.monotonic()
+        return self._began - began
+
+    def on_rollout(self, loop: Loop, rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None:
+        before, self._waited = self._waited, self._waiting(loop)
+        score = self._waited - before
+        self.seconds = {"seconds/rollout": self._phase() - score, "seconds/score": score}
+
+    def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
+        self.seconds["seconds/update"] = self._phase()
+
+
 class Log(Callback):
     """Metrics and per-timestep series to all trackers."""
 
-    def __init__(self, trackers: Sequence[Tracker], names: Sequence[str]) -> None:
-        self.trackers, self.names = trackers, names
+    def __init__(self, trackers: Sequence[Tracker], names: Sequence[str], clock: Clock) -> None:
+        self.trackers, self.names, self.clock = trackers, names, clock
         self.series: dict[str, list[float]] = {}
         self.scores: Metrics = {}
         self.first: Metrics = {}
@@ -74,7 +101,7 @@ class Log(Callback):
         self.first, self.last = self.first or dict(metrics), dict(metrics)
         series = {name: sum(values) / len(values) for name, values in sorted(self.series.items())}
         for tracker in self.trackers:
-            tracker.log(loop.iteration, metrics | series)
+            tracker.log(loop.iteration, metrics | self.clock.seconds | series)
 
 
 class Samples(Callback):

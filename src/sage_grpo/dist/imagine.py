@@ -1,17 +1,15 @@
-"""Peak memory of one training pass on one process of many, counted on tensors that have no values."""
+"""Tensors that have no values: a network at full size does all it would do, and takes neither memory nor time."""
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.overrides import TorchFunctionMode
 
-from sage_grpo.core.protocols import VideoModel
 from sage_grpo.dist.device import HOST
 
 
@@ -37,6 +35,8 @@ class NoValues(TorchFunctionMode):
     ) -> Any:
         if func is Tensor.__bool__ and isinstance(args[0], FakeTensor):
             return True
+        if func is Tensor.__setitem__ and isinstance(args[0], FakeTensor) and isinstance(args[2], int | float):
+            return None  # some decoders fill masks row by row
         if func is Tensor.__getitem__ and isinstance(mask := args[1], FakeTensor) and mask.dtype == torch.bool:
             rows = 0 if getattr(mask, "inverted", False) else mask.numel()
             return Kept.apply(args[0], mask, rows)  # type: ignore[no-untyped-call]
@@ -74,24 +74,3 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-class Pass(nn.Module):
-    """The tracker takes a second call of the network for a new iteration, unless both are inside a module."""
-
-    def __init__(self, ask: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.ask = ask
-
-    def forward(self, *inputs: Any) -> Tensor:
-        return self.ask(*inputs)
-
-
-def peak_bytes(model: VideoModel, x: Tensor, sigma: Tensor, condition: Mapping[str, Tensor]) -> dict[str, int]:
-    """The most that a forward and backward pass holds at once, by kind, for a model that is cut into shards."""
-    tracker = FSDPMemTracker(model.module)
-    tracker.track_inputs((x, sigma, dict(condition)))
-    with tracker, uncollected():
-        Pass(model.velocity)(x, sigma, condition).float().square().mean().backward()
-    (peak,) = tracker.get_tracker_snapshot("peak").values()
-    return {str(getattr(kind, "value", kind)): size for kind, size in peak.items() if size}

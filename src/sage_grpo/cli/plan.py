@@ -1,0 +1,117 @@
+"""`sage-grpo plan`: what a recipe needs, takes and costs, before a GPU is rented."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sage_grpo.cli.errors import user_errors
+
+if TYPE_CHECKING:
+    from sage_grpo.config import RecipeConfig
+
+
+def plan(
+    recipe: Annotated[str, typer.Argument(help="YAML file, or the name of a shipped recipe.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE…")] = None,
+    gpus: Annotated[int | None, typer.Option(help="The same as parallel.processes=N.", min=1)] = None,
+    gpu: Annotated[str, typer.Option(help="Kind of GPU, such as h100-80g, a100-80g, rtx4090-24g.")] = "h100-80g",
+    price: Annotated[float | None, typer.Option(help="Of a GPU-hour, in any currency.", min=0)] = None,
+    sweep: Annotated[
+        list[str] | None, typer.Option(help="Other layouts: 'gpus=8,64,512 sp=1,2,4'; also replicate=1,8.")
+    ] = None,
+    picture: Annotated[Path, typer.Option(help="Where a sweep is drawn.")] = Path("plan.png"),
+    calibration: Annotated[Path | None, typer.Option(help="File of --measured: seconds in its terms.")] = None,
+    measured: Annotated[
+        Path | None,
+        typer.Option(help="A run on such GPUs: keep in --calibration what it reached, and plan by it."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
+) -> None:
+    """Memory by part, passes, FLOPs, seconds, cost, disk and interruptions of a recipe. Needs no GPU and no checkpoint.
+
+    Example: `sage-grpo plan hunyuan15-64gpu --gpus 64 --gpu h100-80g --price 2.5`
+
+    Where scaling stops paying: `sage-grpo plan hunyuan15-64gpu --sweep 'gpus=8,64,512,4096 sp=1,2,4,8'`
+    """
+    import json
+
+    from rich.console import Console
+
+    from sage_grpo.cli.progress import progress_of
+
+    console, notes = Console(), Console(stderr=True)
+    changes = [*(overrides or []), *([f"parallel.processes={gpus}"] if gpus else [])]
+    with user_errors():
+        from sage_grpo.models.quiet import quiet_libraries
+        from sage_grpo.plan import show
+        from sage_grpo.plan.estimate import estimate
+        from sage_grpo.plan.hardware import find_gpu
+        from sage_grpo.plan.sweep import parse_sweep
+        from sage_grpo.plan.sweep import sweep as run_sweep
+
+        quiet_libraries()
+        kind, axes = find_gpu(gpu), parse_sweep(sweep or [])
+        config = checked(recipe, changes)
+        known = calibrated(calibration, measured, gpu)
+        if axes:
+            from sage_grpo.plan.picture import draw_sweep
+
+            with progress_of("planning", notes) as tell:
+                cells = run_sweep(config, kind, known, axes, tell)
+            if not any(cell.plan for cell in cells):
+                from sage_grpo.config import ConfigError
+
+                raise ConfigError(f"none of these layouts works: {cells[0].why}")
+            draw_sweep(cells, f"{recipe} on {gpu}", picture)
+            told: Any = {"sweep": [show.cell_summary(cell, price, cells) for cell in cells], "picture": str(picture)}
+        else:
+            with notes.status("going through the network without weights"):
+                found = estimate(config, kind, known)
+            told = show.summary(found, gpu, price)
+    if as_json:
+        print(json.dumps(told))
+    elif axes:
+        show.show_sweep(cells, price, console)
+        console.print(f"Drawn in {picture}", highlight=False)
+    else:
+        show.show(found, gpu, price, console)
+
+
+def checked(recipe: str, changes: list[str]) -> RecipeConfig:
+    """The recipe, if its layout works; else the nearest layouts that do are told."""
+    from sage_grpo.config import ConfigError, load_recipe
+    from sage_grpo.models.loading import ModelError
+    from sage_grpo.plan.layout import check_layout
+    from sage_grpo.plan.nearest import nearest_layouts
+
+    try:
+        config = load_recipe(recipe, changes)
+        check_layout(config)
+    except (ConfigError, ModelError) as error:
+        near = nearest_layouts(recipe, changes, check_layout)
+        ways = "\n".join(f"  {' '.join(way)}" for way in near)
+        raise ConfigError(f"{error}\nnearest layouts that work:\n{ways}" if near else str(error)) from None
+    return config
+
+
+def calibrated(path: Path | None, run: Path | None, gpu: str) -> Any:
+    from sage_grpo.plan.calibration import Calibration, calibrate, read_calibration, write_calibration
+
+    if run is None:
+        return read_calibration(path) if path else Calibration()
+    from sage_grpo.config import ConfigError, load_recipe
+    from sage_grpo.plan.estimate import estimate
+    from sage_grpo.plan.hardware import find_gpu
+    from sage_grpo.tracking.metrics import read_metrics
+
+    if not (run / "config.yaml").is_file() or not (run / "metrics.jsonl").is_file():
+        raise ConfigError(f"{run} is not a run: --measured needs its config.yaml and metrics.jsonl")
+    config = load_recipe(run / "config.yaml")
+    planned = estimate(config, find_gpu(gpu), Calibration())
+    rows = read_metrics(run / "metrics.jsonl")
+    found = calibrate(rows, planned.seconds, config.rollouts // config.parallel.replicas, gpu, run.name)
+    write_calibration(path or Path("calibration.yaml"), found)
+    return found

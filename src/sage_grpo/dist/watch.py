@@ -1,0 +1,102 @@
+"""What a piece of a program does, seen operation by operation: floating-point work, memory, messages.
+
+It works alike on tensors without values, for a plan, and on real ones.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import flop_counter
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+aten: Any = torch.ops.aten
+Operation = tuple[float, float]  # FLOPs, bytes read and written
+MESSAGES = {  # by what a collective is called, in FSDP2 and in functional collectives
+    "_allgather_base_": "weights", "_reduce_scatter_base_": "gradients", "allreduce_": "gradients",
+    "all_to_all_single": "tokens", "all_gather_into_tensor": "tokens", "reduce_scatter_tensor": "tokens",
+    "all_reduce": "tokens",
+}  # fmt: skip
+
+
+def flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
+    """By the formulas of torch's counter, which knows the attention of GPUs but not that of the host."""
+    kind = func._overloadpacket
+    if kind is aten._scaled_dot_product_flash_attention_for_cpu:
+        return float(flop_counter.sdpa_flop_count(*(x.shape for x in args[:3])))
+    if kind is aten._scaled_dot_product_flash_attention_for_cpu_backward:
+        return float(flop_counter.sdpa_backward_flop_count(*(x.shape for x in args[:4])))
+    formula = flop_counter.flop_registry.get(kind)
+    return float(formula(*args, **kwargs, out_val=out)) if formula else 0.0
+
+
+def sizes(values: Any) -> list[int]:
+    return [x.numel() * x.element_size() for x in tree_leaves(values) if isinstance(x, Tensor)]
+
+
+class Watch(TorchDispatchMode):
+    """Counts operations by their cost, bytes of messages by purpose, and the most memory newly held at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: Counter[Operation] = Counter()
+        self.sent: Counter[str] = Counter()  # bytes of the whole that a message is a part of
+        self.messages: Counter[str] = Counter()
+        self.peak = 0
+        self._now = 0
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    @property
+    def flops(self) -> float:
+        return sum(n * flops for (flops, _), n in self.operations.items())
+
+    def __enter__(self) -> "Watch":
+        self._resize = resize = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:  # how FSDP2 frees gathered weights
+            out = resize(storage, size)
+            self._note(storage)
+            return out
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        super().__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        for x in tree_leaves(out):
+            if isinstance(x, Tensor):
+                storage = x.untyped_storage()
+                if storage._cdata in self._live or storage._cdata not in given:  # else it was there before
+                    self._note(storage)
+        if func.namespace in ("c10d", "_c10d_functional"):
+            if purpose := MESSAGES.get(func._overloadpacket.__name__):
+                self.sent[purpose] += max(sizes((args, out)))
+                self.messages[purpose] += 1
+        elif not func.is_view:
+            moved = sum(sizes((args, kwargs, out)))
+            self.operations[flops(func, args, kwargs, out), float(moved)] += 1
+        return out
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        known = self._live.get(key)
+        if known is None or known[0].expired():
+            self._live[key] = StorageWeakRef(storage), size
+        else:
+            self._live[key] = known[0], size
+        self._now += size - (known[1] if known else 0)
+        if self._now > self.peak:
+            for gone in [key for key, (reference, _) in self._live.items() if reference.expired()]:
+                self._now -= self._live.pop(gone)[1]
+            self.peak = max(self.peak, self._now)

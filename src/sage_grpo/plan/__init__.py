@@ -1,0 +1,1 @@
+"""A recipe laid out before a GPU is rented: memory, work, time, cost."""

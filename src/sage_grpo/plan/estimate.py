@@ -1,0 +1,160 @@
+"""A whole plan: memory, work, time, cost and interruptions of a recipe on GPUs of a kind."""
+
+import math
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+from sage_grpo import build
+from sage_grpo.config import RecipeConfig
+from sage_grpo.plan.calibration import Calibration
+from sage_grpo.plan.counts import Counts, count
+from sage_grpo.plan.hardware import GPU, MEMORY_SHARE, PassTime, Together, at_roofline, pass_time
+from sage_grpo.plan.interruptions import GPU_HOURS_PER_FAILURE, Saving, best_interval, lost_share
+from sage_grpo.plan.memory import Held, Memory, held, memory
+from sage_grpo.plan.probe import Cost, Probe, decoding, probe
+
+DISK = 2e9  # bytes a second that a node writes
+START = 300.0  # seconds from a failure until the first iteration runs again
+FRACTION = 0.92  # of a GPU's memory that a plan may use: the rest is the allocator's and the driver's
+PIXELS = 0.1  # bytes a pixel of compressed sample videos
+
+
+@dataclass(frozen=True)
+class Plan:
+    config: RecipeConfig
+    gpu: GPU
+    gpus: int
+    tokens: int
+    flops_per_forward: float  # of one video, one branch of guidance
+    held: Held
+    memory: Memory
+    counts: Counts
+    seconds: dict[str, float]  # of one iteration, by phase
+    passes: dict[str, PassTime]
+    moved: dict[str, float]  # bytes of an iteration and process, by purpose
+    flops: float  # of an iteration on all GPUs
+    saving: Saving
+    score_seconds: float
+    calibrated: bool
+
+    @property
+    def iteration(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def between_failures(self) -> float:
+        return GPU_HOURS_PER_FAILURE * 3600 / self.gpus
+
+    @property
+    def lost(self) -> float:
+        """Share of the run's time that saves and failures take, as the recipe saves."""
+        return lost_share(self.config.run.save_every * self.iteration, self.saving, self.between_failures)
+
+    @property
+    def hours(self) -> float:
+        return self.config.run.iterations * self.iteration / (1 - self.lost) / 3600
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.peak <= FRACTION * self.gpu.memory
+
+    @property
+    def mfu(self) -> float:
+        """Share of the GPUs' arithmetic that an iteration uses, recomputation not counted as use."""
+        useful = self.flops * (1 - self.counts.again / (self.counts.forward + 2 * self.counts.backward))
+        return useful / (self.iteration * self.gpus * self.gpu.flops)
+
+    @property
+    def best_save_every(self) -> int:
+        return best_interval(self.saving, self.between_failures, self.iteration)
+
+
+def groups(config: RecipeConfig, gpu: GPU) -> tuple[Together, Together, Together]:
+    """Who exchanges weights, sums of gradients between copies, and tokens. Neighbours share a video."""
+    layout = config.parallel
+
+    def over(size: int, stride: int) -> Together:
+        return Together(size, min(size, math.ceil(size * stride / gpu.per_node)))
+
+    sharded = layout.processes // layout.replicate
+    return over(sharded, 1), over(layout.replicate, sharded), over(layout.sequence, 1)
+
+
+@lru_cache(maxsize=16)
+def _decoding(settings: str) -> Cost | None:
+    return decoding(RecipeConfig.model_validate_json(settings))
+
+
+@lru_cache(maxsize=64)
+def _probe(settings: str) -> Probe:
+    return probe(RecipeConfig.model_validate_json(settings))
+
+
+def alone(config: RecipeConfig, batch: int = 1, *, unguided: bool = False) -> RecipeConfig:
+    """The same model on a single process: what does not depend on the layout is looked at once."""
+    values = config.model_dump()
+    values["parallel"] = {"processes": 1}
+    values["policy"] |= {"batch_size": batch, "prompts_per_iteration": batch}
+    values["model"] |= {"guidance_scale": 1.0} if unguided else {}
+    return RecipeConfig.model_validate(values)
+
+
+def probed(config: RecipeConfig) -> Probe:
+    """Passes depend on who shares videos and weights, hardly on how many do: at most two nodes are looked at."""
+    layout, values = config.parallel, config.model_dump()
+    replicate = min(layout.replicate, 2)
+    shards = min(layout.processes // (layout.replicate * layout.sequence), 8)
+    processes = replicate * shards * layout.sequence
+    values["parallel"] |= {"processes": processes, "replicate": replicate}
+    values["policy"]["prompts_per_iteration"] = processes // layout.sequence * config.policy.batch_size
+    values["run"], values["prompts"], values["rewards"] = {}, values["prompts"], ()
+    return _probe(RecipeConfig.model_validate(values).model_dump_json())
+
+
+def estimate(config: RecipeConfig, gpu: GPU, known: Calibration, *, decode: bool = True) -> Plan:
+    layout, policy = config.parallel, config.policy
+    outline: Any = build.outline_model(config)
+    guided = bool(getattr(outline, "guided", False))
+    # one branch of guidance, one video: what people call a forward pass
+    single = _probe(alone(config, unguided=guided).model_dump_json())
+    found, kept = probed(config), held(config)
+    decoded = _decoding(alone(config, batch=policy.batch_size).model_dump_json()) if decode else None
+    counts = count(config, guided, getattr(outline, "guidance_gradient", "both") == "conditional")
+    sharded, copies, sequence = groups(config, gpu)
+    forward = pass_time(found.forward, gpu, sharded, copies, sequence)
+    training = pass_time(found.training, gpu, sharded, copies, sequence)
+
+    videos = config.rollouts // layout.replicas
+    batches, branches = videos / policy.batch_size, 2 if guided else 1
+    per_batch = policy.batch_size * branches * layout.replicas  # videos × branches of a pass on all replicas
+    times = {name: value / per_batch for name, value in asdict(counts).items()}
+    trained = batches * config.trained_steps * policy.num_iterations
+    copied = sum(kept.by_kind[kind] for kind in ("trained weights", "gradients", "optimizer"))
+    step = policy.num_iterations * policy.num_minibatches * 2 * copied / (MEMORY_SHARE * gpu.bandwidth)
+    checkpoint = kept.checkpoint / layout.processes
+    saving = Saving(checkpoint / gpu.host, kept.checkpoint / (DISK * max(layout.processes // gpu.per_node, 1)), START)
+    rollout, update = known.rollout, known.update
+    score = known.score_seconds if config.rewards else 0.0
+    seconds = {
+        "rollout": times["rollout"] * forward.seconds / rollout,
+        "decode": batches * (at_roofline(decoded.operations, gpu) if decoded else 0.0) / rollout,
+        "score": videos * score,
+        "anchor": times["anchor"] * forward.seconds / update,
+        "train": (trained * training.seconds + step) / update,
+        "gauge and samples": (times["gauge"] + times["samples"]) * forward.seconds / rollout,
+        "save": saving.stall / config.run.save_every,
+    }
+    rounds = times["rollout"] + times["anchor"] + times["gauge"] + times["samples"]
+    moved = {
+        purpose: rounds * found.forward.sent.get(purpose, 0) + trained * found.training.sent.get(purpose, 0)
+        for purpose in ("weights", "gradients", "tokens")
+    }
+    moved["checkpoint"] = checkpoint / config.run.save_every
+    flops = layout.processes * (rounds * found.forward.flops + trained * found.training.flops)
+    flops += layout.processes * batches * (decoded.flops if decoded else 0.0)
+    room = memory(config, found, kept, decoded)
+    return Plan(
+        config, gpu, layout.processes, single.tokens, single.forward.flops, kept, room, counts, seconds,
+        {"forward": forward, "training": training}, moved, flops, saving, score, known.measured is not None,
+    )  # fmt: skip

@@ -1,0 +1,69 @@
+"""A recipe laid out over its processes without any of them: what each would hold and write."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sage_grpo import build
+from sage_grpo.config import RecipeConfig
+from sage_grpo.core.loop import Loop
+from sage_grpo.core.protocols import VideoModel
+from sage_grpo.dist.checkpoint import saved_tensors
+from sage_grpo.dist.plan import Contents, LayoutPlan, plan_layout, pretend
+from sage_grpo.dist.processes import Processes
+from sage_grpo.dist.shard import shard
+from sage_grpo.tracking.gauge import INITIAL
+from sage_grpo.tuning.optimizers import build_optimizer
+from sage_grpo.tuning.prepare import make_bank
+
+
+@dataclass(frozen=True)
+class RecipePlan:
+    parameters: int  # of the networks, without adapters
+    trained: int
+    layout: LayoutPlan
+
+
+def contents(model: VideoModel, config: RecipeConfig, processes: Processes) -> Contents:
+    """After a first update: the trainer's own optimizer, bank of copies and state."""
+    shard(model, processes.weights_mesh, getattr(model, "autocast_dtype", None))
+    weights = dict(model.module.named_parameters())
+    trained = [weight for weight in weights.values() if weight.requires_grad]
+    optimizer, bank = build_optimizer(model.module, config.optimizer), make_bank(model.module)
+    for weight in trained:
+        weight.grad = torch.empty_like(weight)
+    optimizer.step()
+    measured = [INITIAL] if config.gauge.every and config.tuning.mode == "full" else []  # for adapters it is the base
+    for name in [*build.copies_of(config), *measured]:
+        bank.save(name, decay=0.5)  # a first average is a copy, and asks for no value
+    nobody: Any = None
+    loop = Loop(model, nobody, nobody, config, optimizer, bank=bank, comm=processes)
+    saved = saved_tensors({"loop": loop.state_dict()})
+    held: dict[str, list[torch.Tensor]] = {
+        "trained weights": [*trained],
+        "frozen weights": [w for name, w in weights.items() if not w.requires_grad and ".lora_" not in name],
+        "copies": [tensor for place, tensor in saved.items() if place.startswith("state/loop/bank/")],
+        "gradients": [weight.grad for weight in trained if weight.grad is not None],
+        "optimizer": [tensor for place, tensor in saved.items() if place.startswith("state/loop/optimizer/")],
+        "buffers": list(model.module.buffers()),
+    }
+    return Contents(held, saved)
+
+
+def plan_recipe(config: RecipeConfig) -> RecipePlan:
+    """Of all processes."""
+    layout, model = config.parallel, build.outline_model(config)
+    parameters = sum(w.numel() for name, w in model.module.named_parameters() if ".lora_" not in name)
+    trained = sum(w.numel() for w in model.module.parameters() if w.requires_grad)
+    sizes = (layout.processes, layout.sequence, layout.replicate)
+    plan = plan_layout(lambda processes: contents(model, config, processes), config.rollouts, *sizes)
+    return RecipePlan(parameters, trained, plan)
+
+
+def check_layout(config: RecipeConfig) -> None:
+    """Whether the model can be cut as the recipe asks; a video's tokens and heads do not divide by everything."""
+    layout, model = config.parallel, build.outline_model(config)
+    with pretend(layout.processes, layout.sequence, layout.replicate) as processes:
+        if processes.exchange:
+            build.share_video(model, config, processes)

@@ -1,0 +1,153 @@
+"""Memory of the fullest process, by part and by phase of an iteration.
+
+Shards are cut so that the first process never holds less than another: what it holds is what a GPU must have.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from sage_grpo import build
+from sage_grpo.config import RecipeConfig
+from sage_grpo.config.recipe import ParallelConfig
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.dist.device import HOST
+from sage_grpo.dist.plan import pretend
+from sage_grpo.dist.shard import local
+from sage_grpo.plan.counts import stochastic_steps
+from sage_grpo.plan.layout import contents
+from sage_grpo.plan.probe import Cost, Probe, config_prompts
+
+FLOAT = 4
+PHASES = {  # which parts of the memory each phase needs, beside what is always held
+    "encode": ("text encoders",),
+    "rollout": ("latents of the trajectory", "conditions", "videos made before", "activations of a rollout"),
+    "decode": ("latents of the trajectory", "conditions", "VAE", "activations of the VAE", "videos made before"),
+    "score": ("latents of the trajectory", "conditions", "videos"),
+    "step": ("latents of the trajectory", "conditions", "videos", "velocities of the anchor", "gradients",
+             "scratch of the optimizer"),
+    "train": ("latents of the trajectory", "conditions", "videos", "velocities of the anchor", "gradients",
+              "activations"),
+}  # fmt: skip
+ALWAYS = ("trained weights", "frozen weights", "anchor and other copies", "optimizer", "reward models")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the device of the first process, and on the host beside it."""
+
+    parts: dict[str, int]
+    visiting: tuple[str, ...]  # parts that are on the device only while they are used
+    host: int
+    uncounted: tuple[str, ...]  # scorers that do not say how large they are
+
+    def phase(self, name: str) -> int:
+        resident = {"text encoders", "VAE"} - {*self.visiting}
+        return sum(self.parts.get(part, 0) for part in {*ALWAYS, *resident, *PHASES[name]})
+
+    @property
+    def phases(self) -> dict[str, int]:
+        return {name: self.phase(name) for name in PHASES}
+
+    @property
+    def peak(self) -> int:
+        return max(self.phases.values())
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a process keeps between passes, by kind, and the whole of a checkpoint."""
+
+    by_kind: dict[str, int]
+    largest: int  # trained tensor
+    checkpoint: int
+    parameters: int
+    trained: int
+
+
+def held(config: RecipeConfig) -> Held:
+    """Looked at on a process of its own, and cut as FSDP2 cuts: by rows, the first process never has fewer."""
+    layout, model = config.parallel, build.outline_model(config)
+    parameters = sum(w.numel() for name, w in model.module.named_parameters() if ".lora_" not in name)
+    trained = sum(w.numel() for w in model.module.parameters() if w.requires_grad)
+    shards = layout.processes // layout.replicate
+
+    def share(x: torch.Tensor) -> int:
+        whole = local(x)
+        rows = len(whole) if whole is not x else 0  # what is not cut, such as a count of steps, everyone has
+        return size_of(whole) // rows * math.ceil(rows / shards) if rows else size_of(whole)
+
+    with pretend(1) as processes:
+        found = contents(model, config.model_copy(update={"parallel": ParallelConfig()}), processes)
+        kinds = {kind: sum(map(share, tensors)) for kind, tensors in found.held.items()}
+        largest = max(map(share, found.held["trained weights"]))
+        return Held(kinds, largest, sum(map(size_of, found.saved.values())), parameters, trained)
+
+
+def size_of(x: torch.Tensor) -> int:
+    return x.numel() * x.element_size()
+
+
+def component_bytes(model: Any, names: tuple[str, ...]) -> int:
+    pipe = getattr(model, "pipe", None)
+    parts = [part for name in names if (part := getattr(pipe, name, None)) is not None]
+    return sum(map(size_of, (w for part in parts for w in (*part.parameters(), *part.buffers()))))
+
+
+def reward_bytes(config: RecipeConfig) -> tuple[int, tuple[str, ...]]:
+    """Of scorers inside the trainer's processes, and those that do not say."""
+    total, unknown = 0, []
+    for entry in (*config.rewards, *config.monitors):
+        made = None if ":" in entry.type else build.resolve(entry.type, build.REWARDS, "reward")
+        size = getattr(made, "device_bytes", 0) if made else None  # other built-in ones are below 0.2 GB
+        path = Path(str(entry.options.get("path", "")))
+        files = list(path.glob("*.safetensors")) if entry.options.get("path") and path.is_dir() else []
+        if files:
+            size = sum(file.stat().st_size for file in files)
+        if size is None:
+            unknown.append(entry.type)
+        place = torch.device(entry.options.get("device") or HOST)
+        total += (size or 0) if place != HOST else 0
+    return total, tuple(dict.fromkeys(unknown))
+
+
+def memory(config: RecipeConfig, found: Probe, kept: Held, decoding: Cost | None, *, gpu: bool = True) -> Memory:
+    """On a GPU the optimizer takes all tensors at once, and needs room for one more of each; on the host two of one."""
+    model, policy = cast(Any, build.outline_model(config)), config.policy
+    videos = config.rollouts // config.parallel.replicas
+    latents = torch.Size(model.latent_shape(Prompt(""))).numel()
+    answer = (getattr(model, "dtype", None) or torch.float32).itemsize  # of a velocity
+    steps = stochastic_steps(config)
+    frames = int(getattr(model, "frames", 1)) * int(getattr(model, "height", 0)) * int(getattr(model, "width", 0)) * 3
+    if hasattr(model, "blank_condition"):
+        condition = sum(map(size_of, model.blank_condition(1).values()))
+    else:
+        condition = sum(map(size_of, model.encode(config_prompts(config, 1)).values()))
+    copies = kept.by_kind["copies"]
+    rewards, uncounted = reward_bytes(config)
+    parts = {
+        "trained weights": kept.by_kind["trained weights"],
+        "frozen weights": kept.by_kind["frozen weights"] + kept.by_kind["buffers"],
+        "gradients": kept.by_kind["gradients"],
+        "optimizer": kept.by_kind["optimizer"],
+        "anchor and other copies": 0 if config.tuning.offload_copies else copies,
+        "scratch of the optimizer": kept.by_kind["trained weights"] if gpu else 2 * kept.largest,
+        "activations": round(found.training.memory),
+        "activations of a rollout": round(found.forward.memory),
+        "latents of the trajectory": videos * latents * (steps * (2 * FLOAT + answer) + FLOAT),
+        "velocities of the anchor": videos * latents * answer * config.trained_steps // policy.num_minibatches
+        if config.kl.anchor != "none" else 0,
+        "conditions": videos * condition,
+        "videos": 2 * videos * frames,  # as they are decoded, and together as they are scored
+        "videos made before": 2 * (videos - policy.batch_size) * frames,
+        "text encoders": component_bytes(model, tuple(getattr(model, "encoders", ()))),
+        "VAE": component_bytes(model, ("vae",)),
+        "activations of the VAE": round(decoding.memory) if decoding else 0,
+        "reward models": rewards,
+    }  # fmt: skip
+    away = ("text encoders", "VAE") if config.tuning.offload else ()
+    host = sum(parts[name] for name in away) + (copies if config.tuning.offload_copies else 0)
+    return Memory(parts, away, host, uncounted)

@@ -1,0 +1,62 @@
+"""Layouts near one that does not work."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
+from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
+from sage_grpo.config.load import read_settings
+from sage_grpo.models.loading import ModelError
+
+MANY = 3  # proposals
+KEYS = ("parallel.processes", "parallel.sequence", "parallel.replicate", "policy.batch_size",
+        "policy.prompts_per_iteration")  # fmt: skip
+Layout = tuple[int, ...]
+
+
+def asked_layout(settings: dict[str, Any]) -> tuple[Layout, int]:
+    """What the settings say of KEYS, and the size of a group."""
+    usual = RecipeConfig()
+
+    def value(key: str) -> int:
+        section, name = key.split(".")
+        return int((settings.get(section) or {}).get(name, getattr(getattr(usual, section), name)))
+
+    return tuple(map(value, KEYS)), value("policy.num_generations")
+
+
+def candidates(asked: Layout, group: int) -> list[Layout]:
+    """Whole numbers that divide, those with the fewest and smallest changes first."""
+    processes, sequence, replicate, batch, prompts = asked
+    counts = {*range(max(processes - 8, 1), processes + 9), max(processes // 8, 1) * 8, (processes // 8 + 1) * 8}
+    found = set()
+    for n, s, r, b in product(counts, {1, 2, 4, 8, sequence}, {1, replicate}, {1, batch}):
+        unit = n // s * b  # videos that are made at once
+        if n % (s * r):
+            continue
+        step = unit // math.gcd(unit, group)
+        found |= {(n, s, r, b, p) for p in (prompts, prompts // step * step, (prompts // step + 1) * step) if p}
+
+    def distance(layout: Layout) -> tuple[int, float]:
+        changes = [abs(math.log(new / old)) for new, old in zip(layout, asked, strict=True) if new != old]
+        return len(changes), sum(changes)
+
+    return sorted(found - {asked}, key=distance)
+
+
+def nearest_layouts(recipe: Any, overrides: Sequence[str], works: Callable[[RecipeConfig], Any]) -> list[list[str]]:
+    """Overrides that make the recipe valid, the smallest changes first. `works` raises for what it cannot do."""
+    asked, group = asked_layout(read_settings(recipe, overrides))
+    found: list[list[str]] = []
+    for layout in candidates(asked, group):
+        pairs = zip(KEYS, layout, asked, strict=True)
+        changes = [f"{key}={new}" for key, new, old in pairs if new != old]
+        try:
+            works(load_recipe(recipe, [*overrides, *changes]))
+        except (ConfigError, ModelError):
+            continue
+        found.append(changes)
+        if len(found) == MANY:
+            break
+    return found

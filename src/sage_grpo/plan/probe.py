@@ -1,0 +1,140 @@
+"""Passes of a recipe's network at full size, on tensors without values: what one process of the layout would do.
+
+Networks are stacks of equal blocks, so work, messages and memory grow by the same amount with every block. Two shallow
+networks are watched, and the rest is a straight line: a test holds it against all blocks.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from sage_grpo import build
+from sage_grpo.config import RecipeConfig
+from sage_grpo.core.protocols import Prompt, networks
+from sage_grpo.dist.imagine import imagine_weights, uncollected, without_values
+from sage_grpo.dist.plan import pretend
+from sage_grpo.dist.shard import shard
+from sage_grpo.dist.watch import Operation, Watch
+
+SHALLOW = (4, 6)  # with fewer blocks the peak is elsewhere
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one pass on one process."""
+
+    operations: dict[Operation, float]  # how many there are of each (FLOPs, bytes)
+    sent: dict[str, float]  # bytes of messages by purpose
+    messages: dict[str, float]
+    memory: float  # newly held at once, beyond what is held between passes
+
+    @property
+    def flops(self) -> float:
+        return sum(n * flops for (flops, _), n in self.operations.items())
+
+
+@dataclass(frozen=True)
+class Probe:
+    tokens: int  # of one video, without those of its text
+    forward: Cost  # of a batch without gradient, all branches of guidance
+    training: Cost  # of a batch: forward and backward, beside gradients that are already there
+    depth: int
+
+
+def line(shallow: Cost, deeper: Cost, blocks: int) -> Cost:
+    """What `blocks` blocks cost, from networks of SHALLOW ones."""
+    few, more = SHALLOW
+    further = (blocks - more) / (more - few)
+
+    def along(a: Any, b: Any) -> Any:
+        return {key: b.get(key, 0) + further * (b.get(key, 0) - a.get(key, 0)) for key in {*a, *b}}
+
+    return Cost(
+        along(shallow.operations, deeper.operations), along(shallow.sent, deeper.sent),
+        along(shallow.messages, deeper.messages), deeper.memory + further * (deeper.memory - shallow.memory),
+    )  # fmt: skip
+
+
+def stacks(model: Any) -> list[tuple[nn.Module, str]]:
+    """Where the repeated blocks of each network are."""
+    name = getattr(model, "blocks", None)
+    return [(part, name) for part in networks(model.module).values()] if name else []
+
+
+def watched(act: Callable[[], Any]) -> Cost:
+    with Watch() as watch, uncollected():
+        act()
+    return Cost(dict(watch.operations), dict(watch.sent), dict(watch.messages), watch.peak)
+
+
+def passes(config: RecipeConfig, depth: int | None) -> tuple[int, Cost, Cost]:
+    """Tokens of a video, a forward pass and a training pass of one batch, with so many blocks."""
+    layout, model = config.parallel, cast(Any, build.outline_model(config))
+    batch, prompt = config.policy.batch_size, Prompt("")
+    shape = model.latent_shape(prompt)
+    asked = None if hasattr(model, "blank_condition") else model.encode(config_prompts(config, batch))
+    for part, name in stacks(model) if depth else ():
+        parent, _, last = name.rpartition(".")
+        setattr(part.get_submodule(parent), last, nn.ModuleList(list(part.get_submodule(name).children())[:depth]))
+    seen: Counter[str] = Counter()
+
+    def count_tokens(block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        seen["tokens"] = (inputs[0] if inputs else named["hidden_states"]).shape[1]
+
+    hook = model.shard_blocks[0].register_forward_pre_hook(count_tokens, with_kwargs=True)
+    together = pretend(layout.processes, layout.sequence, layout.replicate) if layout.processes > 1 else nullcontext()
+    with together as processes, without_values():
+        imagine_weights(model.module)
+        if processes and processes.exchange:
+            model.share_sequence(processes.exchange)
+        if processes:
+            shard(model, processes.weights_mesh, getattr(model, "autocast_dtype", None))
+        x = torch.zeros(batch, *shape)
+        if asked is None:
+            condition = model.blank_condition(batch)
+        else:
+            condition = {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in asked.items()}
+
+        def forward() -> None:
+            with torch.no_grad():
+                model.velocity(x, x.new_ones(batch), condition)
+
+        def train() -> None:
+            model.velocity(x, x.new_ones(batch), condition).float().square().mean().backward()
+
+        for weight in model.module.parameters():
+            weight.grad = torch.zeros_like(weight) if weight.requires_grad else None  # of batches before this one
+        found = watched(forward), watched(train)
+        hook.remove()
+    return seen["tokens"], *found
+
+
+def config_prompts(config: RecipeConfig, count: int) -> list[Prompt]:
+    return list(build.build_prompts(config)(0, count))
+
+
+def probe(config: RecipeConfig) -> Probe:
+    places = stacks(build.outline_model(config))
+    blocks = [len(list(part.get_submodule(name).children())) for part, name in places]
+    if not blocks or max(blocks) <= SHALLOW[1]:
+        tokens, forward, training = passes(config, None)
+        return Probe(tokens, forward, training, max(blocks, default=0))
+    (tokens, *few), (_, *more) = (passes(config, depth) for depth in SHALLOW)
+    forward, training = (line(a, b, max(blocks)) for a, b in zip(few, more, strict=True))
+    return Probe(tokens, forward, training, max(blocks))
+
+
+def decoding(config: RecipeConfig) -> Cost | None:
+    """Of a batch of videos, their frames included."""
+    model = cast(Any, build.outline_model(config))
+    if not hasattr(model, "pipe"):
+        return None
+    with without_values():
+        imagine_weights(model.pipe.vae)
+        x0 = torch.zeros(config.policy.batch_size, *model.latent_shape(Prompt("")))
+        return watched(lambda: model.decode(x0))

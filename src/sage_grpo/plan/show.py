@@ -1,0 +1,185 @@
+"""A plan as JSON and as tables."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sage_grpo.plan.estimate import FRACTION, PIXELS, Plan
+from sage_grpo.plan.hardware import COMPUTE_SHARE, LINK_SHARE, MEMORY_SHARE
+from sage_grpo.plan.interruptions import GPU_HOURS_PER_FAILURE, lost_share
+from sage_grpo.plan.sweep import Cell, pays
+
+UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def in_units(size: float) -> str:
+    return next((f"{size / unit:.2f} {name}" for unit, name in UNITS if size >= unit), f"{size:.0f} B")
+
+
+def in_time(seconds: float) -> str:
+    for unit, name in ((86400 * 3, "days"), (3600, "h"), (60, "min")):
+        if seconds >= unit:
+            return f"{seconds / (86400 if name == 'days' else unit):.1f} {name}"
+    return f"{seconds:.3g} s"
+
+
+def disk(plan: Plan) -> dict[str, float]:
+    run, model = plan.config.run, plan.config.model
+    shown = run.iterations // run.sample_every + 1 if run.sample_every else 0
+    pixels = (model.frames or 81) * (model.height or 480) * (model.width or 832)
+    return {
+        "checkpoints": float(plan.held.checkpoint * (run.keep + 1)),  # the next is written before the oldest goes
+        "samples": shown * run.samples * run.samples_each * pixels * PIXELS,
+    }
+
+
+def assumptions(plan: Plan, gpu: str) -> list[str]:
+    told = [
+        f"{gpu}: {COMPUTE_SHARE:.0%} of its arithmetic, {MEMORY_SHARE:.0%} of its memory's and {LINK_SHARE:.0%} of its "
+        "links' speed; messages of weights travel beside the arithmetic",
+        f"a failure every {GPU_HOURS_PER_FAILURE:,.0f} GPU-hours (Llama 3), {plan.saving.restart:.0f} s to start again",
+        f"{plan.score_seconds:g} s of waiting for the scores of a video",
+    ]
+    if not plan.calibrated:
+        told.append("seconds are not calibrated: run two iterations, then --measured RUN")
+    if plan.memory.uncounted:
+        told.append(f"memory of {', '.join(plan.memory.uncounted)} is not known and not counted")
+    return told
+
+
+def summary(plan: Plan, gpu: str, price: float | None) -> dict[str, Any]:
+    """For programs: bytes, seconds and plain numbers."""
+    config, counts, every = plan.config, plan.counts, plan.best_save_every
+    gpu_hours = plan.hours * plan.gpus
+    return {
+        "gpus": plan.gpus, "gpu": gpu, "tokens": plan.tokens,
+        "tflop_per_forward": plan.flops_per_forward / 1e12,
+        "parameters": plan.held.parameters, "trained": plan.held.trained,
+        "layout": config.parallel.model_dump(mode="json"),
+        "videos_per_iteration": config.rollouts, "videos_per_replica": config.rollouts // config.parallel.replicas,
+        "memory_per_rank": {**plan.memory.parts, "peak": plan.memory.peak, "by_phase": plan.memory.phases,
+                            "host": plan.memory.host, "capacity": plan.gpu.memory, "fits": plan.fits},
+        "passes": {"forward": counts.forward, "backward": counts.backward, "rollout": counts.rollout,
+                   "anchor": counts.anchor, "training": counts.training + counts.untrained,
+                   "recomputed": counts.again, "gauge": counts.gauge, "samples": counts.samples},
+        "pflop_per_iteration": plan.flops / 1e15,
+        "bytes_moved_per_rank": plan.moved,
+        "seconds": {**plan.seconds, "iteration": plan.iteration}, "bound": plan.passes["training"].bound,
+        "mfu": plan.mfu,
+        "disk": disk(plan) | {"checkpoint": float(plan.held.checkpoint)},
+        "run": {"iterations": config.run.iterations, "hours": plan.hours, "gpu_hours": gpu_hours,
+                "cost": None if price is None else gpu_hours * price},
+        "interruptions": {
+            "hours_between": plan.between_failures / 3600,
+            "expected": plan.hours * 3600 / plan.between_failures,
+            "save_every": config.run.save_every, "lost_share": plan.lost,
+            "best_save_every": every,
+            "best_lost_share": lost_share(every * plan.iteration, plan.saving, plan.between_failures),
+        },
+        "assumptions": assumptions(plan, gpu),
+    }  # fmt: skip
+
+
+def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    made = Table(title=title, title_justify="left")
+    for i, column in enumerate(header):
+        made.add_column(column, justify="right" if i else "left")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def show(plan: Plan, gpu: str, price: float | None, console: Console) -> None:
+    told, memory = summary(plan, gpu, price), plan.memory
+    console.print(
+        f"{told['parameters'] / 1e9:.2f}B parameters, {told['trained'] / 1e6:,.0f}M trained; {told['tokens']:,} tokens "
+        f"a video, {told['tflop_per_forward']:,.0f} TFLOP a forward pass", highlight=False,
+    )  # fmt: skip
+    rows = [[part, in_units(size)] for part, size in memory.parts.items() if size]
+    console.print(table("Memory of the fullest GPU, by part", ["", "bytes"], rows))
+    rows = [[phase, in_units(size), f"{size / plan.gpu.memory:.0%}"] for phase, size in memory.phases.items()]
+    console.print(table("and by phase", ["", "bytes", f"of {in_units(plan.gpu.memory)}"], rows))
+    verdict = "[green]fits[/]" if plan.fits else "[bold red]does not fit[/]"
+    console.print(f"{verdict}: {in_units(memory.peak)} at most; {FRACTION:.0%} of a GPU may be used", highlight=False)
+    if not plan.fits:
+        console.print(advice(plan), highlight=False)
+    seconds = [
+        [phase, in_time(value), f"{value / plan.iteration:.0%}"] for phase, value in plan.seconds.items() if value
+    ]
+    seconds.append(["an iteration", in_time(plan.iteration), ""])
+    console.print(table("Time of an iteration", ["", "", "share"], seconds))
+    counts = plan.counts
+    console.print(
+        f"{told['videos_per_iteration']} videos, {counts.forward:,.0f} forward and {counts.backward:,.0f} backward "
+        f"passes, {told['pflop_per_iteration']:,.1f} PFLOP, {plan.mfu:.0%} of the GPUs' arithmetic; bound by "
+        f"{told['bound']}; "
+        + ", ".join(f"{in_units(size)} of {what}" for what, size in plan.moved.items() if size) + " moved by a GPU",
+        highlight=False,
+    )  # fmt: skip
+    run, stops = told["run"], told["interruptions"]
+    cost = f", {run['cost']:,.0f} at {price:g} a GPU-hour" if price is not None else ""
+    console.print(
+        f"{run['iterations']:,} iterations: {in_time(run['hours'] * 3600)}, {run['gpu_hours']:,.0f} GPU-hours{cost}; "
+        f"disk {in_units(sum(disk(plan).values()))}", highlight=False,
+    )  # fmt: skip
+    console.print(
+        f"a failure every {in_time(plan.between_failures)}, {stops['expected']:.1f} in the run; saving every "
+        f"{stops['save_every']} iterations loses {stops['lost_share']:.2%} of the time, every "
+        f"{stops['best_save_every']} {stops['best_lost_share']:.2%}", highlight=False,
+    )  # fmt: skip
+    for line in told["assumptions"]:
+        console.print(f"[dim]assumed: {line}[/]", highlight=False)
+
+
+def advice(plan: Plan) -> str:
+    """What to change first when memory is short, from the fullest phase."""
+    config, phase = plan.config, max(plan.memory.phases, key=plan.memory.phases.__getitem__)
+    away = ("tuning.offload=true", not config.tuning.offload)
+    tries = {
+        "encode": [away],
+        "decode": [("tuning.vae_tiling=true", not config.tuning.vae_tiling), away],
+        "score": [("scorers on other GPUs: sage-grpo serve", True)],
+        "rollout": [("policy.batch_size=1", config.policy.batch_size > 1)],
+        "train": [
+            ("tuning.gradient_checkpointing=true", not config.tuning.gradient_checkpointing),
+            ("policy.batch_size=1", config.policy.batch_size > 1),
+            ("tuning.offload_copies=true", config.tuning.mode == "full" and not config.tuning.offload_copies),
+            ("parallel.sequence=2 or more", True),
+            ("more GPUs, or tuning.mode=lora", config.tuning.mode == "full"),
+        ],
+    }  # fmt: skip
+    possible = [text for text, sensible in tries[phase] if sensible]
+    return f"fullest while it is in the phase {phase!r}; try {', then '.join(possible) or 'a smaller video'}"
+
+
+def cell_summary(cell: Cell, price: float | None, cells: Sequence[Cell]) -> dict[str, Any]:
+    plan = cell.plan
+    base = {"gpus": cell.gpus, "sequence": cell.sequence, "replicate": cell.replicate, "why": cell.why}
+    if plan is None:
+        return base | {"works": False}
+    thousand = plan.iteration * cell.gpus / 3600 / cell.videos * 1000
+    return base | {
+        "works": True, "fits": plan.fits, "pays": pays(cell, cells), "videos_per_iteration": cell.videos,
+        "batch_size": plan.config.policy.batch_size, "seconds_per_iteration": plan.iteration,
+        "videos_per_gpu_hour": cell.per_gpu_hour, "gpu_hours_per_1000_videos": thousand,
+        "cost_per_1000_videos": None if price is None else thousand * price,
+        "memory_per_rank": plan.memory.peak, "seconds": plan.seconds, "lost_share": plan.lost,
+    }  # fmt: skip
+
+
+def show_sweep(cells: Sequence[Cell], price: float | None, console: Console) -> None:
+    rows = []
+    for cell in cells:
+        told = cell_summary(cell, price, cells)
+        where = [str(cell.gpus), str(cell.sequence)]
+        if not told["works"]:
+            rows.append([*where, "", "", "", "", cell.why])
+            continue
+        verdict = f"{'yes' if told['pays'] else 'no'}: {cell.why}"
+        rows.append([*where, str(cell.videos), in_time(told["seconds_per_iteration"]),
+                     f"{told['videos_per_gpu_hour']:.3g}", in_units(told["memory_per_rank"]), verdict])  # fmt: skip
+    made = table("", ["GPUs", "sp", "videos", "iteration", "videos / GPU-h", "memory", "pays?"], rows)
+    made.columns[-1].justify = "left"
+    console.print(made)

@@ -1,0 +1,103 @@
+"""The same recipe on other numbers of GPUs: where more of them stop paying, and why."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sage_grpo.config import ConfigError, RecipeConfig
+from sage_grpo.models.loading import ModelError
+from sage_grpo.plan.calibration import Calibration
+from sage_grpo.plan.estimate import Plan, estimate
+from sage_grpo.plan.hardware import GPU
+
+AXES = {"gpus": "processes", "sp": "sequence", "replicate": "replicate"}
+PAYS = 0.7  # videos a GPU-hour below this share of the best do not
+
+
+@dataclass(frozen=True)
+class Cell:
+    gpus: int
+    sequence: int
+    replicate: int
+    plan: Plan | None
+    videos: int  # an iteration
+    why: str  # it does not work, or what holds it back
+
+    @property
+    def per_gpu_hour(self) -> float:
+        return self.videos / (self.plan.iteration * self.gpus / 3600) if self.plan else 0.0
+
+
+def parse_sweep(texts: Sequence[str]) -> dict[str, list[int]]:
+    """`gpus=8,64 sp=1,2` as lists."""
+    found: dict[str, list[int]] = {}
+    for text in " ".join(texts).split():
+        axis, _, numbers = text.partition("=")
+        if axis not in AXES or not numbers:
+            raise ConfigError(f"--sweep {text!r}: use one or more of {', '.join(f'{a}=1,2' for a in AXES)}")
+        try:
+            found[axis] = [int(number) for number in numbers.split(",")]
+        except ValueError:
+            raise ConfigError(f"--sweep {text!r}: {numbers!r} are not whole numbers with commas between them") from None
+        if min(found[axis]) < 1:
+            raise ConfigError(f"--sweep {text!r}: numbers start at 1")
+    return found
+
+
+def laid_out(config: RecipeConfig, gpus: int, sequence: int, replicate: int) -> RecipeConfig:
+    """The recipe's own videos an iteration where they divide; smaller batches, then more videos where they do not."""
+    group, values = config.policy.num_generations, config.model_dump()
+    if gpus % (sequence * replicate):
+        raise ConfigError(f"{sequence} × {replicate} do not divide {gpus} GPUs")
+    replicas = gpus // sequence
+    share = config.rollouts / replicas
+    batch = min(config.policy.batch_size, max(int(share), 1))
+    unit = replicas * batch
+    step = unit // math.gcd(unit, group)
+    prompts = math.ceil(config.policy.prompts_per_iteration / step) * step
+    values["parallel"] |= {"processes": gpus, "sequence": sequence, "replicate": replicate}
+    values["policy"] |= {"batch_size": batch, "prompts_per_iteration": prompts}
+    return RecipeConfig.model_validate(values)
+
+
+def reason(plan: Plan, asked: RecipeConfig) -> str:
+    """What an iteration's time is spent on beside useful arithmetic, the largest first."""
+    if not plan.fits:
+        return f"does not fit: {plan.memory.peak / 1e9:.0f} GB"
+    worst = plan.passes["training"]
+    beside = {
+        "weights travel longer than passes take": max(worst.weights - worst.arithmetic, 0) / worst.seconds,
+        "tokens are exchanged": worst.tokens / worst.seconds,
+        "decoding and scoring do not shrink": (plan.seconds["decode"] + plan.seconds["score"]) / plan.iteration,
+        "sample videos and gauge": plan.seconds["gauge and samples"] / plan.iteration,
+    }
+    name, share = max(beside.items(), key=lambda item: item[1])
+    more = plan.config.rollouts / asked.rollouts
+    told = [f"{name} ({share:.0%})"] if share > 0.1 else []
+    return "; ".join(([f"{more:g}× the videos an iteration"] if more > 1 else []) + told) or "arithmetic"
+
+
+def sweep(
+    config: RecipeConfig, gpu: GPU, known: Calibration, axes: dict[str, list[int]],
+    tell: Callable[[int, int, str], None] = lambda done, total, now: None,
+) -> list[Cell]:  # fmt: skip
+    layout = config.parallel
+    values = [axes.get(axis, [getattr(layout, name)]) for axis, name in AXES.items()]
+    places = [(n, s, r) for s in values[1] for r in values[2] for n in values[0]]
+    cells = []
+    for done, (gpus, sequence, replicate) in enumerate(places):
+        tell(done, len(places), f"{gpus} GPUs, sequence {sequence}")
+        try:
+            own = laid_out(config, gpus, sequence, replicate)
+            plan = estimate(own, gpu, known)
+        except (ConfigError, ModelError, ValueError) as error:
+            cells.append(Cell(gpus, sequence, replicate, None, 0, str(error)))
+            continue
+        cells.append(Cell(gpus, sequence, replicate, plan, own.rollouts, reason(plan, config)))
+    return cells
+
+
+def pays(cell: Cell, cells: Sequence[Cell]) -> bool:
+    """Whether its GPUs make about as many videos an hour as those of the best layout."""
+    fits = [other.per_gpu_hour for other in cells if other.plan and other.plan.fits]
+    return bool(cell.plan and cell.plan.fits and cell.per_gpu_hour >= PAYS * max(fits))

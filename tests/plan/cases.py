@@ -1,0 +1,56 @@
+"""Ten layouts of tiny models, for which a plan is held against what really happens."""
+
+from sage_grpo.build import MODELS, resolve
+from sage_grpo.models import contract
+
+
+def case(kind, mode, size, processes=1, *, group=4, anchor="moving", tuning=None, layout=None, model=None):
+    return {
+        "kind": kind, "size": size, "processes": processes,
+        "recipe": {
+            "model": {"guidance_scale": 3.0, **(model or {})},
+            "tuning": {"mode": mode, "rank": 4, **(tuning or {})},
+            "parallel": {"processes": processes, **(layout or {})},
+            "sampling": {"steps": 4},
+            "policy": {"prompts_per_iteration": 2, "num_generations": group, "batch_size": 2},
+            "kl": {"anchor": anchor, "ref_model_sync_steps": 1},
+            "optimizer": {"ema": 0.9 if anchor == "moving" else None},
+            "run": {"iterations": 3, "sample_every": 0, "trackers": [], "save_every": 100, "resume": "never"},
+            "gauge": {"every": 0},
+        },
+    }  # fmt: skip
+
+
+AGAIN, HALF, SHARED = {"gradient_checkpointing": True}, {"precision": "bfloat16"}, {"sequence": 2}
+CASES = {
+    "hunyuan15 full": case("hunyuan15", "full", (17, 64, 64)),
+    "hunyuan15 lora": case("hunyuan15", "lora", (17, 64, 64)),
+    "hunyuan15 full, 2 shards": case("hunyuan15", "full", (17, 64, 64), 2),
+    "hunyuan15 lora, shared video": case("hunyuan15", "lora", (17, 64, 64), 2, tuning=AGAIN, layout=SHARED),
+    "hunyuan15 full, shared video, fixed anchor": case(
+        "hunyuan15", "full", (9, 64, 64), 2, anchor="fixed", layout=SHARED
+    ),
+    "wan full, 2 shards, recomputed": case("wan", "full", (17, 48, 48), 2, tuning=AGAIN),
+    "wan lora, bf16": case("wan", "lora", (17, 64, 64), 2, tuning=HALF),
+    "wan full, groups of 8, no anchor": case("wan", "full", (17, 64, 64), group=8, anchor="none"),
+    "wan full, 2 copies of 2 shards": case("wan", "full", (9, 64, 64), 4, layout={"replicate": 2}),
+    "wan lora, 33 frames, one branch trained": case(
+        "wan", "lora", (33, 64, 64), 2, model={"guidance_gradient": "conditional"}
+    ),
+}
+
+
+def recipe(name, folder):
+    """Of a case, with its checkpoint below `folder`."""
+    chosen = CASES[name]
+    adapter = resolve(chosen["kind"], MODELS, "model")
+    path = folder / f"base-{chosen['kind']}"
+    if not (path / "model_index.json").exists():
+        contract.make_checkpoint(adapter, path)
+    frames, height, width = chosen["size"]
+    found = {section: dict(values) for section, values in chosen["recipe"].items()}
+    found["model"] |= {"type": chosen["kind"], "path": str(path), "options": dict(adapter.tiny_options)}
+    found["model"] |= {"frames": frames, "height": height, "width": width}
+    found["tuning"]["conditions"] = str(folder / "conditions")
+    found["run"]["out"] = str(folder / "runs" / name.replace(" ", "-"))
+    return found

@@ -1,0 +1,90 @@
+"""`sage-grpo plan` as a user meets it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from sage_grpo.cli import app
+from sage_grpo.plan.sweep import laid_out, parse_sweep
+
+TINY = ["model.frames=9", "model.height=64", "model.width=64", "model.options={text_tokens: 24}"]
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["plan", *arguments])
+
+
+def test_json_for_programs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = json.loads(run("lab", "--json", "--price", "2.5", "--gpu", "rtx4090-24g").stdout)
+    assert {"tokens", "tflop_per_forward", "memory_per_rank", "passes", "seconds", "run", "interruptions"} <= set(told)
+    assert told["run"]["cost"] == pytest.approx(2.5 * told["run"]["gpu_hours"])
+    assert told["seconds"]["iteration"] == pytest.approx(sum(v for k, v in told["seconds"].items() if k != "iteration"))
+    assert told["memory_per_rank"]["fits"]
+
+
+def test_a_table_for_people():
+    said = run("lab").stdout
+    assert "Memory of the fullest GPU" in said
+    assert "GPU-hours" in said
+
+
+def test_layouts_that_do_not_divide_are_answered_with_the_nearest_that_do():
+    said = run("hunyuan15-64gpu", "--gpus", "60")
+    assert said.exit_code == 2
+    told = said.stderr
+    assert "nearest layouts that work" in told
+    assert "Traceback" not in told
+    first = told.split("that work:")[1].split("\n")[1].split()
+    assert run("hunyuan15-64gpu", "--gpus", "60", *first, "--sweep", "gpus=1", "--gpu", "nothing").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["lap"], "did you mean lab"),
+        (["lab", "--gpu", "h100"], "did you mean 'h100-80g'"),
+        (["lab", "--sweep", "gpu=1,2"], "gpus=1,2"),
+        (["lab", "--sweep", "gpus=one"], "not whole numbers"),
+        (["lab", "--calibration", "missing.yaml"], "there is no calibration"),
+        (["lab", "--measured", "nowhere"], "is not a run"),
+        (["lab", "policy.clipp=1"], "did you mean policy.clip"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(arguments, words):
+    said = run(*arguments)
+    assert said.exit_code == 2
+    assert words in said.stderr
+    assert "Traceback" not in said.stderr
+
+
+def test_a_sweep_keeps_the_recipes_videos_while_they_divide(tmp_path, monkeypatch):
+    from sage_grpo.config import load_recipe
+
+    config = load_recipe("hunyuan15-64gpu")
+    assert laid_out(config, 64, 2, 1).rollouts == 64
+    assert laid_out(config, 64, 1, 1).policy.batch_size == 1
+    assert laid_out(config, 4096, 8, 1).rollouts == 512
+    assert parse_sweep(["gpus=8,64", "sp=1,2"]) == parse_sweep(["gpus=8,64 sp=1,2"]) == {"gpus": [8, 64], "sp": [1, 2]}
+
+
+def test_a_sweep_is_a_table_and_a_picture(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = json.loads(run("lab", "--sweep", "gpus=1,2,3", "--json").stdout)
+    assert [cell["gpus"] for cell in told["sweep"]] == [1, 2, 3]
+    assert (tmp_path / "plan.png").stat().st_size > 10_000
+    rates = [cell["videos_per_gpu_hour"] for cell in told["sweep"] if cell["works"]]
+    assert rates[0] >= rates[-1]
+
+
+def test_a_run_is_measured_and_the_plan_takes_its_seconds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = ["run.iterations=3", "run.sample_every=0", "gauge.every=0", "run.trackers=[]"]
+    assert CliRunner().invoke(app, ["train", "lab", "run.out=runs/a", *small]).exit_code == 0
+    told = json.loads(run("lab", *small, "--measured", "runs/a", "--json").stdout)
+    rows = [json.loads(line) for line in (tmp_path / "runs/a/metrics.jsonl").read_text().splitlines()]
+    spent = sorted(row["seconds/rollout"] + row["seconds/update"] for row in rows[1:])
+    assert told["seconds"]["iteration"] == pytest.approx(sum(spent) / 2, rel=0.3)
+    again = json.loads(run("lab", *small, "--calibration", "calibration.yaml", "--json").stdout)
+    assert again["seconds"]["iteration"] == pytest.approx(told["seconds"]["iteration"], rel=0.01)

@@ -1,0 +1,29 @@
+"""Layouts of tiny models, planned and run: passes equal, memory within a tenth. `make plan-check` does all ten."""
+
+import pytest
+
+from plan.reality import MEASURED, measure, planned
+
+CASES = (
+    "hunyuan15 full, 2 shards",
+    "hunyuan15 lora, shared video",
+    "wan lora, bf16",
+    "wan full, groups of 8, no anchor",
+)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reality")
+    return folder, measure(folder, list(CASES))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_is_what_happens(name, real):
+    folder, measured = real
+    passes, phases = planned(folder, name)
+    assert passes == sum(rank["passes"] for rank in measured[name])
+    for phase in MEASURED:
+        most = max(rank["peaks"][phase] for rank in measured[name])
+        print(f"{name}, {phase}: planned {phases[phase]}, measured {most}")
+        assert phases[phase] == pytest.approx(most, rel=0.1), phase

@@ -1,0 +1,81 @@
+"""Tokens, FLOPs and depth: the plan against torch's own counter, a count by hand and a network with all its blocks."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from sage_grpo import build
+from sage_grpo.config import load_recipe
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.dist.imagine import imagine_weights, without_values
+from sage_grpo.plan import probe as probing
+from sage_grpo.plan.estimate import alone
+from sage_grpo.plan.probe import passes, probe
+
+SIZES = {(352, 624): (18_018, 248), (480, 848): (33_390, 685), (720, 1280): (75_600, 2_961)}
+PADDING = 1000 + 256 + 729  # tokens of text, glyphs and image, which are filled up to these numbers
+
+
+def single(height, width, frames=81):
+    size = [f"model.height={height}", f"model.width={width}", f"model.frames={frames}"]
+    return alone(load_recipe("hunyuan15-64gpu", size), unguided=True)
+
+
+def by_hand(tokens, text):
+    """54 blocks of width 2048: projections 4·d² and feed-forward 8·d² of every token, attention of all on all."""
+    width, blocks, all_tokens = 2048, 54, tokens + text
+    return (2 * 12 * width**2 * all_tokens + 4 * width * all_tokens**2) * blocks / 1e12
+
+
+@pytest.mark.parametrize(("size", "expected"), SIZES.items())
+def test_tokens_and_flops_of_hunyuanvideo(size, expected):
+    tokens, rough = expected
+    found = probe(single(*size))
+    tflop = found.forward.flops / 1e12
+    assert found.tokens == tokens
+    assert tflop == pytest.approx(by_hand(tokens, PADDING), rel=0.005)
+    # the rough count leaves out most of the padding, which the network computes with
+    assert by_hand(tokens, 300) == pytest.approx(rough, rel=0.01)
+    print(f"{size}: {tflop:.1f} TFLOP, by hand {by_hand(tokens, PADDING):.1f}, without padding {rough}")
+
+
+def test_flops_are_those_of_torchs_counter_with_all_blocks():
+    config = single(352, 624)
+    model = build.outline_model(config)
+    with without_values(), torch.no_grad():
+        imagine_weights(model.module)
+        x = torch.zeros(1, *model.latent_shape(Prompt("")))
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # it does not know the host's own
+            model.velocity(x, x.new_ones(1), model.blank_condition(1))
+    counted, found = counter.get_total_flops(), probe(config).forward.flops
+    print(f"torch {counted / 1e12:.2f}, plan {found / 1e12:.2f} TFLOP")
+    assert found == pytest.approx(counted, rel=0.03)
+
+
+def test_a_deep_network_lies_on_the_line_of_two_shallow_ones(monkeypatch):
+    """HunyuanVideo's own blocks, eight of them, on two processes that share a video."""
+    config = load_recipe(
+        "hunyuan15-64gpu", ["parallel.processes=4", "policy.prompts_per_iteration=1", "policy.batch_size=2"]
+    )
+    _, forward, training = passes(config, 8)
+    shallow = [passes(config, depth)[1:] for depth in probing.SHALLOW]
+    for real, few, more in zip((forward, training), *shallow, strict=True):
+        line = probing.line(few, more, 8)
+        assert line.flops == pytest.approx(real.flops, rel=1e-6)
+        assert line.memory == pytest.approx(real.memory, rel=0.01)
+        for purpose, size in real.sent.items():
+            assert line.sent[purpose] == pytest.approx(size, rel=1e-3)
+
+
+def test_backward_passes_of_full_weights_and_adapters():
+    """A backward pass is twice a forward pass; adapters need no gradient of frozen weights; recomputing adds one."""
+    size = ["model.guidance_scale=1", "parallel.processes=1", "parallel.sequence=1", "policy.batch_size=1"]
+    ratio = {}
+    for mode, again in (("full", False), ("full", True), ("lora", False)):
+        settings = [*size, f"tuning.mode={mode}", f"tuning.gradient_checkpointing={again}", "model.height=128"]
+        _, forward, training = passes(load_recipe("hunyuan15-64gpu", [*settings, "model.width=128"]), 4)
+        ratio[mode, again] = training.flops / forward.flops
+    assert ratio["full", False] == pytest.approx(3.0, abs=0.1)
+    assert ratio["full", True] == pytest.approx(3.9, abs=0.15)  # recomputed are the blocks alone
+    assert ratio["lora", False] == pytest.approx(2.1, abs=0.15)
