@@ -6,6 +6,7 @@ import typer
 
 from sage_grpo import __version__
 from sage_grpo.cli import lab, rewards
+from sage_grpo.cli.evaluate import evaluate
 from sage_grpo.cli.explain import explain
 from sage_grpo.cli.export import export
 from sage_grpo.cli.rehearse import rehearse
@@ -46,6 +47,7 @@ app.add_typer(lab.app, name="lab")
 app.command()(train)
 app.command()(rehearse)
 app.command()(sample)
+app.command("eval")(evaluate)
 app.command()(export)
 app.add_typer(rewards.app, name="rewards")
 app.command()(serve)
