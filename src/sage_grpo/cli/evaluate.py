@@ -59,6 +59,8 @@ def evaluate(
 
     from rich.console import Console
 
+    from sage_grpo.cli.progress import progress_of
+
     with user_errors():
         from sage_grpo.dist.processes import leave
         from sage_grpo.evaluation.prompts import find_tasks
@@ -70,40 +72,16 @@ def evaluate(
         candidates = find_sources(sources, base=not no_base, average=not last, steps=steps)
         tasks = find_tasks(prompts, candidates[0].config.model.type, tag or [], limit)
         more = read_scorers(scorer or [], scorers)
-        command = f"sage-grpo eval {shlex.join(sys.argv[2:])}"
+        command = f"sage-grpo {shlex.join(sys.argv[1:])}" if sys.argv[1:2] == ["eval"] else ""
         plan = Plan(candidates, tasks, range(seeds), out, more, not last, retry, command)
         processes = meet()
         main = processes is None or processes.main
         console = Console(stderr=as_json, quiet=not main)
-        with _progress(console) as tell:
-            found = run(plan, tell, processes)
+        found = run(plan, lambda what: progress_of(what, console), processes)
     if found:
         _print(found, out, as_json, console)
     if processes:
         leave()
-
-
-def _progress(console: Console) -> Any:
-    """One bar after the other: videos, then scores."""
-    from collections.abc import Callable, Iterator
-    from contextlib import ExitStack, contextmanager
-
-    from sage_grpo.cli.progress import progress_of
-
-    @contextmanager
-    def bars() -> Iterator[Callable[[str, int, int, str], None]]:
-        with ExitStack() as stack:
-            current: dict[str, Any] = {}
-
-            def tell(what: str, done: int, total: int, now: str) -> None:
-                if what not in current:
-                    stack.pop_all().close()
-                    current[what] = stack.enter_context(progress_of(what, console))
-                current[what](done, total, now)
-
-            yield tell
-
-    return bars()
 
 
 def _print(found: dict[str, Any], out: Path, as_json: bool, console: Console) -> None:
@@ -116,18 +94,32 @@ def _print(found: dict[str, Any], out: Path, as_json: bool, console: Console) ->
     from rich.table import Table
     from rich.text import Text
 
-    from sage_grpo.evaluation.table import differences, main_table
+    from sage_grpo.evaluation.table import (
+        KEY,
+        digits_of,
+        heading,
+        main_table,
+        mark,
+        percent,
+        plain,
+        ranked,
+        with_interval,
+    )
 
-    styles = {1: "bold", 2: "underline", 3: "italic"}
-    for grid in (main_table(found), differences(found)):
-        table = Table(box=box.SIMPLE_HEAD, title=grid.title, title_justify="left", title_style="bold")
-        for i, name in enumerate(grid.header):
-            table.add_column(name, justify="right" if i else "left")
-        for r, row in enumerate(grid.rows):
-            table.add_row(
-                *(Text(cell, style=styles.get((grid.ranks or {}).get((r, c), 0), "")) for c, cell in enumerate(row))
-            )
-        if grid.rows:
-            console.print(table)
-            console.print(Text(grid.note, style="dim"))
+    names, reference, digits = list(found["sources"]), found["reference"], digits_of(found)
+    pairs = {(p["score"], p["source"]): p for p in found["comparisons"] if p["against"] == reference}
+    table = Table(box=box.SIMPLE_HEAD, title=main_table(found).note, title_justify="left", title_style="bold")
+    for name in ("score", "source", "mean", f"difference to {reference}", "wins, %"):
+        table.add_column(name, justify="left" if name in ("score", "source") else "right")
+    for score in found["scores"]:
+        key, n = score["name"], digits[score["name"]]
+        means = [found["means"][name][key]["mean"] for name in names]
+        for i, (name, mean, place) in enumerate(zip(names, means, ranked(means, score["lower"]), strict=True)):
+            pair = pairs.get((key, name))
+            more = [with_interval(pair, n) + mark(pair), percent(pair["wins"])] if pair else ["", ""]
+            shown = Text(plain(mean, n), style={1: "bold", 2: "underline", 3: "italic"}.get(place or 0, ""))
+            table.add_row("" if i else heading(score), name, shown, *more)
+        table.add_section()
+    console.print(table, highlight=False)
+    console.print(Text(KEY, style="dim"))
     console.print(f"Tables: {out / 'table.md'}; page with videos: {out / 'report.html'}", highlight=False)

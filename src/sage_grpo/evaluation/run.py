@@ -1,6 +1,7 @@
 """`sage-grpo eval` from end to end: videos, scores, results, table and page; a call that was stopped goes on."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from sage_grpo.report.page import write_page
 from sage_grpo.scoring.folder import write_json
 from sage_grpo.tracking.files import atomic_write
 
-Tell = Callable[[str, int, int, str], None]  # what, done, in all, what now
+Tell = Callable[[int, int, str], None]  # done, in all, what now
+Progress = Callable[[str], AbstractContextManager[Tell]]  # of what
 DAY = 24 * 60.0  # minutes that processes wait for the slowest
 
 
@@ -43,7 +45,11 @@ def meet(device: str = "auto") -> Processes | None:
     return join(launched(), 1, 1, device, minutes=DAY)
 
 
-def evaluate(plan: Plan, tell: Tell, processes: Processes | None = None) -> dict[str, Any] | None:
+def silent(what: str) -> AbstractContextManager[Tell]:
+    return nullcontext(lambda done, total, now: None)
+
+
+def evaluate(plan: Plan, progress: Progress = silent, processes: Processes | None = None) -> dict[str, Any] | None:
     """The results, on the process that writes them."""
     rank, world = (processes.rank, processes.world) if processes else (0, 1)
     mine = plan.tasks[rank::world]
@@ -51,13 +57,14 @@ def evaluate(plan: Plan, tell: Tell, processes: Processes | None = None) -> dict
     entries, trained = choose_scorers(plan.candidates, plan.scorers)  # mistakes come before hours of work
     if rank == 0:
         write_json(plan.out / "manifest.json", _manifest(plan))
-    _make(plan, folder, mine, tell, processes)
+    with progress("videos") as tell:
+        _make(plan, folder, mine, tell, processes)
     panel = build_panel(entries, trained, plan.candidates)
-    total = len(mine) * len(plan.candidates)
-    for i, (candidate, task) in enumerate((c, t) for c in plan.candidates for t in mine):
-        tell("scoring", i, total, f"{candidate.name}: {task.prompt.text}")
-        score_task(folder, candidate.name, task, plan.seeds, panel, retry=plan.retry)
-    tell("scoring", total, total, "")
+    todo = [(candidate, task) for candidate in plan.candidates for task in mine]
+    with progress("scoring") as tell:
+        for i, (candidate, task) in enumerate(todo):
+            tell(i, len(todo), f"{candidate.name}: {task.prompt.text}")
+            score_task(folder, candidate.name, task, plan.seeds, panel, retry=plan.retry)
     if processes:
         processes.everybody(None)  # all scores are in the folder
     return _finish(plan, folder, panel) if rank == 0 else None
@@ -65,13 +72,12 @@ def evaluate(plan: Plan, tell: Tell, processes: Processes | None = None) -> dict
 
 def _make(plan: Plan, folder: Folder, mine: Sequence[Task], tell: Tell, processes: Processes | None) -> None:
     todo = {c.name: missing_videos(folder, c, mine, plan.seeds) for c in plan.candidates}
-    total, done = len(plan.candidates) * len(mine) * len(plan.seeds), 0
-    done = total - sum(map(len, todo.values()))
+    total, done = sum(map(len, todo.values())), 0  # what is there already tells nothing of the time left
     overrides = [f"tuning.device={processes.device}"] if processes else []
 
     def count(now: str) -> None:
         nonlocal done
-        tell("videos", done, total, now)
+        tell(done, total, now)
         done += 1
 
     for candidate in plan.candidates:
@@ -80,7 +86,6 @@ def _make(plan: Plan, folder: Folder, mine: Sequence[Task], tell: Tell, processe
             after_first=lambda: refuse_sizes(folder, plan.candidates, mine, plan.seeds),
         )  # fmt: skip
     refuse_sizes(folder, plan.candidates, mine, plan.seeds)
-    tell("videos", total, total, "")
 
 
 def _manifest(plan: Plan) -> dict[str, Any]:
