@@ -23,7 +23,7 @@ SMALL = ["--limit", "6", "--seeds", "2"]
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(app, ["eval", *map(str, arguments)], env={"COLUMNS": "100", "NO_COLOR": "1"})
+    return CliRunner().invoke(app, ["eval", *map(str, arguments)], env={"COLUMNS": "80", "NO_COLOR": "1"})
 
 
 def evaluated(*arguments):
@@ -193,8 +193,8 @@ def test_the_screen_fits_and_names_everything(run, whole):
     out, _ = whole
     shown = invoke(f"new={run}", *SMALL, "--out", out)
     assert shown.exit_code == 0
-    assert max(map(len, shown.stdout.splitlines())) <= 100
-    for word in ("Overall ↑", "distance ↓ (held out)", "difference to base", "wins, %", "report.html"):
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+    for word in ("Overall ↑", "distance ↓", "held out", "difference to base", "wins, %", "report.html"):
         assert word in said(shown)
 
 

@@ -2,7 +2,18 @@
 
 import pytest
 
-from sage_grpo.evaluation.table import ALONE, STANDS, decimals, grids, main_table, markdown, percent, plain, ranked
+from sage_grpo.evaluation.table import (
+    ALONE,
+    STANDS,
+    decimals,
+    grids,
+    losses,
+    main_table,
+    markdown,
+    percent,
+    plain,
+    ranked,
+)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +87,13 @@ def test_differences_wins_and_tags():
     assert f"| best | +0.400 [+0.300, +0.500] {STANDS} |" in text
     assert "| best | 60 [50, 70] | 60 [50, 70] | – |" in text  # row against column
     assert "| base | – | 40 [30, 50] | 40 [30, 50] |" in text
-    assert "| kind: x\\|y | 20 | +0.050 [−0.050, +0.150] |" in text
+    assert "| kind: x\\|y | 20 | +0.050 [−0.050, +0.150] | +0.050 [−0.050, +0.150] |" in text  # Overall and held out
+    assert "## Difference to base, held out" in text
+    assert text.count("Benjamini-Hochberg") == 2  # of the differences, and of the tags
+
+
+def test_what_got_worse_is_said():
+    assert losses(result()) == "Worse than base, and standing: distance, held out (best)."
 
 
 def test_a_score_without_any_value_is_a_dash():
@@ -84,4 +101,4 @@ def test_a_score_without_any_value_is_a_dash():
     for one in found["means"].values():
         one["VQ"] |= {"mean": None, "low": None, "high": None}
     assert [row[2] for row in main_table(found).rows] == ["–"] * 3
-    assert len(grids(found)) == 5
+    assert len(grids(found)) == 6

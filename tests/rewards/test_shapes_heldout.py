@@ -49,7 +49,7 @@ def test_it_says_what_the_laboratory_says():
     found = ShapesHeldOut().score(own.videos, [Prompt(text) for text in own.prompts]).values
     assert found[:, 0].mean().item() == pytest.approx(own.distance.mean().item(), abs=0.01)
     assert found[:, 1].mean().item() == pytest.approx(own.accuracy.mean().item(), abs=0.1)
-    assert found[:, 2].mean().item() == pytest.approx(own.diversity, abs=0.005)
+    assert found[:, 2].mean().item() == pytest.approx(own.diversity, abs=0.01)
 
 
 def test_it_cannot_be_trained_on_and_wants_its_own_clips():

@@ -96,8 +96,9 @@ def _print(found: dict[str, Any], out: Path, as_json: bool, console: Console) ->
 
     from sage_grpo.evaluation.table import (
         KEY,
+        arrow,
         digits_of,
-        heading,
+        losses,
         main_table,
         mark,
         percent,
@@ -110,7 +111,7 @@ def _print(found: dict[str, Any], out: Path, as_json: bool, console: Console) ->
     pairs = {(p["score"], p["source"]): p for p in found["comparisons"] if p["against"] == reference}
     table = Table(box=box.SIMPLE_HEAD, title=main_table(found).note, title_justify="left", title_style="bold")
     for name in ("score", "source", "mean", f"difference to {reference}", "wins, %"):
-        table.add_column(name, justify="left" if name in ("score", "source") else "right")
+        table.add_column(name, justify="left" if name in ("score", "source") else "right", no_wrap=True)
     for score in found["scores"]:
         key, n = score["name"], digits[score["name"]]
         means = [found["means"][name][key]["mean"] for name in names]
@@ -118,8 +119,14 @@ def _print(found: dict[str, Any], out: Path, as_json: bool, console: Console) ->
             pair = pairs.get((key, name))
             more = [with_interval(pair, n) + mark(pair), percent(pair["wins"])] if pair else ["", ""]
             shown = Text(plain(mean, n), style={1: "bold", 2: "underline", 3: "italic"}.get(place or 0, ""))
-            table.add_row("" if i else heading(score), name, shown, *more)
+            label = [
+                arrow(score),
+                "" if score["trained"] else Text("held out", style="dim"),
+            ]
+            table.add_row(label[i] if i < 2 else "", name, shown, *more)
         table.add_section()
     console.print(table, highlight=False)
     console.print(Text(KEY, style="dim"))
+    if lost := losses(found):
+        console.print(lost, style="yellow", highlight=False)
     console.print(f"Tables: {out / 'table.md'}; page with videos: {out / 'report.html'}", highlight=False)

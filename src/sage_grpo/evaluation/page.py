@@ -7,7 +7,7 @@ import numpy as np
 
 from sage_grpo.evaluation.prompts import Task
 from sage_grpo.evaluation.results import Values
-from sage_grpo.evaluation.table import Grid, digits_of, grids, mark, plain, with_interval
+from sage_grpo.evaluation.table import Grid, digits_of, ends, grids, losses, plain
 from sage_grpo.evaluation.videos import Folder
 from sage_grpo.report.page import Headline, Page, Table, VideoPair
 
@@ -24,8 +24,8 @@ def make_page(
     digits = digits_of(found)[first]
     against = [row for row in found["comparisons"] if row["against"] == reference and row["score"] == first]
     headlines = [
-        Headline(f"{row['source']} − {reference}, {first}", plain(row["mean"], digits, "+") + mark(row),
-                 f"{with_interval(row, digits)}; wins {100 * row['wins']['mean']:.0f} % of the pairs")
+        Headline(f"{row['source']} − {reference}, {first}", plain(row["mean"], digits, "+"),
+                 f"95 %: {ends(row, digits)}; wins {100 * row['wins']['mean']:.0f} % of the pairs")
         for row in against if row["mean"] is not None
     ]  # fmt: skip
     others = [name for name in found["sources"] if name != reference]
@@ -33,10 +33,11 @@ def make_page(
         f"{', '.join(others) or reference} on {len(tasks)} prompts with {len(seeds)} seeds each"
         + (f", compared with {reference} in pairs of one prompt and one seed. " if others else ". ")
         + "Intervals are of 95 % and by bootstrap over prompts: they say how far the result would move with other "
-        "prompts of this kind, not with another training run."
+        f"prompts of this kind, not with another training run.\n\n{losses(found)}"
     )
+    many = f"{len(others)} against {reference}" if len(others) > 3 else ", ".join(found["sources"])
     return Page(
-        f"Evaluation: {', '.join(found['sources'])}", summary, headlines,
+        f"Evaluation: {many}", summary, headlines,
         pairs=list(_pairs(values, first, tasks, seeds, folder, digits)),
         tables=[_table(grid) for grid in grids(found)], footer=command,
     )  # fmt: skip
@@ -48,6 +49,9 @@ def _table(grid: Grid) -> Table:
         [f"{cell} {PLACES[places[r, c]]}" if (r, c) in places else cell for c, cell in enumerate(row)]
         for r, row in enumerate(grid.rows)
     ]
+    for row in rows:
+        for plain_sign, firm in (("-", "\N{NON-BREAKING HYPHEN}"), (" ", "\N{NO-BREAK SPACE}")):
+            row[0] = row[0].replace(plain_sign, firm)  # a narrow column would part a name
     return Table(grid.title, grid.header, rows, ("①②③ best, second, third. " if places else "") + grid.note)
 
 
@@ -57,7 +61,7 @@ def _pairs(
 ) -> Iterator[VideoPair]:  # fmt: skip
     """Of each source pairs at even places of the order by gain, so that its failures are shown too."""
     reference, *others = values
-    room, each = PAGE_BYTES, max(PAIRS // max(len(others), 1), 1)
+    room, each = PAGE_BYTES, max(PAIRS // max(len(others), 1), 3)
     for name in others:
         before, after = values[reference][score], values[name][score]
         gains = (after - before).flatten()

@@ -51,13 +51,21 @@ def plain(value: float | None, digits: int, sign: str = "") -> str:
 def with_interval(found: Mapping[str, Any], digits: int, sign: str = "+") -> str:
     if found["low"] is None:
         return plain(found["mean"], digits, sign)
-    ends = ", ".join(plain(found[end], digits, sign) for end in ("low", "high"))
-    return f"{plain(found['mean'], digits, sign)} [{ends}]"
+    return f"{plain(found['mean'], digits, sign)} {ends(found, digits, sign)}"
+
+
+def ends(found: Mapping[str, Any], digits: int, sign: str = "+") -> str:
+    """Of an interval."""
+    return f"[{plain(found['low'], digits, sign)}, {plain(found['high'], digits, sign)}]"
 
 
 def heading(score: Mapping[str, Any]) -> str:
     """What a column holds: which way is better, and whether anybody was trained on it."""
-    return f"{score['name']} {'↓' if score['lower'] else '↑'}{'' if score['trained'] else ' (held out)'}"
+    return f"{arrow(score)}{'' if score['trained'] else ' (held out)'}"
+
+
+def arrow(score: Mapping[str, Any]) -> str:
+    return f"{score['name']} {'↓' if score['lower'] else '↑'}"
 
 
 def digits_of(found: Results) -> dict[str, int]:
@@ -103,14 +111,32 @@ def mark(row: Mapping[str, Any]) -> str:
     return f" {STANDS}" if row["stands"] and row["excludes_zero"] else f" {ALONE}" if row["excludes_zero"] else ""
 
 
-def differences(found: Results) -> Grid:
+def differences(found: Results) -> Iterator[Grid]:
+    """What was trained on, then what was held out: in one table the second would be out of sight."""
     digits, reference = digits_of(found), found["reference"]
     cells = {(row["source"], row["score"]): with_interval(row, digits[row["score"]]) + mark(row)
              for row in found["comparisons"] if row["against"] == reference}  # fmt: skip
     names = [name for name in found["sources"] if name != reference]
-    rows = [[name, *(cells[name, score["name"]] for score in found["scores"])] for name in names]
-    note = f"Pairs of one prompt and seed; 95 % intervals by bootstrap over prompts (BCa). {KEY}"
-    return Grid(f"Difference to {reference}", ["source", *map(heading, found["scores"])], rows, note)
+    notes = [f"Pairs of one prompt and seed; 95 % intervals by bootstrap over prompts (BCa). {KEY}", losses(found)]
+    for trained, kind in ((True, "trained on"), (False, "held out")):
+        scores = [score for score in found["scores"] if score["trained"] == trained]
+        if scores:
+            rows = [[name, *(cells[name, score["name"]] for score in scores)] for name in names]
+            yield Grid(f"Difference to {reference}, {kind}", ["source", *map(arrow, scores)], rows, notes.pop(0))
+
+
+def losses(found: Results) -> str:
+    """What got worse by a difference that stands: a gain is not reported without its price."""
+    told = []
+    for score in found["scores"]:
+        names = [
+            row["source"] for row in found["comparisons"]
+            if row["against"] == found["reference"] and row["score"] == score["name"] and row["stands"]
+            and (row["mean"] > 0) == score["lower"]
+        ]  # fmt: skip
+        if names:
+            told.append(f"{score['name']}{'' if score['trained'] else ', held out'} ({', '.join(names)})")
+    return f"Worse than {found['reference']}, and standing: {'; '.join(told)}." if told else ""
 
 
 def win_rates(found: Results) -> Grid:
@@ -148,8 +174,11 @@ def _rest(share: float | None) -> float | None:
 
 
 def by_tag(found: Results) -> Iterator[Grid]:
-    """A table a source: differences to the reference for every value of every tag."""
-    digits, scores = digits_of(found), [score["name"] for score in found["scores"]]
+    """A table a source: differences to the reference for every value of every tag; parts of the overall score aside."""
+    digits = digits_of(found)
+    whole = found["scores"][0]["weight"] is None and any(score["weight"] for score in found["scores"])
+    scores = [score for score in found["scores"] if not (whole and score["trained"]) or score is found["scores"][0]]
+    note = f"{'Parts of Overall are in results.json. ' if whole else ''}{KEY}"
     for name in found["sources"]:
         lines: dict[tuple[str, str], dict[str, Any]] = {}
         for row in found["tags"]:
@@ -158,15 +187,15 @@ def by_tag(found: Results) -> Iterator[Grid]:
         if lines:
             rows = [
                 [f"{tag}: {value}", str(max(row["prompts"] for row in cells.values())),
-                 *(with_interval(cells[s], digits[s]) + mark(cells[s]) for s in scores)]
+                 *(with_interval(cells[s["name"]], digits[s["name"]]) + mark(cells[s["name"]]) for s in scores)]
                 for (tag, value), cells in lines.items()
             ]  # fmt: skip
-            header = ["tag", "prompts", *map(heading, found["scores"])]
-            yield Grid(f"{name} − {found['reference']} by tag", header, rows, KEY)
+            yield Grid(f"{name} − {found['reference']} by tag", ["tag", "prompts", *map(heading, scores)], rows, note)
+            note = ""  # once
 
 
 def grids(found: Results) -> list[Grid]:
-    several = [differences(found), win_rates(found), duels(found)] if len(found["sources"]) > 1 else []
+    several = [*differences(found), win_rates(found), duels(found)] if len(found["sources"]) > 1 else []
     return [main_table(found), *(grid for grid in several if grid), *by_tag(found)]
 
 
@@ -179,8 +208,7 @@ def markdown(found: Results) -> str:
             cells = [MARKS[places[r, c]].format(cell) if (r, c) in places else cell for c, cell in enumerate(row)]
             lines.append(_row(cells))
         legend = "**Best**, <u>second</u>, *third*. " if i == 0 else ""
-        note = "" if grid.note == KEY and i and KEY in parts[-1] else grid.note
-        parts.append("\n".join([*lines, "", legend + note]).rstrip() + "\n")
+        parts.append("\n".join([*lines, "", legend + grid.note]).rstrip() + "\n")
     return "\n".join(parts)
 
 
