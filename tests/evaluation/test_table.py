@@ -53,9 +53,10 @@ def result(**more):
     scores = [
         {"name": "Overall", "type": "", "trained": True, "lower": False, "weight": None},
         {"name": "VQ", "type": "shapes", "trained": True, "lower": False, "weight": 0.5},
+        {"name": "MQ", "type": "shapes", "trained": True, "lower": False, "weight": -1.0},
         {"name": "distance", "type": "held", "trained": False, "lower": True, "weight": None},
     ]
-    means = {"base": (0.1, 0.2, 0.30), "paper": (0.5, 0.3, 0.32), "best": (0.7, 0.1, 0.31)}
+    means = {"base": (0.1, 0.2, 0.1, 0.30), "paper": (0.5, 0.3, 0.1, 0.32), "best": (0.7, 0.1, 0.1, 0.31)}
     return {
         "reference": "base", "sources": {name: {} for name in means}, "prompts": 20, "seeds": [0, 1], "scores": scores,
         "note": None, "masked": {"base": {"VQ": {"it has no pixels": 3}}, "paper": {"VQ": {"timeout": 1}}},
@@ -73,11 +74,11 @@ def result(**more):
 def test_the_main_table_has_the_shape_of_the_papers():
     text = markdown(result())
     lines = text.splitlines()
-    assert lines[2] == "| source | Overall ↑ | VQ ↑ | distance ↓ (held out) |"
-    assert lines[4] == "| base | *0.100* | <u>0.200</u> | **0.300** |"
-    assert lines[5] == "| paper | <u>0.500</u> | **0.300** | *0.320* |"
-    assert lines[6] == "| best | **0.700** | *0.100* | <u>0.310</u> |"
-    assert "Overall is 0.5·VQ" in lines[8]
+    assert lines[2] == "| source | Overall ↑ | VQ ↑ | MQ ↑ | distance ↓ (held out) |"
+    assert lines[4] == "| base | *0.100* | <u>0.200</u> | **0.100** | **0.300** |"
+    assert lines[5] == "| paper | <u>0.500</u> | **0.300** | **0.100** | *0.320* |"
+    assert lines[6] == "| best | **0.700** | *0.100* | **0.100** | <u>0.310</u> |"
+    assert "Overall is 0.5·VQ − 1·MQ." in lines[8]
     assert "Not scored, and in no mean: VQ of 4 videos (it has no pixels)" in lines[8]
 
 

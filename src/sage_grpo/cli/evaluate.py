@@ -74,7 +74,7 @@ def evaluate(
         more = read_scorers(scorer or [], scorers)
         command = f"sage-grpo {shlex.join(sys.argv[1:])}" if sys.argv[1:2] == ["eval"] else ""
         plan = Plan(candidates, tasks, range(seeds), out, more, not last, retry, command)
-        processes = meet()
+        processes = meet(candidates[0].config.tuning.device)
         main = processes is None or processes.main
         console = Console(stderr=as_json, quiet=not main)
         found = run(plan, lambda what: progress_of(what, console), processes)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from sage_grpo import build
@@ -26,6 +27,10 @@ class Task:
     id: str
     prompt: Prompt
     tags: Mapping[str, str]
+
+    @property
+    def short(self) -> str:
+        return shorten(self.prompt.text, 48, placeholder=" …")
 
     def as_dict(self) -> dict[str, Any]:
         return {"id": self.id, "text": self.prompt.text, "tags": dict(self.tags)}

@@ -26,7 +26,7 @@ def as_array(rows: Sequence[Sequence[float | None]]) -> Values:
 def with_overall(values: Mapping[str, Values], scores: Sequence[Score]) -> dict[str, Values]:
     """The weighted sum of the recipe; a video that lacks a part of it has none."""
     parts = [score.weight * values[score.name] for score in scores if score.weight]
-    return {OVERALL: np.sum(parts, axis=0), **values} if parts else dict(values)
+    return {OVERALL: np.sum(parts, axis=0), **values} if len(parts) > 1 else dict(values)
 
 
 def by_prompt(values: Values) -> list[float]:

@@ -63,7 +63,7 @@ def evaluate(plan: Plan, progress: Progress = silent, processes: Processes | Non
     todo = [(candidate, task) for candidate in plan.candidates for task in mine]
     with progress("scoring") as tell:
         for i, (candidate, task) in enumerate(todo):
-            tell(i, len(todo), f"{candidate.name}: {task.prompt.text}")
+            tell(i, len(todo), f"{candidate.name}: {task.short}")
             score_task(folder, candidate.name, task, plan.seeds, panel, retry=plan.retry)
     if processes:
         processes.everybody(None)  # all scores are in the folder

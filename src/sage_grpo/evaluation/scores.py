@@ -5,7 +5,7 @@ A scorer's line in a prompt's file says which pixels it saw, so that a video mad
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class Panel:
             for key, name, weight in zip(judge.keys, judge.reward.names, weights, strict=True):
                 lower = name in falling or (weight or 0) < 0
                 found.append(Score(key, judge.type, trained, lower, weight))
-        if any(score.weight for score in found):
+        if sum(bool(score.weight) for score in found) > 1:
             found.insert(0, Score(OVERALL, "the recipe's weights", True, False))
         return found
 
@@ -111,8 +111,11 @@ def build_panel(entries: list[RewardConfig], trained: list[bool], candidates: Se
     """Loads the scorers."""
     first = next((one.config for one in candidates if one.config.rewards), None)
     weighted = [e for e in entries if first and any(e is reward for reward in first.rewards)]
-    rewards = [build.build_reward(entry) for entry in entries]
-    return Panel(named(entries, rewards, weighted), entries, trained)
+    judges = named(entries, [build.build_reward(entry) for entry in entries], weighted)
+    if first and first.policy.reward_weights:  # the trainer heeds these before the weights of the rewards
+        given = iter(first.policy.reward_weights)
+        judges = [replace(j, weights=tuple(next(given) for _ in j.weights)) if j.weights else j for j in judges]
+    return Panel(judges, entries, trained)
 
 
 def read_lines(path: Path) -> dict[str, Line]:

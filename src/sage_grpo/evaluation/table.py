@@ -91,7 +91,7 @@ def main_table(found: Results) -> Grid:
 
 def _overall(scores: Sequence[Mapping[str, Any]]) -> str:
     parts = [f"{score['weight']:g}·{score['name']}" for score in scores if score["weight"]]
-    return f"Overall is {' + '.join(parts)}. ".replace("+ -", "− ") if parts else ""
+    return f"Overall is {' + '.join(parts)}. ".replace("+ -", "− ") if len(parts) > 1 else ""
 
 
 def _masked(found: Results) -> str:
@@ -176,7 +176,7 @@ def _rest(share: float | None) -> float | None:
 def by_tag(found: Results) -> Iterator[Grid]:
     """A table a source: differences to the reference for every value of every tag; parts of the overall score aside."""
     digits = digits_of(found)
-    whole = found["scores"][0]["weight"] is None and any(score["weight"] for score in found["scores"])
+    whole = sum(bool(score["weight"]) for score in found["scores"]) > 1
     scores = [score for score in found["scores"] if not (whole and score["trained"]) or score is found["scores"][0]]
     note = f"{'Parts of Overall are in results.json. ' if whole else ''}{KEY}"
     for name in found["sources"]:

@@ -106,7 +106,7 @@ def make_videos(
         return
     source = open_source(candidate.path, average=average, overrides=overrides)
     for i, (task, seed) in enumerate(todo):
-        tell(f"{candidate.name}: {task.prompt.text}")
+        tell(f"{candidate.name}: {task.short}")
         with torch.no_grad():
             latents = generate(source.model, [task.prompt], candidate.config, [noise_seed(task.prompt, seed)])
             video = source.model.decode(latents)[0].cpu()
