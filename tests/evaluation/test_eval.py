@@ -10,6 +10,7 @@ import time
 
 import pytest
 import torch
+import yaml
 from typer.testing import CliRunner
 
 from dist.launcher import environment, torchrun
@@ -17,6 +18,7 @@ from evaluation.moody import Moody
 from sage_grpo.cli import app
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.evaluation import videos
+from sage_grpo.evaluation.sources import find_sources
 from sage_grpo.evaluation.videos import Folder, hash_of, load_frames, lossless, read_record
 
 SMALL = ["--limit", "6", "--seeds", "2"]
@@ -91,6 +93,35 @@ def test_sources_are_pairs_and_differ(whole):
     assert read_record(folder, "base", "03", 0).frames != read_record(folder, "base", "03", 1).frames
     assert all(pair["mean"] == 0 and pair["wins"]["mean"] == 0.5 for pair in found["comparisons"])
     assert not any(pair["stands"] for pair in found["comparisons"])
+
+
+def test_all_sources_start_from_the_same_noise(run, tmp_path, monkeypatch):
+    seeds, inner = [], videos.generate
+    monkeypatch.setattr(videos, "generate", lambda *given: (seeds.append(given[-1]), inner(*given))[1])
+    evaluated(f"a={run}", f"b={run}/checkpoints/step-00000001", "--limit", "2", "--seeds", "2", "--out", tmp_path / "e")
+    assert seeds[:4] == seeds[4:8] == seeds[8:]
+    assert len({seed for (seed,) in seeds}) == 4
+
+
+def test_weights_of_the_policy_come_first(run, whole, tmp_path):
+    """As in the trainer: `policy.reward_weights` is before the weights of the rewards."""
+    recipe = yaml.safe_load((run / "config.yaml").read_text())
+    recipe["policy"]["reward_weights"] = [1.0, 0.0, 2.0]
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(recipe))
+    found = evaluated(f"base={tmp_path}/other.yaml", *SMALL, "--out", tmp_path / "e")
+    means = {key: one["mean"] for key, one in found["means"]["base"].items()}
+    assert means["Overall"] == pytest.approx(means["VQ"] + 2 * means["TA"])
+
+
+def test_what_makes_a_video_is_in_its_hash(run):
+    """Another number of steps, other weights of the same run, and the last ones in place of the averaged."""
+
+    def identity(path=run, **more):
+        return find_sources([str(path)], **{"base": False, "average": True, "steps": None} | more)[0].identity
+
+    step = run / "checkpoints" / "step-00000001"
+    assert len({identity(), identity(steps=9), identity(average=False), identity(step), identity("lab-paper")}) == 5
+    assert identity() == identity(run / "checkpoints" / "step-00000002")
 
 
 def test_killed_and_called_again_it_goes_on(run, whole, tmp_path):
