@@ -35,7 +35,7 @@ def make_page(
         + "Intervals are of 95 % and by bootstrap over prompts: they say how far the result would move with other "
         f"prompts of this kind, not with another training run.\n\n{losses(found)}"
     )
-    many = f"{len(others)} against {reference}" if len(others) > 3 else ", ".join(found["sources"])
+    many = f"{len(others)} models against {reference}" if len(others) > 3 else ", ".join(found["sources"])
     return Page(
         f"Evaluation: {many}", summary, headlines,
         pairs=list(_pairs(values, first, tasks, seeds, folder, digits)),

@@ -131,12 +131,12 @@ def losses(found: Results) -> str:
     for score in found["scores"]:
         names = [
             row["source"] for row in found["comparisons"]
-            if row["against"] == found["reference"] and row["score"] == score["name"] and row["stands"]
+            if row["against"] == found["reference"] and row["score"] == score["name"] and STANDS in mark(row)
             and (row["mean"] > 0) == score["lower"]
         ]  # fmt: skip
         if names:
             told.append(f"{score['name']}{'' if score['trained'] else ', held out'} ({', '.join(names)})")
-    return f"Worse than {found['reference']}, and standing: {'; '.join(told)}." if told else ""
+    return f"Worse than {found['reference']} by a difference that stands ({STANDS}): {'; '.join(told)}." if told else ""
 
 
 def win_rates(found: Results) -> Grid:
@@ -178,7 +178,9 @@ def by_tag(found: Results) -> Iterator[Grid]:
     digits = digits_of(found)
     whole = sum(bool(score["weight"]) for score in found["scores"]) > 1
     scores = [score for score in found["scores"] if not (whole and score["trained"]) or score is found["scores"][0]]
-    note = f"{'Parts of Overall are in results.json. ' if whole else ''}{KEY}"
+    aside = "All but Overall are held out; its parts are in results.json. "
+    header = [heading(scores[0]), *map(arrow if whole else heading, scores[1:])]
+    note = f"{aside if whole else ''}{KEY}"
     for name in found["sources"]:
         lines: dict[tuple[str, str], dict[str, Any]] = {}
         for row in found["tags"]:
@@ -190,7 +192,7 @@ def by_tag(found: Results) -> Iterator[Grid]:
                  *(with_interval(cells[s["name"]], digits[s["name"]]) + mark(cells[s["name"]]) for s in scores)]
                 for (tag, value), cells in lines.items()
             ]  # fmt: skip
-            yield Grid(f"{name} − {found['reference']} by tag", ["tag", "prompts", *map(heading, scores)], rows, note)
+            yield Grid(f"{name} − {found['reference']} by tag", ["tag", "prompts", *header], rows, note)
             note = ""  # once
 
 
