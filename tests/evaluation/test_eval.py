@@ -103,12 +103,12 @@ def test_all_sources_start_from_the_same_noise(run, tmp_path, monkeypatch):
     assert len({seed for (seed,) in seeds}) == 4
 
 
-def test_weights_of_the_policy_come_first(run, whole, tmp_path):
+def test_weights_of_the_policy_come_first(run, tmp_path):
     """As in the trainer: `policy.reward_weights` is before the weights of the rewards."""
     recipe = yaml.safe_load((run / "config.yaml").read_text())
     recipe["policy"]["reward_weights"] = [1.0, 0.0, 2.0]
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(recipe))
-    found = evaluated(f"base={tmp_path}/other.yaml", *SMALL, "--out", tmp_path / "e")
+    found = evaluated(f"base={tmp_path}/other.yaml", "--limit", "2", "--seeds", "1", "--out", tmp_path / "e")
     means = {key: one["mean"] for key, one in found["means"]["base"].items()}
     assert means["Overall"] == pytest.approx(means["VQ"] + 2 * means["TA"])
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SOURCES = typer.Argument(
-    metavar="[NAME=]PATH...", help="Run folders, checkpoints of them, or recipes (untrained models)."
+    metavar="NAME=PATH",
+    help="Run folders, checkpoints of them, or recipes (untrained models); a path alone gets a name of its own.",
 )
 PROMPTS = typer.Option(
     "--prompts",
