@@ -171,6 +171,9 @@ def test_another_checkpoint_or_more_seeds_use_what_still_holds(run, whole, tmp_p
     assert made == {"new"}
     assert found["means"]["base"]["diversity"]["videos"] == 18  # compared with the third, too
     assert found["sources"]["new"]["checkpoint"] == "step-00000001"
+    for line in map(json.loads, (out / "scores" / "new" / "03.jsonl").read_text().splitlines()):
+        for seed, video in line["videos"].items():  # scored are the new pixels
+            assert video["frames"] == read_record(Folder(out), "new", "03", int(seed)).frames
 
 
 def test_two_processes_give_what_one_gives(run, whole, tmp_path):
