@@ -10,7 +10,7 @@ KILLS  ?= 10
 FAULTS ?= 100
 ROUNDS ?= 24
 
-.PHONY: setup check lint format types test figures trust-regions lab claims audit chaos chaos-alone fleet-chaos fleet-speed plan-check overhead wheel clean
+.PHONY: setup check lint format types test figures trust-regions lab claims eval audit chaos chaos-alone fleet-chaos fleet-speed plan-check overhead wheel clean
 setup:            ## virtual environment with the pinned versions
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install torch==2.13.0
@@ -45,6 +45,17 @@ lab:              ## train the small generator and open runs/lab/report.html
 
 claims:           ## regenerate docs/claims/: figures, results.json and the table of docs/claims.md
 	$(BIN)/sage-grpo lab reproduce --out docs/claims --seeds 5 --iterations 24 --samples 96
+
+eval:             ## regenerate docs/eval/: the base, the paper's choices and our recipe at equal cost, three training seeds each
+	for seed in 1 2 3; do \
+	  $(BIN)/sage-grpo train lab-paper seed=$$seed run.out=runs/eval/paper-$$seed run.iterations=24 $(QUIET) || exit; \
+	  $(BIN)/sage-grpo train lab-fast seed=$$seed run.out=runs/eval/fast-$$seed run.iterations=36 $(QUIET) || exit; \
+	done
+	$(BIN)/sage-grpo eval base=lab-paper $(foreach run,paper-1 paper-2 paper-3 fast-1 fast-2 fast-3,$(run)=runs/eval/$(run)) \
+	  --seeds 8 --out runs/eval/results
+	mkdir -p docs/eval && cp $(addprefix runs/eval/results/,results.json table.md report.html) docs/eval/
+eval: export OMP_NUM_THREADS = 1
+eval: QUIET = run.sample_every=0 'run.trackers=[]'
 
 audit:            ## how scorers are gamed, into docs/rewards-audit.md: make audit CLIPS=clips (docs/audit/real_clips.py makes them)
 	OMP_NUM_THREADS=1 $(BIN)/sage-grpo rewards audit --out docs/audit/made

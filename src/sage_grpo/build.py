@@ -52,6 +52,7 @@ MODELS = {
 }
 REWARDS = {
     "shapes": "sage_grpo.rewards.shapes:ShapesReward",
+    "shapes-heldout": "sage_grpo.rewards.shapes_heldout:ShapesHeldOut",
     "videoalign": "sage_grpo.rewards.videoalign:VideoAlign",
     "ocr": "sage_grpo.rewards.ocr:OCRReward",
     "clip": "sage_grpo.rewards.clip:CLIPReward",
@@ -70,6 +71,7 @@ OWN_PROMPTS = {  # models of a world that knows what may be asked of it
     "shapes": "sage_grpo.worlds.shapes:all_prompts",
     "text": "sage_grpo.worlds.text:training_prompts",
 }
+OWN_MONITORS = {"shapes": "shapes-heldout"}  # what such a world can say of any video of its model
 
 
 def install_line(module: str | None) -> str | None:

@@ -1,5 +1,6 @@
 """A run folder opened again: its recipe, its model and the weights that it trained."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,25 +24,54 @@ class Run:
     averaged: bool  # the averaged weights are in place, not the last ones
 
 
-def open_run(path: Path, *, average: bool = True) -> Run:
-    """`path` is a run folder, or one of its checkpoints. Averaged weights are used where the run kept them."""
+@dataclass(frozen=True)
+class Place:
+    """Where a run and its checkpoints lie."""
+
+    folder: Path
+    config: RecipeConfig
+    root: str  # of the checkpoints
+    step: str | None  # the checkpoint that was named; none: the newest
+
+    def newest(self) -> str:
+        """The name of the newest checkpoint; whether it is whole is seen when it is read."""
+        known = checkpoints(self.root)
+        if not known:
+            raise _none_yet(self)
+        return known[-1]
+
+
+def _none_yet(place: Place) -> ConfigError:
+    often = place.config.run.save_every
+    return ConfigError(f"{place.folder} has no checkpoint yet; it is written every {often} iterations")
+
+
+def find_run(path: Path, overrides: Sequence[str] = ()) -> Place:
+    """`path` is a run folder, or one of its checkpoints. Nothing is loaded yet."""
     folder, step = (path.parent.parent, path.name) if path.name.startswith("step-") else (path, None)
     recipe = folder / "config.yaml"
     if not recipe.is_file():
         raise ConfigError(f"{path} is not a run: there is no {recipe}; give a folder that `sage-grpo train` wrote")
-    config = load_recipe(recipe)
+    config = load_recipe(recipe, overrides)
     # the run folder may have been moved since; a place of its own for checkpoints has not
     root = config.run.checkpoints or str(folder / "checkpoints")
-    if step is None:
-        newest = load_newest(root)
-        if newest is None:
-            raise ConfigError(f"{folder} has no checkpoint yet; it is written every {config.run.save_every} iterations")
-        step, state, _ = newest
-    elif step not in checkpoints(root):
+    if step is not None and step not in checkpoints(root):
         known = ", ".join(checkpoints(root)) or "none"
         raise ConfigError(f"{path} is not there; checkpoints of this run: {known}")
+    return Place(folder, config, root, step)
+
+
+def open_run(path: Path, *, average: bool = True, overrides: Sequence[str] = ()) -> Run:
+    """Averaged weights are used where the run kept them. `overrides` are of its recipe, such as tuning.device=cpu."""
+    place = find_run(path, overrides)
+    config, step = place.config, place.step
+    if step is None:
+        newest = load_newest(place.root)
+        if newest is None:
+            raise _none_yet(place)
+        step, state, _ = newest
     else:
-        state = load_checkpoint(root, step)
+        state = load_checkpoint(place.root, step)
     loop = state["loop"]
     model = build.build_model(config)
     targets = dict(model.module.named_parameters()) | dict(model.module.named_buffers())

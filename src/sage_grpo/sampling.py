@@ -24,12 +24,17 @@ class Source:
     name: str
 
 
-def open_source(path: Path, *, average: bool = True) -> Source:
+def is_run(path: Path) -> bool:
+    """A run folder or a checkpoint of one, and no recipe."""
+    return (path / "config.yaml").is_file() or path.name.startswith("step-")
+
+
+def open_source(path: Path, *, average: bool = True, overrides: Sequence[str] = ()) -> Source:
     """A run folder, a checkpoint of one, or a recipe whose model is taken as it is."""
-    if (path / "config.yaml").is_file() or path.name.startswith("step-"):
-        run = open_run(path, average=average)
+    if is_run(path):
+        run = open_run(path, average=average, overrides=overrides)
         return Source(run.config, run.model, f"iteration {run.iteration}")
-    config = load_recipe(path)
+    config = load_recipe(path, overrides)
     return Source(config, build.build_model(config), "untrained")
 
 

@@ -1,10 +1,14 @@
-"""Paired effects with their intervals: Student's t on differences of equal seeds; shares by Wilson and McNemar."""
+"""Paired effects with their intervals: Student's t on differences of equal seeds; shares by Wilson and McNemar;
+means over prompts by the bootstrap."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from scipy import stats
+
+DRAWS = 9999  # of a bootstrap
 
 
 @dataclass(frozen=True)
@@ -65,3 +69,32 @@ def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> Changes:
     lost = sum(a and not b for a, b in zip(before, after, strict=True))
     p = float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
     return Changes(gained, lost, p)
+
+
+def bootstrap(values: Sequence[float], *, draws: int = DRAWS, seed: int = 0) -> Effect:
+    """A mean with its 95 % interval (BCa) by drawing the values, such as those of prompts, anew with replacement.
+
+    The same values always have the same interval. Equal values have one without width: BCa is not defined for them.
+    """
+    n, array = len(values), np.asarray(values, dtype=np.float64)
+    if n < 2:
+        raise ValueError(f"{n} values have no interval; at least two are needed")
+    mean = float(array.mean())
+    if np.ptp(array) == 0:
+        return Effect(mean, 0.0, mean, mean, n)
+    rng = np.random.default_rng(seed)
+    found = stats.bootstrap((array,), np.mean, n_resamples=draws, method="BCa", random_state=rng)
+    interval = found.confidence_interval
+    return Effect(mean, float(found.standard_error), float(interval.low), float(interval.high), n)
+
+
+def p_of_zero(values: Sequence[float]) -> float:
+    """Two-sided p, by Student's t, that the mean is 0. Equal values are certain: 1 where they are 0, else 0."""
+    if np.ptp(values) == 0:
+        return 1.0 if values[0] == 0 else 0.0
+    return float(stats.ttest_1samp(values, 0.0).pvalue)
+
+
+def discoveries(ps: Sequence[float], rate: float = 0.05) -> list[bool]:
+    """Which of many tests stand when at most a share `rate` of those that do may be false (Benjamini-Hochberg)."""
+    return [bool(p <= rate) for p in stats.false_discovery_control(ps)] if len(ps) else []

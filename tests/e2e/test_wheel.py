@@ -56,6 +56,7 @@ def test_wheel_carries_types_and_licence(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert "sage_grpo/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert {f"sage_grpo/data/prompt_sets/{name}" for name in ("videos.jsonl", "LICENSE")} <= set(names)
     assert not [name for name in names if name.startswith(("tests", "docs"))]
 
 

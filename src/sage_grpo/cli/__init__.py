@@ -6,6 +6,7 @@ import typer
 
 from sage_grpo import __version__
 from sage_grpo.cli import lab, rewards
+from sage_grpo.cli.evaluate import evaluate
 from sage_grpo.cli.explain import explain
 from sage_grpo.cli.export import export
 from sage_grpo.cli.plan import plan
@@ -48,6 +49,7 @@ app.command()(train)
 app.command()(plan)
 app.command()(rehearse)
 app.command()(sample)
+app.command("eval")(evaluate)
 app.command()(export)
 app.add_typer(rewards.app, name="rewards")
 app.command()(serve)

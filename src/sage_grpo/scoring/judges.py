@@ -64,7 +64,7 @@ def choose(names: Sequence[str], recipe: Path | None) -> Panel:
             raise ConfigError(f"{recipe} names no rewards; write such as `rewards: [{{type: motion}}]`")
     if entries:
         rewards = [build.build_reward(entry) for entry in entries]
-        return Panel(_named(entries, rewards, trained), {}, advantages)
+        return Panel(named(entries, rewards, trained), {}, advantages)
     return _ready_ones()
 
 
@@ -79,7 +79,7 @@ def _ready_ones() -> Panel:
             entries.append(RewardConfig(type=known.name))
         except (ValueError, OSError, ImportError) as error:  # not asked for by name, so it may stay away
             left_out[known.name] = str(error)
-    return Panel(_named(entries, rewards, []), left_out)
+    return Panel(named(entries, rewards, []), left_out)
 
 
 def _why_not(known: Entry) -> str:
@@ -90,7 +90,8 @@ def _why_not(known: Entry) -> str:
     return "for the laboratory only" if known.laboratory else "fetches weights: ask for it by name"
 
 
-def _named(entries: Sequence[RewardConfig], rewards: Sequence[Reward], trained: Sequence[RewardConfig]) -> list[Judge]:
+def named(entries: Sequence[RewardConfig], rewards: Sequence[Reward], trained: Sequence[RewardConfig]) -> list[Judge]:
+    """Judges whose scores have each a name of its own; those of `trained`, by identity, have their weights."""
     count = Counter(name for reward in rewards for name in set(reward.names))
     judges: list[Judge] = []
     for entry, reward in zip(entries, rewards, strict=True):

@@ -1,0 +1,133 @@
+"""`sage-grpo eval`: checkpoints against each other on a prompt set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sage_grpo.cli.errors import user_errors
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SOURCES = typer.Argument(
+    metavar="NAME=PATH",
+    help="Run folders, checkpoints of them, or recipes (untrained models); a path alone gets a name of its own.",
+)
+PROMPTS = typer.Option(
+    "--prompts",
+    help="txt, jsonl, csv or parquet with columns prompt and, if you like, id and tags; or `videos`, the set that "
+    "ships. Without it: a laboratory model's own prompts, else `videos`.",
+)
+
+
+def evaluate(
+    sources: Annotated[list[str], SOURCES],
+    prompts: Annotated[str | None, PROMPTS] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Videos of each prompt: seeds 0, 1, …")] = 4,
+    scorer: Annotated[list[str] | None, typer.Option(help="One more held-out scorer, with its defaults.")] = None,
+    scorers: Annotated[
+        Path | None, typer.Option(help="More of them: YAML with a list as under `rewards:` of a recipe.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for videos, scores, results.json, table.md, report.html.")] = Path(
+        "eval"
+    ),
+    tag: Annotated[list[str] | None, typer.Option(help="Only prompts with it, such as subject=animal.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first of the prompts: for a trial.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Sampling steps of all sources, not those of training.")
+    ] = None,
+    no_base: Annotated[
+        bool, typer.Option("--no-base", help="Compare with the first source, no untrained model.")
+    ] = False,
+    last: Annotated[bool, typer.Option("--last", help="The last weights, even if a run averaged them.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Score again what a scorer failed on.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Make videos with every source from the same prompts and seeds, score them, and compare in pairs.
+
+    The untrained model of the first run is the base unless you name one: base=RECIPE. Columns are the rewards and
+    monitors of the recipes, and what --scorer and --scorers add. Stopped and called again, it goes on.
+
+    Several GPUs: `torchrun --nproc-per-node=8 -m sage_grpo eval …` shares the prompts.
+
+    Example: `sage-grpo eval paper=runs/paper best=runs/best/checkpoints/step-00000100 --seeds 4 --scorer motion`
+    """
+    import shlex
+    import sys
+
+    from rich.console import Console
+
+    from sage_grpo.cli.progress import progress_of
+
+    with user_errors():
+        from sage_grpo.dist.processes import leave
+        from sage_grpo.evaluation.prompts import find_tasks
+        from sage_grpo.evaluation.run import Plan, meet
+        from sage_grpo.evaluation.run import evaluate as run
+        from sage_grpo.evaluation.scores import read_scorers
+        from sage_grpo.evaluation.sources import find_sources
+
+        candidates = find_sources(sources, base=not no_base, average=not last, steps=steps)
+        tasks = find_tasks(prompts, candidates[0].config.model.type, tag or [], limit)
+        more = read_scorers(scorer or [], scorers)
+        command = f"sage-grpo {shlex.join(sys.argv[1:])}" if sys.argv[1:2] == ["eval"] else ""
+        plan = Plan(candidates, tasks, range(seeds), out, more, not last, retry, command)
+        processes = meet(candidates[0].config.tuning.device)
+        main = processes is None or processes.main
+        console = Console(stderr=as_json, quiet=not main)
+        found = run(plan, lambda what: progress_of(what, console), processes)
+    if found:
+        _print(found, out, as_json, console)
+    if processes:
+        leave()
+
+
+def _print(found: dict[str, Any], out: Path, as_json: bool, console: Console) -> None:
+    if as_json:
+        import json
+
+        print(json.dumps(found | {"out": str(out)}, ensure_ascii=False))
+        return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from sage_grpo.evaluation.table import (
+        KEY,
+        arrow,
+        digits_of,
+        losses,
+        main_table,
+        mark,
+        percent,
+        plain,
+        ranked,
+        with_interval,
+    )
+
+    names, reference, digits = list(found["sources"]), found["reference"], digits_of(found)
+    pairs = {(p["score"], p["source"]): p for p in found["comparisons"] if p["against"] == reference}
+    table = Table(box=box.SIMPLE_HEAD, title=main_table(found).note, title_justify="left", title_style="bold")
+    for name in ("score", "source", "mean", f"difference to {reference}", "wins, %"):
+        table.add_column(name, justify="left" if name in ("score", "source") else "right", no_wrap=True)
+    for score in found["scores"]:
+        key, n = score["name"], digits[score["name"]]
+        means = [found["means"][name][key]["mean"] for name in names]
+        for i, (name, mean, place) in enumerate(zip(names, means, ranked(means, score["lower"]), strict=True)):
+            pair = pairs.get((key, name))
+            more = [with_interval(pair, n) + mark(pair), percent(pair["wins"])] if pair else ["", ""]
+            shown = Text(plain(mean, n), style={1: "bold", 2: "underline", 3: "italic"}.get(place or 0, ""))
+            label = [
+                arrow(score),
+                "" if score["trained"] else Text("held out", style="dim"),
+            ]
+            table.add_row(label[i] if i < 2 else "", name, shown, *more)
+        table.add_section()
+    console.print(table, highlight=False)
+    console.print(Text(KEY, style="dim"))
+    if lost := losses(found):
+        console.print(lost, style="yellow", highlight=False)
+    console.print(f"Tables: {out / 'table.md'}; page with videos: {out / 'report.html'}", highlight=False)

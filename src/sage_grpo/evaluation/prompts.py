@@ -1,0 +1,120 @@
+"""The prompts of an evaluation: a file, a set that ships with the package, or a world's own, with ids and tags."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+from sage_grpo import build
+from sage_grpo.config import ConfigError
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.data.prompts import PromptError, open_prompts
+from sage_grpo.worlds.shapes import COLOURS, DIRECTIONS, SHAPES, parse_prompt
+
+SHIPPED = "videos"
+ID = re.compile(r"[\w.-]*\w[\w.-]*")  # becomes a part of file names
+TAG = "tag."  # begins the columns of tags where a format has no objects, such as csv
+
+
+@dataclass(frozen=True)
+class Task:
+    """A prompt to make videos of."""
+
+    id: str
+    prompt: Prompt
+    tags: Mapping[str, str]
+
+    @property
+    def short(self) -> str:
+        return shorten(self.prompt.text, 48, placeholder=" …")
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"id": self.id, "text": self.prompt.text, "tags": dict(self.tags)}
+
+
+def shipped_sets() -> list[str]:
+    folder = files("sage_grpo.data").joinpath("prompt_sets")
+    return sorted(item.name.removesuffix(".jsonl") for item in folder.iterdir() if item.name.endswith(".jsonl"))
+
+
+def find_tasks(source: str | None, model: str, tags: Sequence[str] = (), limit: int | None = None) -> list[Task]:
+    """`source`: a file or a shipped set; none: the world's own prompts for its model, else the set `videos`."""
+    if source is None and model in build.OWN_PROMPTS:
+        texts: list[str] = build.resolve(model, build.OWN_PROMPTS, "world")()
+        tagged = OWN_TAGS.get(model, _untagged)
+        found = [_task(i, Prompt(text, {"tags": tagged(text)}), len(texts), model) for i, text in enumerate(texts)]
+    else:
+        found = _read(source or SHIPPED)
+    chosen = _having(found, tags)
+    return chosen[:limit]
+
+
+def _shape_tags(text: str) -> dict[str, str]:
+    shape, colour, direction = parse_prompt(text)
+    return {"shape": SHAPES[shape], "colour": COLOURS[colour], "direction": DIRECTIONS[direction]}
+
+
+def _untagged(text: str) -> dict[str, str]:
+    return {}
+
+
+OWN_TAGS: Mapping[str, Callable[[str], dict[str, str]]] = {"shapes": _shape_tags}
+
+
+def _read(source: str) -> list[Task]:
+    if source in shipped_sets() and not Path(source).is_file():
+        with as_file(files("sage_grpo.data").joinpath("prompt_sets", f"{source}.jsonl")) as path:
+            return _rows(path)
+    if not Path(source).suffix and not Path(source).exists():
+        raise PromptError(f"{source}: neither a file nor a set that ships ({', '.join(shipped_sets())})")
+    return _rows(Path(source))
+
+
+def _rows(path: Path) -> list[Task]:
+    prompts = open_prompts(path, shuffle=False)
+    found = [_task(i, prompts(i, 1)[0], len(prompts), str(path)) for i in range(len(prompts))]
+    seen: dict[str, int] = {}
+    for i, task in enumerate(found):
+        if task.id in seen:
+            raise PromptError(f"{path}: prompts {seen[task.id] + 1} and {i + 1} share the id {task.id!r}; give others")
+        seen[task.id] = i
+    return found
+
+
+def _task(number: int, prompt: Prompt, total: int, where: str) -> Task:
+    columns = dict(prompt.columns)
+    name = str(columns.pop("id", "") or f"{number:0{len(str(total - 1))}d}")
+    if not ID.fullmatch(name):
+        raise PromptError(f"{where}: the id {name!r} is not fit for a file's name; use letters, digits, . _ and -")
+    given = columns.pop("tags", None) or {}
+    if isinstance(given, str):  # a parquet or csv file may hold the object as text
+        try:
+            given = json.loads(given)
+        except ValueError:
+            given = None
+    if not isinstance(given, Mapping):
+        raise PromptError(f'{where}: tags of prompt {name} are no object; write such as {{"subject": "animal"}}')
+    tags = {str(key): str(value) for key, value in given.items() if value is not None}
+    tags |= {key.removeprefix(TAG): str(columns.pop(key)) for key in list(columns) if key.startswith(TAG)}
+    return Task(name, Prompt(prompt.text, columns), tags)
+
+
+def _having(found: list[Task], tags: Sequence[str]) -> list[Task]:
+    """Those with every tag that is asked for; a tag named twice may have either value."""
+    wanted: dict[str, set[str]] = {}
+    for text in tags:
+        key, sign, value = text.partition("=")
+        known = sorted({task.tags[key] for task in found if key in task.tags})
+        if not sign or not known:
+            names = ", ".join(sorted({name for task in found for name in task.tags})) or "none"
+            raise ConfigError(f"--tag {text}: write NAME=VALUE; these prompts have the tags {names}")
+        build.refuse_unknown([value], set(known), f"--tag {key}: no prompt has the value {{!r}}")
+        wanted.setdefault(key, set()).add(value)
+    chosen = [task for task in found if all(task.tags.get(key) in values for key, values in wanted.items())]
+    if not chosen:
+        raise ConfigError(f"no prompt has {' and '.join(tags)} at once; leave one out")
+    return chosen

@@ -1,0 +1,132 @@
+"""`sage-grpo eval` from end to end: videos, scores, results, table and page; a call that was stopped goes on."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sage_grpo.config import ConfigError, RewardConfig
+from sage_grpo.dist.processes import Processes, join, launched
+from sage_grpo.evaluation import results
+from sage_grpo.evaluation.page import make_page
+from sage_grpo.evaluation.prompts import Task
+from sage_grpo.evaluation.scores import Panel, build_panel, choose_scorers, collect, score_task
+from sage_grpo.evaluation.sources import Candidate, differences_in_sampling
+from sage_grpo.evaluation.table import markdown
+from sage_grpo.evaluation.videos import Folder, make_videos, missing_videos, refuse_sizes
+from sage_grpo.report.page import write_page
+from sage_grpo.scoring.folder import write_json
+from sage_grpo.tracking.files import atomic_write
+
+Tell = Callable[[int, int, str], None]  # done, in all, what now
+Progress = Callable[[str], AbstractContextManager[Tell]]  # of what
+DAY = 24 * 60.0  # minutes that processes wait for the slowest
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked for."""
+
+    candidates: Sequence[Candidate]  # the first is what the others are compared with
+    tasks: Sequence[Task]
+    seeds: Sequence[int]
+    out: Path
+    scorers: Sequence[RewardConfig] = ()
+    average: bool = True
+    retry: bool = False
+    command: str = ""
+
+
+def meet(device: str = "auto") -> Processes | None:
+    """The other processes of torchrun. Each loads models whole and takes prompts of its own: nothing is sharded."""
+    return join(launched(), 1, 1, device, minutes=DAY)
+
+
+def silent(what: str) -> AbstractContextManager[Tell]:
+    return nullcontext(lambda done, total, now: None)
+
+
+def evaluate(plan: Plan, progress: Progress = silent, processes: Processes | None = None) -> dict[str, Any] | None:
+    """The results, on the process that writes them."""
+    rank, world = (processes.rank, processes.world) if processes else (0, 1)
+    mine = plan.tasks[rank::world]
+    folder = Folder(plan.out)
+    entries, trained = choose_scorers(plan.candidates, plan.scorers)  # mistakes come before hours of work
+    if rank == 0:
+        write_json(plan.out / "manifest.json", _manifest(plan))
+    with progress("videos") as tell:
+        _make(plan, folder, mine, tell, processes)
+    panel = build_panel(entries, trained, plan.candidates)
+    todo = [(candidate, task) for candidate in plan.candidates for task in mine]
+    with progress("scoring") as tell:
+        for i, (candidate, task) in enumerate(todo):
+            tell(i, len(todo), f"{candidate.name}: {task.short}")
+            score_task(folder, candidate.name, task, plan.seeds, panel, retry=plan.retry)
+    if processes:
+        processes.everybody(None)  # all scores are in the folder
+    return _finish(plan, folder, panel) if rank == 0 else None
+
+
+def _make(plan: Plan, folder: Folder, mine: Sequence[Task], tell: Tell, processes: Processes | None) -> None:
+    todo = {c.name: missing_videos(folder, c, mine, plan.seeds) for c in plan.candidates}
+    total, done = sum(map(len, todo.values())), 0  # what is there already tells nothing of the time left
+    overrides = [f"tuning.device={processes.device}"] if processes else []
+
+    def count(now: str) -> None:
+        nonlocal done
+        tell(done, total, now)
+        done += 1
+
+    for candidate in plan.candidates:
+        make_videos(
+            folder, candidate, todo[candidate.name], count, average=plan.average, overrides=overrides,
+            after_first=lambda: refuse_sizes(folder, plan.candidates, mine, plan.seeds),
+        )  # fmt: skip
+    refuse_sizes(folder, plan.candidates, mine, plan.seeds)
+
+
+def _manifest(plan: Plan) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "sources": [candidate.name for candidate in plan.candidates],
+        "prompts": [task.as_dict() for task in plan.tasks],
+        "seeds": list(plan.seeds),
+    }
+
+
+def _finish(plan: Plan, folder: Folder, panel: Panel) -> dict[str, Any]:
+    scores = panel.scores
+    values, masked = {}, {}
+    for candidate in plan.candidates:
+        rows, masked[candidate.name] = collect(folder, candidate.name, plan.tasks, plan.seeds, panel)
+        arrays = {key: results.as_array(table) for key, table in rows.items()}
+        values[candidate.name] = results.with_overall(arrays, scores)
+    if all(np.isnan(array).all() for one in values.values() for array in one.values()):
+        reason = next((why for one in masked.values() for found in one.values() for why in found), "")
+        raise ConfigError(f"no video has any score: {reason}")
+    found = {
+        "version": 1,
+        "reference": plan.candidates[0].name,
+        "sources": {c.name: _told(c) for c in plan.candidates},
+        "prompts": len(plan.tasks),
+        "seeds": list(plan.seeds),
+        "scores": [asdict(score) for score in scores],
+        "note": differences_in_sampling(plan.candidates),
+        **results.compute(values, scores, plan.tasks),
+        "masked": {name: {key: why for key, why in one.items() if why} for name, one in masked.items()},
+    }
+    write_json(plan.out / "results.json", found)
+    atomic_write(plan.out / "table.md", markdown(found).encode())
+    write_page(make_page(found, values, plan.tasks, plan.seeds, folder, plan.command), plan.out / "report.html")
+    return found
+
+
+def _told(candidate: Candidate) -> dict[str, Any]:
+    sampling = candidate.config.sampling
+    return {
+        "checkpoint": candidate.checkpoint, "model": candidate.config.model.type, "steps": sampling.steps,
+        "shift": sampling.shift, "identity": candidate.identity,
+    }  # fmt: skip

@@ -1,0 +1,207 @@
+"""Scores of the kept videos: every scorer is built once and asked once for a video; a failure is a mask with a reason.
+
+A scorer's line in a prompt's file says which pixels it saw, so that a video made anew is scored anew.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from sage_grpo import build
+from sage_grpo.config import ConfigError, RewardConfig
+from sage_grpo.config.load import validate
+from sage_grpo.config.recipe import RecipeConfig
+from sage_grpo.evaluation.prompts import Task
+from sage_grpo.evaluation.sources import Candidate, digest
+from sage_grpo.evaluation.videos import Folder, load_frames, read_record
+from sage_grpo.scoring.judges import Answer, Judge, ask, named
+from sage_grpo.tracking.files import atomic_write
+
+OVERALL = "Overall"
+Line = dict[str, Any]  # of one scorer and prompt: by seed the pixels seen, scores and masks
+
+
+@dataclass(frozen=True)
+class Score:
+    """A column of the results."""
+
+    name: str
+    type: str
+    trained: bool  # some source was trained on it
+    lower: bool  # is better
+    weight: float | None = None  # in the overall score
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The scorers: rewards of any source, then what is held out."""
+
+    judges: list[Judge]
+    entries: list[RewardConfig]
+    trained: list[bool]
+
+    @property
+    def scores(self) -> list[Score]:
+        found = []
+        for judge, trained in zip(self.judges, self.trained, strict=True):
+            falling = getattr(judge.reward, "lower_is_better", ())
+            weights = judge.weights or [None] * len(judge.keys)
+            for key, name, weight in zip(judge.keys, judge.reward.names, weights, strict=True):
+                lower = name in falling or (weight or 0) < 0
+                found.append(Score(key, judge.type, trained, lower, weight))
+        if sum(bool(score.weight) for score in found) > 1:
+            found.insert(0, Score(OVERALL, "the recipe's weights", True, False))
+        return found
+
+
+def read_scorers(names: Sequence[str], file: Path | None) -> list[RewardConfig]:
+    """By name with their defaults, and from YAML: a list as under `rewards:`, or a recipe with its rewards."""
+    found = [RewardConfig(type=name) for name in names]
+    if file is None:
+        return found
+    try:
+        content = yaml.safe_load(file.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {file}; it holds a list such as `- type: motion`") from None
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid YAML: {error}") from None
+    if isinstance(content, dict):
+        content = [*(content.get("rewards") or []), *(content.get("monitors") or [])]
+    if not isinstance(content, list) or not content:
+        raise ConfigError(f"{file} names no scorers; write a list such as `- type: motion`")
+    return [*found, *validate({"rewards": content}, RecipeConfig).rewards]
+
+
+def choose_scorers(
+    candidates: Sequence[Candidate], more: Sequence[RewardConfig]
+) -> tuple[list[RewardConfig], list[bool]]:
+    """Rewards and monitors of all sources, each once, and what was asked for; whether one was trained on.
+
+    Weights of the overall score are those of the first recipe that has rewards. Options are checked, nothing is loaded.
+    """
+    first = next((one.config for one in candidates if one.config.rewards), None)
+    found: dict[str, tuple[RewardConfig, bool]] = {}
+    for entry in first.rewards if first else ():
+        found[_key(entry)] = (entry, True)
+    for one in candidates:
+        for entry in one.config.rewards:
+            found.setdefault(_key(entry), (entry.model_copy(update={"weights": {}}), True))
+    own = [RewardConfig(type=build.OWN_MONITORS[t]) for t in {c.config.model.type: 0 for c in candidates}
+           if t in build.OWN_MONITORS]  # fmt: skip
+    for entry in (*(e for one in candidates for e in one.config.monitors), *own, *more):
+        found.setdefault(_key(entry), (entry, False))
+    if not found:
+        raise ConfigError("no recipe has rewards or monitors; name scorers with --scorer or --scorers")
+    for entry, _ in found.values():
+        build.find_reward(entry)
+    return [entry for entry, _ in found.values()], [trained for _, trained in found.values()]
+
+
+def _key(entry: RewardConfig) -> str:
+    return digest([entry.type, entry.options])
+
+
+def build_panel(entries: list[RewardConfig], trained: list[bool], candidates: Sequence[Candidate]) -> Panel:
+    """Loads the scorers."""
+    first = next((one.config for one in candidates if one.config.rewards), None)
+    weighted = [e for e in entries if first and any(e is reward for reward in first.rewards)]
+    judges = named(entries, [build.build_reward(entry) for entry in entries], weighted)
+    if first and first.policy.reward_weights:  # the trainer heeds these before the weights of the rewards
+        given = iter(first.policy.reward_weights)
+        judges = [replace(j, weights=tuple(next(given) for _ in j.weights)) if j.weights else j for j in judges]
+    return Panel(judges, entries, trained)
+
+
+def read_lines(path: Path) -> dict[str, Line]:
+    """By scorer; a file that cannot be read counts for nothing."""
+    try:
+        lines = [json.loads(text) for text in path.read_text().splitlines()]
+        return {line["scorer"]: line for line in lines}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def score_task(
+    folder: Folder, source: str, task: Task, seeds: Sequence[int], panel: Panel, *, retry: bool = False
+) -> bool:
+    """Ask the scorers for what they have not said yet; `retry` asks again where they failed. Whether any was asked."""
+    path = folder.scores(source, task.id)
+    lines, frames = read_lines(path), _Frames(folder, source, task, seeds)
+    asked = False
+    for judge, entry in zip(panel.judges, panel.entries, strict=True):
+        key = _key(entry)
+        known = {
+            seed: line
+            for seed, line in lines.get(key, {}).get("videos", {}).items()
+            if line["frames"] == frames.hashes.get(int(seed)) and not (retry and line["masked"])
+        }
+        todo = [seed for seed in seeds if str(seed) not in known]
+        if judge.groupwise and (todo or len(known) != len(seeds)):  # compared with others than before
+            known, todo = {}, list(seeds)
+        for seed, answer in _ask(judge, task, todo, frames).items():
+            known[str(seed)] = {"frames": frames.hashes[seed], **_by_name(judge, answer)}
+        asked = asked or bool(todo)
+        lines[key] = {"scorer": key, "type": entry.type, "videos": known}
+    if asked:
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines.values())
+        atomic_write(path, text.encode())
+    return asked
+
+
+class _Frames:
+    """Of the videos of one prompt, decoded when a scorer first asks for them."""
+
+    def __init__(self, folder: Folder, source: str, task: Task, seeds: Sequence[int]) -> None:
+        self.place, self.loaded = (folder, source, task.id), dict[int, Tensor]()
+        records = {seed: read_record(folder, source, task.id, seed) for seed in seeds}
+        self.hashes = {seed: record.frames for seed, record in records.items() if record}
+
+    def __getitem__(self, seed: int) -> Tensor:
+        if seed not in self.loaded:
+            self.loaded[seed] = load_frames(*self.place, seed, self.hashes[seed])
+        return self.loaded[seed]
+
+
+def _ask(judge: Judge, task: Task, seeds: Sequence[int], frames: _Frames) -> dict[int, Answer]:
+    if not seeds:
+        return {}
+    if judge.groupwise:
+        stack = torch.stack([frames[seed] for seed in seeds])
+        return dict(zip(seeds, ask(judge, stack, [task.prompt] * len(seeds)), strict=True))
+    return {seed: ask(judge, frames[seed][None], [task.prompt])[0] for seed in seeds}
+
+
+def _by_name(judge: Judge, answer: Answer) -> dict[str, Any]:
+    """Under the scorer's own names: those of the panel depend on which others sit in it."""
+    names = dict(zip(judge.keys, judge.reward.names, strict=True))
+    return {
+        "scores": {names[key]: value for key, value in answer.scores.items()},
+        "masked": {names[key]: reason for key, reason in answer.masked.items()},
+    }
+
+
+def collect(
+    folder: Folder, source: str, tasks: Sequence[Task], seeds: Sequence[int], panel: Panel
+) -> tuple[dict[str, list[list[float | None]]], dict[str, dict[str, int]]]:
+    """Of every score a row a prompt and a column a seed, with None where it is masked; and the reasons, counted."""
+    table = {key: [[None] * len(seeds) for _ in tasks] for judge in panel.judges for key in judge.keys}
+    values: dict[str, list[list[float | None]]] = {key: list(map(list, rows)) for key, rows in table.items()}
+    reasons: dict[str, dict[str, int]] = {key: {} for key in values}
+    for row, task in enumerate(tasks):
+        lines = read_lines(folder.scores(source, task.id))
+        for judge, entry in zip(panel.judges, panel.entries, strict=True):
+            videos = lines.get(_key(entry), {}).get("videos", {})
+            for column, seed in enumerate(seeds):
+                said = videos.get(str(seed), {"scores": {}, "masked": {}})
+                for key, name in zip(judge.keys, judge.reward.names, strict=True):
+                    values[key][row][column] = said["scores"].get(name)
+                    if name not in said["scores"]:
+                        why = said["masked"].get(name, "it was not scored")
+                        reasons[key][why] = reasons[key].get(why, 0) + 1
+    return values, reasons

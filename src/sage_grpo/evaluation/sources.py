@@ -1,0 +1,125 @@
+"""What is compared: named runs, checkpoints and untrained models, each with a hash of all that makes its videos."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from sage_grpo import __version__
+from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
+from sage_grpo.dist.checkpoint import MANIFEST
+from sage_grpo.dist.storage import Storage
+from sage_grpo.runs import find_run
+from sage_grpo.sampling import is_run
+
+BASE, UNTRAINED = "base", "untrained"
+NAME = re.compile(r"[\w.-]*\w[\w.-]*")  # fit for a file's name
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model by name. `path` is what `open_source` takes; nothing of it is in memory yet."""
+
+    name: str
+    path: Path
+    config: RecipeConfig
+    checkpoint: str  # its name, or that the model is untrained
+    identity: str
+
+    @property
+    def size(self) -> tuple[int | None, ...]:
+        model = self.config.model
+        return model.frames, model.height, model.width
+
+
+def digest(content: Any) -> str:
+    return sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def find_sources(texts: Sequence[str], *, base: bool, average: bool, steps: int | None) -> list[Candidate]:
+    """`name=path` or a path alone. Unless there is one named base, the first run's untrained model stands first."""
+    pairs = [_split(text) for text in texts]
+    if base and BASE not in (name for name, _ in pairs):
+        path = pairs[0][1]
+        untrained = find_run(path).folder / "config.yaml" if is_run(path) else path
+        pairs = [(BASE, untrained), *(pair for pair in pairs if pair[1] != untrained)]
+    pairs.sort(key=lambda pair: pair[0] != BASE)
+    found = [_identify(name, path, average, steps) for name, path in pairs]
+    _refuse_mixtures(found)
+    return found
+
+
+def _split(text: str) -> tuple[str, Path]:
+    name, sign, rest = text.partition("=")
+    if sign and NAME.fullmatch(name):
+        if not rest:
+            raise ConfigError(f"{text!r} names no path; write such as paper=runs/paper")
+        return name, Path(rest)
+    path = Path(text)
+    whole = path.resolve()
+    parts = (whole.parent.parent.name, whole.name) if path.name.startswith("step-") else (whole.stem,)
+    return re.sub(r"[^\w.-]", "-", "-".join(parts)) or "model", path
+
+
+def _identify(name: str, path: Path, average: bool, steps: int | None) -> Candidate:
+    overrides = [f"sampling.steps={steps}"] if steps else []
+    if path.is_dir() and not is_run(path):
+        raise ConfigError(f"{path} is not a run: there is no {path / 'config.yaml'}; give a run, checkpoint or recipe")
+    if is_run(path):
+        place = find_run(path)
+        step = place.step or place.newest()
+        try:
+            written = Storage(place.root).read(f"{step}/{MANIFEST}")  # it has the hash of every file
+        except OSError as error:
+            raise ConfigError(f"{place.root}/{step} is not a whole checkpoint: {error}") from error
+        path, weights = place.folder / "checkpoints" / step, [sha256(written).hexdigest(), average]
+        config = load_recipe(place.folder / "config.yaml", overrides)
+    else:
+        config, step = load_recipe(path, overrides), UNTRAINED
+        weights = _base_weights(config.model.path)
+    tuning, sampling = config.tuning, config.sampling
+    # An untrained model has no adapters yet that could change its videos.
+    adapters = [tuning.mode, tuning.rank, tuning.alpha, tuning.targets] if step != UNTRAINED else []
+    model = config.model.model_dump(mode="json", exclude={"guidance_gradient"})
+    made_by = [model, adapters, tuning.precision, tuning.vae_tiling, sampling.steps, sampling.shift, weights]
+    return Candidate(name, path, config, step, digest(made_by))
+
+
+def _base_weights(path: str | None) -> list[Any]:
+    """Of a folder its files; a hub's name stands for itself, with the revision that the recipe pins."""
+    if path is None:
+        return [__version__]  # the checkpoint that ships
+    folder = Path(path).expanduser()
+    files = sorted(file for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else []
+    return [[str(f.relative_to(folder)), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
+
+
+def _refuse_mixtures(found: Sequence[Candidate]) -> None:
+    names = [one.name for one in found]
+    for one in found:
+        if names.count(one.name) > 1:
+            same = ", ".join(str(other.path) for other in found if other.name == one.name)
+            raise ConfigError(f"two sources are named {one.name!r} ({same}); name each, such as {one.name}-2=PATH")
+        if one.size != found[0].size:
+            raise ConfigError(
+                f"{one.name} makes videos of {_told(one)} and {found[0].name} of {_told(found[0])} (frames, height, "
+                "width of the recipe); videos of different size are not compared: make model.frames, height and width "
+                "the same"
+            )
+
+
+def _told(one: Candidate) -> str:
+    return " × ".join("its own" if side is None else str(side) for side in one.size)
+
+
+def differences_in_sampling(found: Sequence[Candidate]) -> str | None:
+    """A word for the reader where models are sampled in different ways."""
+    ways: dict[str, list[str]] = {}
+    for one in found:
+        ways.setdefault(f"{one.config.sampling.steps} steps, shift {one.config.sampling.shift:g}", []).append(one.name)
+    if len(ways) == 1:
+        return None
+    return "Sampled in different ways: " + "; ".join(f"{', '.join(names)} in {way}" for way, names in ways.items())

@@ -1,0 +1,168 @@
+"""Videos of every source, prompt and seed, made once: each with a record of what made it, so that a call goes on.
+
+A video is kept twice: as mp4 to look at, and without loss to score, for what mp4 loses would change the scores. It is
+made alone, never in a batch: rounding depends on the batch, and a seed and a prompt must always give the same video.
+"""
+
+import gc
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b, file_digest, sha256
+from pathlib import Path
+
+import av
+import numpy as np
+import torch
+from torch import Tensor
+
+from sage_grpo.config import ConfigError
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.evaluation.prompts import Task
+from sage_grpo.evaluation.sources import Candidate, digest
+from sage_grpo.sampling import open_source
+from sage_grpo.tracking.callbacks import generate
+from sage_grpo.tracking.files import atomic_write
+from sage_grpo.tracking.video import mp4_bytes
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Record:
+    """Written last: a video without one was never finished."""
+
+    made_from: str  # hash of model, weights, sampling, prompt and seed
+    frames: str  # sha256 of the pixels
+    shape: tuple[int, ...]
+    files: dict[str, str]  # name below the folder → sha256
+
+
+@dataclass(frozen=True)
+class Folder:
+    root: Path
+
+    def video(self, source: str, task: str, seed: int) -> Path:
+        return self.root / "videos" / source / f"{task}-{seed}.mp4"
+
+    def frames(self, source: str, task: str, seed: int) -> Path:
+        return self.root / "frames" / source / f"{task}-{seed}.mkv"
+
+    def record(self, source: str, task: str, seed: int) -> Path:
+        return self.root / "made" / source / f"{task}-{seed}.json"
+
+    def scores(self, source: str, task: str) -> Path:
+        return self.root / "scores" / source / f"{task}.jsonl"
+
+
+def noise_seed(prompt: Prompt, seed: int) -> int:
+    """Of prompt and seed alone: not of the source, so that videos are pairs, nor of the place in a list or process."""
+    return int.from_bytes(blake2b(repr((prompt.text, seed)).encode(), digest_size=7).digest(), "little")
+
+
+def made_from(candidate: Candidate, prompt: Prompt, seed: int) -> str:
+    image = prompt.columns.get("image")
+    picture = sha256(Path(image).read_bytes()).hexdigest() if isinstance(image, str) and image else None
+    return digest([candidate.identity, prompt.text, picture, seed])
+
+
+def read_record(folder: Folder, source: str, task: str, seed: int) -> Record | None:
+    try:
+        found = json.loads(folder.record(source, task, seed).read_text())
+        return Record(found["made_from"], found["frames"], tuple(found["shape"]), found["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def is_made(folder: Folder, candidate: Candidate, task: Task, seed: int) -> bool:
+    """By this source as it is now, and its files are those that were written."""
+    record = read_record(folder, candidate.name, task.id, seed)
+    if record is None or record.made_from != made_from(candidate, task.prompt, seed):
+        return False
+    return all(_hash(folder.root / name) == wanted for name, wanted in record.files.items())
+
+
+def _hash(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def missing_videos(
+    folder: Folder, candidate: Candidate, tasks: Sequence[Task], seeds: Sequence[int]
+) -> list[tuple[Task, int]]:
+    return [(task, seed) for task in tasks for seed in seeds if not is_made(folder, candidate, task, seed)]
+
+
+def make_videos(
+    folder: Folder, candidate: Candidate, todo: Sequence[tuple[Task, int]], tell: Tell, *,
+    average: bool = True, overrides: Sequence[str] = (), after_first: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
+    """The model is in memory only while there is something to make. `after_first` may find that it fits no other."""
+    if not todo:
+        return
+    source = open_source(candidate.path, average=average, overrides=overrides)
+    for i, (task, seed) in enumerate(todo):
+        tell(f"{candidate.name}: {task.short}")
+        with torch.no_grad():
+            latents = generate(source.model, [task.prompt], candidate.config, [noise_seed(task.prompt, seed)])
+            video = source.model.decode(latents)[0].cpu()
+        keep(folder, candidate, task, seed, video)
+        if i == 0:
+            after_first()
+    del source
+    gc.collect()  # before the next model is loaded
+
+
+def keep(folder: Folder, candidate: Candidate, task: Task, seed: int, video: Tensor) -> None:
+    place = candidate.name, task.id, seed
+    content = {folder.video(*place): mp4_bytes(video), folder.frames(*place): lossless(video)}
+    for path, data in content.items():
+        atomic_write(path, data)
+    files = {path.relative_to(folder.root).as_posix(): sha256(data).hexdigest() for path, data in content.items()}
+    record = Record(made_from(candidate, task.prompt, seed), hash_of(video), tuple(video.shape), files)
+    atomic_write(folder.record(*place), json.dumps(asdict(record)).encode())
+
+
+def hash_of(video: Tensor) -> str:
+    return sha256(video.contiguous().numpy().tobytes()).hexdigest()
+
+
+def lossless(video: Tensor) -> bytes:
+    """H.264 in RGB at quantiser 0: a twentieth to a half of the pixels' size, and not one of them changed."""
+    out, array = io.BytesIO(), video.numpy()
+    bitexact = {"fflags": "bitexact"}  # the same video is the same file: no random number of the container's own
+    with av.open(out, "w", format="matroska", options=bitexact) as container:
+        stream = container.add_stream("libx264rgb", rate=8, options={"qp": "0", "preset": "veryfast"})
+        stream.height, stream.width, stream.pix_fmt = array.shape[1], array.shape[2], "rgb24"
+        for picture in array:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")))
+        container.mux(stream.encode())
+    return out.getvalue()
+
+
+def load_frames(folder: Folder, source: str, task: str, seed: int, wanted: str) -> Tensor:
+    """The pixels as they were made, checked by their hash."""
+    path = folder.frames(source, task, seed)
+    with av.open(str(path)) as container:
+        video = torch.from_numpy(np.stack([f.to_ndarray(format="rgb24") for f in container.decode(video=0)]))
+    if hash_of(video) != wanted:
+        raise RuntimeError(f"{path} does not give back the frames that were made; remove it, and it is made again")
+    return video
+
+
+def refuse_sizes(folder: Folder, candidates: Sequence[Candidate], tasks: Sequence[Task], seeds: Sequence[int]) -> None:
+    """Recipes that leave the size to the model are told apart by the first video of each."""
+    first: dict[tuple[int, ...], str] = {}
+    for candidate in candidates:
+        record = read_record(folder, candidate.name, tasks[0].id, seeds[0]) if tasks else None
+        if record:
+            first.setdefault(record.shape, candidate.name)
+    if len(first) > 1:
+        told = " and ".join(f"{name} of {' × '.join(map(str, shape[:3]))}" for shape, name in first.items())
+        raise ConfigError(
+            f"videos of {told} (frames, height, width) are not compared: make model.frames, height and width the same"
+        )
