@@ -1,0 +1,200 @@
+"""Makes a study out of videos: chooses prompts, strips what could tell a source, spoils copies for checks."""
+
+import io
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import combinations
+from pathlib import Path
+
+import av
+import numpy as np
+from av.bitstream import BitStreamFilterContext
+
+from sage_grpo.config import ConfigError
+from sage_grpo.scoring.degrade import degrade
+from sage_grpo.scoring.texts import NoPrompt, find_prompts
+from sage_grpo.scoring.videos import Unreadable, open_video
+from sage_grpo.study.plan import ANSWERS, NAME, VIDEOS, Clip, Comparison, Dimension, Plan, dump_plan
+from sage_grpo.tracking.files import atomic_write
+from sage_grpo.tracking.video import DEFAULT_FPS, mp4_bytes
+
+DIMENSIONS = {
+    "visual": ("Visual quality", "Which picture is better: sharp, clean, with natural light and colour, no artefacts?"),
+    "motion": ("Motion quality", "Which moves better: smooth, natural and alive, without jumps, flicker or melting?"),
+    "semantic": ("Semantic alignment", "Which shows better what the text says: the things, their looks, the action?"),
+}  # fmt: skip
+# Worse beyond doubt in every clip. A frozen copy is not: it may move better than an original that shakes.
+SPOILT = ("noise", "flat")
+SEI = 6  # units of H.264 in which encoders write their name and settings
+
+
+@dataclass(frozen=True)
+class Item:
+    """A prompt with its videos: for every seed one of each source."""
+
+    id: str
+    text: str
+    versions: tuple[Mapping[str, Path], ...]
+
+
+def from_eval(folder: Path) -> tuple[list[str], list[Item]]:
+    """Sources and prompts of a folder that `sage-grpo eval` wrote."""
+    path = folder / "manifest.json"
+    if not path.is_file():
+        raise ConfigError(f"{folder} has no manifest.json; name a folder of `sage-grpo eval`, or --videos a=folder")
+    try:
+        manifest = json.loads(path.read_bytes())
+        sources, seeds = [str(name) for name in manifest["sources"]], list(manifest["seeds"])
+        prompts = [(str(one["id"]), str(one["text"])) for one in manifest["prompts"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is no manifest of `sage-grpo eval`: {error!r}") from error
+    items = [
+        Item(key, text, tuple({s: folder / VIDEOS / s / f"{key}-{seed}.mp4" for s in sources} for seed in seeds))
+        for key, text in prompts
+    ]
+    return sources, items
+
+
+def from_folders(folders: Mapping[str, Path], prompts: Path | None = None) -> tuple[list[str], list[Item]]:
+    """Folders of equally named mp4 files. Prompts: a file, as for `rewards score`, or .txt beside a video."""
+    found = {name: {path.stem: path for path in sorted(folder.glob("*.mp4"))} for name, folder in folders.items()}
+    names = sorted(set.intersection(*(set(one) for one in found.values()))) if found else []
+    odd = [path for one in found.values() for stem, path in one.items() if stem not in names]
+    if odd or not names:
+        what = f"{odd[0]} has no partner of its name in every other folder" if odd else "there are no mp4 files in them"
+        raise ConfigError(f"the folders need equally named mp4 files: {what}")
+    first, *others = found
+    texts = find_prompts([found[first][stem] for stem in names], folders[first], prompts)
+    for other in others:
+        more = find_prompts([found[other][stem] for stem in names], folders[other], None)
+        texts = [m if isinstance(t, NoPrompt) else t for t, m in zip(texts, more, strict=True)]
+    return list(found), [
+        Item(stem, "" if isinstance(text, NoPrompt) else text.text, ({name: found[name][stem] for name in found},))
+        for stem, text in zip(names, texts, strict=True)
+    ]
+
+
+def choose_pairs(sources: Sequence[str], method: str | None, against: str | None) -> list[tuple[str, str]]:
+    """One against each other, or every pair; a later source is compared with an earlier."""
+    if len(sources) < 2:
+        raise ConfigError(f"a comparison needs two sources; there is {', '.join(sources) or 'none'}")
+    if len(set(sources)) < len(sources):
+        raise ConfigError(f"two sources have one name: {', '.join(sources)}")
+    for name in (method, against):
+        if name is not None and name not in sources:
+            raise ConfigError(f"there is no source {name!r}; there are {', '.join(sources)}")
+    if method is not None and against is not None:
+        return [(method, against)] if method != against else choose_pairs([method], None, None)
+    if method is not None:
+        return [(method, other) for other in sources if other != method]
+    if against is not None:
+        return [(other, against) for other in sources if other != against]
+    return [(later, earlier) for earlier, later in combinations(sources, 2)]
+
+
+def stripped(path: Path) -> bytes:
+    """The same pictures, without the names, times and settings that a file can carry, and without sound."""
+    out = io.BytesIO()
+    try:
+        with av.open(str(path)) as source, av.open(out, "w", format="mp4", options={"fflags": "+bitexact"}) as target:
+            stream = source.streams.video[0]
+            kind = f"{stream.codec_context.name} {stream.codec_context.pix_fmt}"
+            if kind != "h264 yuv420p":
+                raise ConfigError(
+                    f"{path} is {kind}, which not every browser plays; convert it: "
+                    f"ffmpeg -i {path.name} -c:v libx264 -crf 16 -pix_fmt yuv420p new.mp4"
+                )
+            copy = target.add_stream_from_template(stream)
+            copy.metadata.clear()
+            without = BitStreamFilterContext(f"filter_units=remove_types={SEI}", stream, copy)
+            for packet in source.demux(stream):
+                for kept in without.filter(packet if packet.dts is not None else None):
+                    kept.stream = copy
+                    target.mux(kept)
+    except (av.error.FFmpegError, IndexError) as error:
+        raise ConfigError(f"{path} is not a video, or a damaged one ({error})") from error
+    return out.getvalue()
+
+
+def spoilt(path: Path, kind: str, seed: int) -> bytes:
+    try:
+        video = open_video(path)
+    except Unreadable as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return mp4_bytes(degrade(kind, video.frames, seed), video.fps or DEFAULT_FPS, scale=1)
+
+
+def make_study(
+    out: Path, sources: Sequence[str], items: Sequence[Item], pairs: Sequence[tuple[str, str]], *,
+    prompts: int, dimensions: Sequence[Dimension], checks: int, per_rater: int | None, max_failed: float, seed: int,
+    title: str, tell: Callable[[int, int, str], None] = lambda done, total, what: None,
+) -> Plan:  # fmt: skip
+    """Writes the videos, then the plan: a folder with a plan is whole."""
+    if (out / NAME).exists() or (out / ANSWERS).exists():
+        raise ConfigError(f"{out} has a study in it already; its answers belong to its plan: give another --out")
+    random = np.random.default_rng([seed, 0])
+    chosen = [items[i] for i in sorted(random.permutation(len(items))[:prompts])]
+    versions = [one.versions[int(random.integers(len(one.versions)))] for one in chosen]
+    used = [name for name in sources if any(name in pair for pair in pairs)]
+    videos: dict[str, str] = {}
+    sizes: set[str] = set()
+    total, done = len(chosen) * len(used) + checks, 0
+
+    def keep(data: bytes, what: str) -> str:
+        nonlocal done
+        digest = sha256(data).hexdigest()
+        atomic_write(out / VIDEOS / f"{digest[:20]}.mp4", data)
+        videos[f"{digest[:20]}.mp4"] = digest
+        done += 1
+        tell(done, total, what)
+        return f"{digest[:20]}.mp4"
+
+    kept: list[dict[str, str]] = []
+    for item, version in zip(chosen, versions, strict=True):
+        missing = [version[name] for name in used if not version[name].is_file()]
+        if missing:
+            raise ConfigError(f"{missing[0]} is missing; every source needs a video of every prompt")
+        kept.append({name: keep(stripped(version[name]), item.id) for name in used})
+        if len({_shape(version[name]) for name in used}) > 1:
+            sizes.add(item.id)
+    comparisons = [
+        Comparison(id=f"c{i:04}", prompt_id=item.id, prompt=item.text, first=Clip(source=a, video=files[a]),
+                   second=Clip(source=b, video=files[b]))
+        for i, (item, files, (a, b)) in enumerate(
+            (item, files, pair) for item, files in zip(chosen, kept, strict=True) for pair in pairs)
+    ]  # fmt: skip
+    tests = []
+    for i, which in enumerate(np.resize(random.permutation(len(chosen)), checks)):
+        item, name, kind = chosen[which], used[int(random.integers(len(used)))], SPOILT[i % len(SPOILT)]
+        copy = keep(spoilt(versions[which][name], kind, seed + i), f"check {i + 1}")
+        tests.append(Comparison(id=f"k{i:04}", prompt_id=item.id, prompt=item.text, check=kind,
+                                first=Clip(source=name, video=kept[which][name]),
+                                second=Clip(source="spoilt copy", video=copy)))  # fmt: skip
+    plan = Plan(
+        title=title, seed=seed, made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), dimensions=tuple(dimensions),
+        sources=tuple(used), pairs=tuple(pairs), comparisons=tuple(comparisons), checks=tuple(tests),
+        per_rater=min(per_rater or len(comparisons), len(comparisons)), max_failed=max_failed,
+        rule=_rule(dimensions[0].name, max_failed), videos=videos, access=secrets.token_urlsafe(9),
+        notes=(f"videos of different size, length or rate tell sources apart: {', '.join(sorted(sizes))}",) if sizes
+        else (),
+    )  # fmt: skip
+    atomic_write(out / NAME, dump_plan(plan))
+    return plan
+
+
+def _rule(first: str, max_failed: float) -> str:
+    return (
+        f"An attention check is passed if the original is called better in {first!r} and its spoilt copy in no "
+        f"dimension. Who answers no check, or fails more than {max_failed:.0%} of those answered, is left out; both "
+        "results are told. A repeated pair counts once, as it was first shown."
+    )
+
+
+def _shape(path: Path) -> tuple[int, int, int, float]:
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        return stream.width, stream.height, stream.frames, float(stream.average_rate or 0)
