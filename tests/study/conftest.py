@@ -1,8 +1,8 @@
 import pytest
-from study.material import write_eval
 
 from sage_grpo.study.make import DIMENSIONS, choose_pairs, from_eval, make_study
 from sage_grpo.study.plan import Dimension, read_plan
+from study.material import write_eval
 
 
 @pytest.fixture(scope="session")

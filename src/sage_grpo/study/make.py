@@ -96,11 +96,14 @@ def choose_pairs(sources: Sequence[str], method: str | None, against: str | None
     return [(later, earlier) for earlier, later in combinations(sources, 2)]
 
 
-def stripped(path: Path) -> bytes:
+def stripped(path: Path, data: bytes | None = None) -> bytes:
     """The same pictures, without the names, times and settings that a file can carry, and without sound."""
     out = io.BytesIO()
     try:
-        with av.open(str(path)) as source, av.open(out, "w", format="mp4", options={"fflags": "+bitexact"}) as target:
+        with (
+            av.open(io.BytesIO(path.read_bytes() if data is None else data)) as source,
+            av.open(out, "w", format="mp4", options={"fflags": "+bitexact"}) as target,
+        ):
             stream = source.streams.video[0]
             kind = f"{stream.codec_context.name} {stream.codec_context.pix_fmt}"
             if kind != "h264 yuv420p":
@@ -125,7 +128,7 @@ def spoilt(path: Path, kind: str, seed: int) -> bytes:
         video = open_video(path)
     except Unreadable as error:
         raise ConfigError(f"{path}: {error}") from error
-    return mp4_bytes(degrade(kind, video.frames, seed), video.fps or DEFAULT_FPS, scale=1)
+    return stripped(path, mp4_bytes(degrade(kind, video.frames, seed), video.fps or DEFAULT_FPS, scale=1))
 
 
 def make_study(
