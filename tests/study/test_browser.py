@@ -1,15 +1,17 @@
 """The whole study in a real browser: three raters who judge by what they see, against figures worked out by hand."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
+from sage_grpo.study.server import Server
+from sage_grpo.study.store import Store
 from study.material import PROMPTS, SOURCES, rater_of, write_eval
 
 ORDER = ["visual", "motion", "semantic"]
@@ -265,8 +267,6 @@ def test_three_raters_and_the_answer_key(browser, study, tmp_path):
         second_rater(people[1], study, running)
         people.append(Person(browser, running.url, 2, viewport={"width": 390, "height": 844}, has_touch=True))
         third_rater(people[2])
-        if folder := os.environ.get("STUDY_KEPT"):
-            shutil.copytree(study, folder, dirs_exist_ok=True)
         assert running.end() == {"raters": 3, "finished": 3, "answers": 27, "asked": 27}
     finally:
         running.process.kill()
@@ -291,12 +291,26 @@ def test_three_raters_and_the_answer_key(browser, study, tmp_path):
     assert no_overflow(page)
 
 
-def test_a_closed_study_and_a_stranger_are_told(browser, study):
-    running = Running(study)
-    try:
-        page = browser.new_page()
-        page.goto(running.url + "#notatoken")
-        expect(page.locator("#intro")).to_be_visible()
-        assert "notatoken" not in page.url
-    finally:
-        running.process.kill()
+def test_a_link_that_is_not_known_starts_anew(browser, make):
+    folder, plan, plan_hash = make()
+    store = Store(folder, plan, plan_hash)
+    server = Server("127.0.0.1", 0, folder, store)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    page = browser.new_page()
+    page.goto(server.url + "#notatoken")
+    expect(page.locator("#intro")).to_be_visible()
+    assert "notatoken" not in page.url
+    token = store.join()
+    page.goto("about:blank")
+    page.goto(f"{server.url}#{token}")  # a personal link, on another device
+    expect(page.locator("#where")).to_contain_text("1 of 9")
+    assert token not in page.url
+    page.locator("summary").click()
+    assert page.locator("#link").inner_text() == f"{server.url}#{token}"
+    store.wanted = 1
+    other = browser.new_context().new_page()
+    other.goto(server.url)
+    expect(other.locator("#why")).to_contain_text("Enough people")
+    server.shutdown()
+    server.server_close()
+    store.close()

@@ -33,6 +33,7 @@ def make(
     max_failed: Annotated[float, typer.Option(min=0, max=1, help="Share of checks that one may fail.")] = 0.34,
     per_rater: Annotated[int | None, typer.Option(min=1, help="Comparisons a rater; default: all.")] = None,
     title: Annotated[str, typer.Option(help="What raters see; name no method in it.")] = "Which video is better?",
+    contact: Annotated[str, typer.Option(help="Who runs the study and how to reach them, for raters.")] = "",
     seed: Annotated[int, typer.Option(min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was planned as JSON.")] = False,
 ) -> None:
@@ -57,7 +58,7 @@ def make(
         with progress_of("preparing videos", console) as tell:
             plan = making.make_study(
                 out, sources, items, pairs, prompts=prompts, dimensions=asked, checks=checks, per_rater=per_rater,
-                max_failed=max_failed, seed=seed, title=title, tell=tell,
+                max_failed=max_failed, seed=seed, title=title, contact=contact, tell=tell,
             )  # fmt: skip
     found = {"out": str(out), "comparisons": len(plan.comparisons), "checks": len(plan.checks), "pairs": plan.pairs,
              "prompts": len({one.prompt_id for one in plan.comparisons}), "per_rater": plan.per_rater,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 import av
@@ -29,6 +29,7 @@ DIMENSIONS = {
 }  # fmt: skip
 # Worse beyond doubt in every clip. A frozen copy is not: it may move better than an original that shakes.
 SPOILT = ("noise", "flat")
+Tell = Callable[[int, int, str], None]  # done, in all, what now
 SEI = 6  # units of H.264 in which encoders write their name and settings
 
 
@@ -101,12 +102,12 @@ def stripped(path: Path, data: bytes | None = None) -> bytes:
     out = io.BytesIO()
     try:
         with (
-            av.open(io.BytesIO(path.read_bytes() if data is None else data)) as source,
+            av.open(io.BytesIO(path.read_bytes() if data is None else data), "r") as source,
             av.open(out, "w", format="mp4", options={"fflags": "+bitexact"}) as target,
         ):
             stream = source.streams.video[0]
             kind = f"{stream.codec_context.name} {stream.codec_context.pix_fmt}"
-            if kind != "h264 yuv420p":
+            if kind not in ("h264 yuv420p", "h264 yuvj420p"):
                 raise ConfigError(
                     f"{path} is {kind}, which not every browser plays; convert it: "
                     f"ffmpeg -i {path.name} -c:v libx264 -crf 16 -pix_fmt yuv420p new.mp4"
@@ -131,10 +132,28 @@ def spoilt(path: Path, kind: str, seed: int) -> bytes:
     return stripped(path, mp4_bytes(degrade(kind, video.frames, seed), video.fps or DEFAULT_FPS, scale=1))
 
 
+class Folder:
+    """Videos of a study, named by their content."""
+
+    def __init__(self, out: Path, total: int, tell: Tell) -> None:
+        self.out, self.total, self.tell = out / VIDEOS, total, tell
+        self.hashes: dict[str, str] = {}
+        self.done = 0
+
+    def keep(self, data: bytes, what: str) -> str:
+        digest = sha256(data).hexdigest()
+        name = f"{digest[:20]}.mp4"
+        atomic_write(self.out / name, data)
+        self.hashes[name] = digest
+        self.done += 1
+        self.tell(self.done, self.total, what)
+        return name
+
+
 def make_study(
     out: Path, sources: Sequence[str], items: Sequence[Item], pairs: Sequence[tuple[str, str]], *,
     prompts: int, dimensions: Sequence[Dimension], checks: int, per_rater: int | None, max_failed: float, seed: int,
-    title: str, tell: Callable[[int, int, str], None] = lambda done, total, what: None,
+    title: str, contact: str = "", tell: Tell = lambda done, total, what: None,
 ) -> Plan:  # fmt: skip
     """Writes the videos, then the plan: a folder with a plan is whole."""
     if (out / NAME).exists() or (out / ANSWERS).exists():
@@ -143,50 +162,47 @@ def make_study(
     chosen = [items[i] for i in sorted(random.permutation(len(items))[:prompts])]
     versions = [one.versions[int(random.integers(len(one.versions)))] for one in chosen]
     used = [name for name in sources if any(name in pair for pair in pairs)]
-    videos: dict[str, str] = {}
-    sizes: set[str] = set()
-    total, done = len(chosen) * len(used) + checks, 0
-
-    def keep(data: bytes, what: str) -> str:
-        nonlocal done
-        digest = sha256(data).hexdigest()
-        atomic_write(out / VIDEOS / f"{digest[:20]}.mp4", data)
-        videos[f"{digest[:20]}.mp4"] = digest
-        done += 1
-        tell(done, total, what)
-        return f"{digest[:20]}.mp4"
-
-    kept: list[dict[str, str]] = []
-    for item, version in zip(chosen, versions, strict=True):
-        missing = [version[name] for name in used if not version[name].is_file()]
-        if missing:
-            raise ConfigError(f"{missing[0]} is missing; every source needs a video of every prompt")
-        kept.append({name: keep(stripped(version[name]), item.id) for name in used})
-        if len({_shape(version[name]) for name in used}) > 1:
-            sizes.add(item.id)
-    comparisons = [
-        Comparison(id=f"c{i:04}", prompt_id=item.id, prompt=item.text, first=Clip(source=a, video=files[a]),
-                   second=Clip(source=b, video=files[b]))
-        for i, (item, files, (a, b)) in enumerate(
-            (item, files, pair) for item, files in zip(chosen, kept, strict=True) for pair in pairs)
-    ]  # fmt: skip
+    missing = [version[name] for version in versions for name in used if not version[name].is_file()]
+    if missing:
+        raise ConfigError(f"{missing[0]} is missing; every source needs a video of every prompt")
+    folder = Folder(out, len(chosen) * len(used) + checks, tell)
+    shown = [Shown(item, version, {name: folder.keep(stripped(version[name]), item.id) for name in used})
+             for item, version in zip(chosen, versions, strict=True)]  # fmt: skip
+    comparisons = [one.compare(f"c{i:04}", *pair) for i, (one, pair) in enumerate(product(shown, pairs))]
     tests = []
-    for i, which in enumerate(np.resize(random.permutation(len(chosen)), checks)):
-        item, name, kind = chosen[which], used[int(random.integers(len(used)))], SPOILT[i % len(SPOILT)]
-        copy = keep(spoilt(versions[which][name], kind, seed + i), f"check {i + 1}")
-        tests.append(Comparison(id=f"k{i:04}", prompt_id=item.id, prompt=item.text, check=kind,
-                                first=Clip(source=name, video=kept[which][name]),
-                                second=Clip(source="spoilt copy", video=copy)))  # fmt: skip
+    for i, which in enumerate(np.resize(random.permutation(len(shown)), checks)):
+        one, name, kind = shown[which], used[int(random.integers(len(used)))], SPOILT[i % len(SPOILT)]
+        copy = folder.keep(spoilt(one.version[name], kind, seed + i), f"check {i + 1}")
+        tests.append(one.check(f"k{i:04}", name, copy, kind))
+    odd = ", ".join(one.item.id for one in shown if len({_shape(one.version[name]) for name in used}) > 1)
     plan = Plan(
-        title=title, seed=seed, made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), dimensions=tuple(dimensions),
-        sources=tuple(used), pairs=tuple(pairs), comparisons=tuple(comparisons), checks=tuple(tests),
-        per_rater=min(per_rater or len(comparisons), len(comparisons)), max_failed=max_failed,
-        rule=_rule(dimensions[0].name, max_failed), videos=videos, access=secrets.token_urlsafe(9),
-        notes=(f"videos of different size, length or rate tell sources apart: {', '.join(sorted(sizes))}",) if sizes
-        else (),
+        title=title, contact=contact, seed=seed, made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        dimensions=tuple(dimensions), sources=tuple(used), pairs=tuple(pairs), comparisons=tuple(comparisons),
+        checks=tuple(tests), per_rater=min(per_rater or len(comparisons), len(comparisons)), max_failed=max_failed,
+        rule=_rule(dimensions[0].name, max_failed), videos=folder.hashes, access=secrets.token_urlsafe(9),
+        notes=(f"videos of different size, length or rate tell sources apart: {odd}",) if odd else (),
     )  # fmt: skip
     atomic_write(out / NAME, dump_plan(plan))
     return plan
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A prompt with the version that was drawn, and its videos as they are kept."""
+
+    item: Item
+    version: Mapping[str, Path]
+    kept: Mapping[str, str]
+
+    def compare(self, key: str, first: str, second: str) -> Comparison:
+        return self._of(key, Clip(source=first, video=self.kept[first]), Clip(source=second, video=self.kept[second]))
+
+    def check(self, key: str, source: str, copy: str, kind: str) -> Comparison:
+        original = Clip(source=source, video=self.kept[source])
+        return self._of(key, original, Clip(source="spoilt copy", video=copy), kind)
+
+    def _of(self, key: str, first: Clip, second: Clip, kind: str = "") -> Comparison:
+        return Comparison(id=key, prompt_id=self.item.id, prompt=self.item.text, first=first, second=second, check=kind)
 
 
 def _rule(first: str, max_failed: float) -> str:

@@ -57,6 +57,7 @@ class Plan(Part):
     max_failed: float = Field(ge=0, le=1)  # share of checks; who fails more is left out
     rule: str
     videos: Mapping[str, str]  # file: sha256
+    contact: str = ""  # who runs the study, for raters
     access: str  # part of the address where others than this computer are let in
     notes: tuple[str, ...] = ()
 

@@ -8,23 +8,36 @@ import hmac
 import json
 import re
 import socket
+import traceback
 from base64 import b64encode
 from hashlib import sha256
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sage_grpo.config import ConfigError
 from sage_grpo.study.plan import VIDEOS
-from sage_grpo.study.store import CHOICES, Conflict, Rater, Store
+from sage_grpo.study.store import Conflict, Rater, Store
 
 LARGEST_BODY = 16_384
-LONGEST_MS = 24 * 3600 * 1000
 LOCAL = ("127.0.0.1", "localhost", "::1")
 SECONDS_A_PAIR = 25  # until a rater's own pace is known
+
+
+class Given(BaseModel):
+    """An answer as the page sends it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    choices: dict[str, Literal["left", "same", "right"]]
+    revision: int = Field(gt=0, lt=10**6)
+    milliseconds: int = Field(ge=0, le=24 * 3600 * 1000)
+    watched: Literal[True]  # both videos to their end
 
 
 class Refused(Exception):
@@ -71,11 +84,16 @@ class Server(ThreadingHTTPServer):
         name = f"[{host}]" if ":" in host else socket.gethostname() if host in ("0.0.0.0", "::") else host
         self.url = f"{public.rstrip('/') if public else f'http://{name}:{self.server_address[1]}'}{self.base}/"
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """As usual, but without the address."""
+        traceback.print_exc()
+
     def study(self) -> dict[str, Any]:
         plan = self.store.plan
         return {
             "id": self.store.plan_hash[:12],
             "title": plan.title,
+            "contact": plan.contact,
             "dimensions": [one.model_dump() for one in plan.dimensions],
             "pairs": plan.per_rater + len(plan.checks) + (plan.per_rater > 1),
             "seconds": SECONDS_A_PAIR,
@@ -194,21 +212,18 @@ class Handler(BaseHTTPRequestHandler):
         self._send((self.server.folder / VIDEOS / clip.video).read_bytes(), "video/mp4")
 
     def _save(self, rater: Rater, position: int) -> None:
-        body = self._body()
-        keys = {one.key for one in self.server.store.plan.dimensions}
-        choices, revision, taken = (body.get(key) for key in ("choices", "revision", "milliseconds"))
         if position >= len(rater.showings):
             raise Refused(HTTPStatus.NOT_FOUND, "no such pair")
-        if not isinstance(choices, dict) or set(choices) != keys or not set(choices.values()) <= set(CHOICES):
-            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, f"one of {', '.join(CHOICES)} for each dimension is needed")
-        if type(revision) is not int or not 0 < revision < 10**6:
-            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "revision counts from 1")
-        if type(taken) is not int or not 0 <= taken <= LONGEST_MS:
-            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "milliseconds is a whole number within a day")
-        if body.get("watched") is not True:
-            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "both videos must have been played")
         try:
-            self.server.store.save(rater, position, choices, revision, taken)
+            given = Given.model_validate(self._body())
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            where = ".".join(str(part) for part in wrong["loc"])
+            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, f"{where}: {wrong['msg']}") from None
+        if set(given.choices) != {one.key for one in self.server.store.plan.dimensions}:
+            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "a choice for each dimension is needed")
+        try:
+            self.server.store.save(rater, position, dict(given.choices), given.revision, given.milliseconds)
         except Conflict as error:
             raise Refused(HTTPStatus.CONFLICT, str(error)) from None
         self._json({"saved": True})

@@ -127,11 +127,11 @@ def fit(wins: Array, pairs: Sequence[tuple[int, int]]) -> tuple[Array, npt.NDArr
     for _ in range(200):
         p = 1 / (1 + np.exp(theta[:, None, :] - theta[:, :, None]))
         gradient = (wins - games * p).sum(2)
-        if np.abs(gradient).max(initial=0.0) <= 1e-9 * max(1.0, games.sum((1, 2)).max(initial=0.0)):
-            return theta - theta.mean(1, keepdims=True), separated
         curved = games * p * (1 - p)
         hessian = np.eye(sources) * curved.sum(2)[..., None] - curved + 1 / sources  # the mean is fixed by the last
         step = np.linalg.solve(hessian, gradient[..., None])[..., 0]
+        if np.abs(step).max(initial=0.0) < 1e-8:  # Newton's steps shrink as squares: the next would be lost in rounding
+            return theta + step - (theta + step).mean(1, keepdims=True), separated
         theta = theta + step * np.minimum(1, LONGEST_STEP / np.maximum(np.abs(step).max(1, keepdims=True), 1e-12))
     raise ArithmeticError("the scores did not converge")
 

@@ -15,7 +15,6 @@ from typing import Any
 from sage_grpo.config import ConfigError
 from sage_grpo.study.plan import ANSWERS, Plan, Showing, assign
 
-CHOICES = ("left", "same", "right")
 MOST_RATERS = 2000  # so that an open address cannot fill the disk
 AWAY = 3600.0  # seconds after which a rater's open comparisons are offered to others
 
