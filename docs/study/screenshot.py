@@ -1,4 +1,4 @@
-"""Screenshots of the study's page on clips that are made here: `python docs/study/screenshot.py [FOLDER]`.
+"""The picture of docs/study.md, on clips that are made here: `python docs/study/screenshot.py [FOLDER FOR MORE]`.
 
 The pair is a clip and its blurred copy. Needs playwright and a Chromium that is installed.
 """
@@ -65,7 +65,9 @@ def main(folder: Path) -> None:
                 page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
                 shoot(page, server.url, folder, f"{scheme}-{width}")
         server.shutdown()
+    shutil.copy(folder / "light-1280-rate.png", HERE / "page.png")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE)
+    with tempfile.TemporaryDirectory() as none:
+        main(Path(sys.argv[1] if len(sys.argv) > 1 else none))

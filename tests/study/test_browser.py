@@ -307,6 +307,15 @@ def test_a_link_that_is_not_known_starts_anew(browser, make):
     assert token not in page.url
     page.locator("summary").click()
     assert page.locator("#link").inner_text() == f"{server.url}#{token}"
+    calm = browser.new_context(reduced_motion="reduce").new_page()
+    calm.goto(f"{server.url}#{token}")
+    expect(calm.locator("#replay")).to_be_enabled()
+    calm.wait_for_timeout(700)  # longer than the videos are
+    assert calm.locator("fieldset:disabled").count() == 3
+    calm.keyboard.press("1")
+    assert calm.locator("[type=radio]:checked").count() == 0
+    calm.keyboard.press("Space")  # nothing moves before it is asked to
+    expect(calm.locator("fieldset:disabled")).to_have_count(0)
     store.wanted = 1
     other = browser.new_context().new_page()
     other.goto(server.url)

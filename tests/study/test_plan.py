@@ -38,6 +38,9 @@ def test_a_plan_holds_every_comparison_and_its_videos(make, evaluated):
         (key, METHOD, other) for key in PROMPTS for other in (ALPHA, BETA)
     ]
     check_videos(folder, plan)
+    kept = [path.read_bytes() for path in (folder / "videos").iterdir()]
+    assert len(kept) == len(plan.videos) == 9 + 3
+    assert not [word for word in (*SOURCES, "x264", "Lavf") if any(word.encode() in data for data in kept)]
     for one in plan.comparisons:
         for side in (one.first, one.second):
             original = read_mp4(evaluated / "videos" / side.source / f"{one.prompt_id}-0.mp4")

@@ -1,6 +1,7 @@
 """Against closed forms, published examples, independent likelihoods and planted truths."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -143,3 +144,13 @@ def test_the_same_answers_give_the_same_interval():
     table = simulated(np.random.default_rng(0), 5, 8, 0.6, 0.05, 0.15)
     assert win_rates(table) == win_rates(table)
     assert win_rates(table) != win_rates(table, seed=1)
+
+
+def test_the_table_of_the_documentation():
+    page = (Path(__file__).parents[2] / "docs" / "study.md").read_text()
+    lines = page[page.index("| raters | 8 prompts") :].split("\n\n")[0].splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    prompts = [int(cell.split()[0]) for cell in cells[0][1:]]
+    assert len(cells) == 7
+    for raters, *widths in cells[2:]:
+        assert widths == [f"±{100 * half_width(int(raters), p):.1f}" for p in prompts]

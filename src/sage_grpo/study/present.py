@@ -11,6 +11,10 @@ def percent(found: dict[str, float] | None) -> str:
     return f"{100 * found['value']:.1f} % [{100 * found['low']:.1f}, {100 * found['high']:.1f}]"
 
 
+def signed(found: dict[str, float]) -> str:
+    return f"{found['value']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}]".replace("-", "−")
+
+
 def rate_table(part: dict[str, Any], title: str, note: str = "") -> Table:
     """One row a pair, one column a dimension: the form of a user study's table."""
     dimensions = list(part["dimensions"].values())
@@ -45,11 +49,7 @@ def score_table(part: dict[str, Any]) -> Table:
             f" In {', '.join(separated)} some sources never lost to the rest and the most likely scores are infinite: "
             "half a win each way was added to every pair, so they are finite, but their size is the addition's."
         )
-    rows = [
-        [source, *(f"{one['scores'][source]['value']:+.2f} [{one['scores'][source]['low']:+.2f}, "
-                   f"{one['scores'][source]['high']:+.2f}]" for one in dimensions)]
-        for source in dimensions[0]["scores"]
-    ]  # fmt: skip
+    rows = [[source, *(signed(one["scores"][source]) for one in dimensions)] for source in dimensions[0]["scores"]]
     return Table("Bradley–Terry scores", ["source", *(one["name"] for one in dimensions)], rows, note)
 
 
@@ -67,7 +67,7 @@ def check_table(found: dict[str, Any]) -> Table:
         [one["rater"][:8], str(one["answered"]), str(one["checks"]), str(one["failed"]), one["left_out"] or "kept"]
         for one in found["checks"]
     ]
-    return Table("Attention checks", ["rater", "answers", "checks", "failed", ""], rows, found["rule"])
+    return Table("Attention checks", ["rater", "answers", "checks", "failed", "outcome"], rows, found["rule"])
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
