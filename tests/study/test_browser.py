@@ -50,7 +50,7 @@ def browser():
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     assert found, "the study's page is tested in Chromium: apt-get install chromium"
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        running = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield running
         running.close()
 
@@ -285,7 +285,7 @@ def test_three_raters_and_the_answer_key(browser, study, tmp_path):
             if part == "kept":
                 assert (pair["wins"], pair["ties"], pair["losses"]) == COUNTS[key, other]
     assert found["kept"]["repeats"] == {"same": 6, "of": 6}
-    assert "| methodzeta vs. baselinealpha | 91.7 % [" in (tmp_path / "out" / "results.md").read_text()
+    assert "| methodzeta vs. baselinealpha | 91.7 [" in (tmp_path / "out" / "results.md").read_text()
     page = browser.new_page(viewport={"width": 390, "height": 844})
     page.goto((tmp_path / "out" / "results.html").as_uri())
     assert no_overflow(page)

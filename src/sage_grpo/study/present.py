@@ -8,7 +8,7 @@ from sage_grpo.report.page import Headline, Page, Table
 def percent(found: dict[str, float] | None) -> str:
     if not found:
         return "–"
-    return f"{100 * found['value']:.1f} % [{100 * found['low']:.1f}, {100 * found['high']:.1f}]"
+    return f"{100 * found['value']:.1f} [{100 * found['low']:.1f}, {100 * found['high']:.1f}]"
 
 
 def signed(found: dict[str, float]) -> str:
@@ -22,7 +22,7 @@ def rate_table(part: dict[str, Any], title: str, note: str = "") -> Table:
     for k, pair in enumerate(dimensions[0]["pairs"]):
         cells = [percent(one["pairs"][k]["rate"]) for one in dimensions]
         rows.append([f"{pair['first']} vs. {pair['second']}", *cells])
-    return Table(title, ["win rate", *(one["name"] for one in dimensions)], rows, note)
+    return Table(title, ["win rate, %", *(one["name"] for one in dimensions)], rows, note)
 
 
 def count_table(part: dict[str, Any]) -> Table:
