@@ -3,7 +3,9 @@
 import http.client
 import json
 import os
+import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -267,3 +269,27 @@ def test_the_policy_is_of_the_pages_own_script(make, start):
     assert serving.policy(page) != serving.policy(page.replace('"use strict";', '"use strict"; alert(1);'))
     assert "http://" not in page
     assert "https://" not in page
+
+
+def test_a_slow_line_gets_the_whole_video(make, start, monkeypatch):
+    folder, plan, plan_hash = make()
+    client = start(folder, plan, plan_hash)
+    token = client.join()
+    monkeypatch.setattr(serving.Handler, "timeout", 0.5)  # for each part, not for the whole
+    whole = os.urandom(8_000_000)
+    for path in (folder / "videos").iterdir():
+        path.write_bytes(whole)
+    line = socket.socket()
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+    line.connect(("127.0.0.1", client.server.server_address[1]))
+    request = f"GET /api/videos/0/left HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n"
+    line.sendall(request.encode())
+    data, began = b"", time.monotonic()
+    while part := line.recv(100_000):
+        data += part
+        if data.endswith(whole[-100:]):
+            break
+        time.sleep(0.01)
+    line.close()
+    assert time.monotonic() - began > 1
+    assert data.endswith(whole)

@@ -25,6 +25,7 @@ from sage_grpo.study.plan import VIDEOS
 from sage_grpo.study.store import Conflict, Rater, Store
 
 LARGEST_BODY = 16_384
+CHUNK = 65_536
 LOCAL = ("127.0.0.1", "localhost", "::1")
 SECONDS_A_PAIR = 25  # until a rater's own pace is known
 
@@ -246,4 +247,5 @@ class Handler(BaseHTTPRequestHandler):
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(data)
+        for start in range(0, len(data), CHUNK):  # each within the time that is given: a slow line may take its time
+            self.wfile.write(data[start : start + CHUNK])
