@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from sage_grpo import __version__
-from sage_grpo.cli import lab, rewards
+from sage_grpo.cli import lab, rewards, study
 from sage_grpo.cli.evaluate import evaluate
 from sage_grpo.cli.explain import explain
 from sage_grpo.cli.export import export
@@ -53,6 +53,7 @@ app.command("eval")(evaluate)
 app.command()(export)
 app.add_typer(rewards.app, name="rewards")
 app.command()(serve)
+app.add_typer(study.app, name="study")
 app.command()(explain)
 
 

@@ -1,0 +1,148 @@
+"""What is compared, fixed before anyone rates: written once, named by its hash in every rater's file."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sage_grpo.config import ConfigError
+
+NAME, VIDEOS, ANSWERS = "plan.json", "videos", "answers"
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Dimension(Part):
+    """What is asked of every pair."""
+
+    key: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,30}$")
+    name: str
+    question: str
+
+
+class Clip(Part):
+    source: str
+    video: str = Field(pattern=r"^[0-9a-f]{20}\.mp4$")  # in the folder of videos, named by its content
+
+
+class Comparison(Part):
+    """Two videos of one prompt. Of an attention check the first is the original and the second its spoilt copy."""
+
+    id: str
+    prompt_id: str
+    prompt: str
+    first: Clip
+    second: Clip
+    check: str = ""  # how the copy is spoilt
+
+
+class Plan(Part):
+    version: int = 1
+    title: str
+    seed: int
+    made: str
+    dimensions: tuple[Dimension, ...] = Field(min_length=1)
+    sources: tuple[str, ...]
+    pairs: tuple[tuple[str, str], ...]  # win rates are of the first
+    comparisons: tuple[Comparison, ...] = Field(min_length=1)
+    checks: tuple[Comparison, ...]
+    per_rater: int = Field(ge=1)  # comparisons, besides checks and the repeated pair
+    max_failed: float = Field(ge=0, le=1)  # share of checks; who fails more is left out
+    rule: str
+    videos: Mapping[str, str]  # file: sha256
+    contact: str = ""  # who runs the study, for raters
+    access: str  # part of the address where others than this computer are let in
+    notes: tuple[str, ...] = ()
+
+    @property
+    def by_id(self) -> dict[str, Comparison]:
+        return {one.id: one for one in (*self.comparisons, *self.checks)}
+
+
+@dataclass(frozen=True)
+class Showing:
+    """A comparison as one rater meets it. `swapped`: the first video stands on the right."""
+
+    comparison: str
+    swapped: bool
+    repeat: bool = False
+
+
+def read_plan(folder: Path) -> tuple[Plan, str]:
+    """The plan and the hash that answers must name."""
+    path = folder / NAME
+    if not path.is_file():
+        raise ConfigError(f"{folder} is no study: it has no {NAME}; make one with `sage-grpo study make`")
+    data = path.read_bytes()
+    try:
+        return Plan.model_validate_json(data), sha256(data).hexdigest()
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise ConfigError(f"{path} is not a plan of this version: {where}: {error.errors()[0]['msg']}") from None
+
+
+def check_videos(folder: Path, plan: Plan) -> None:
+    """Every video is still the one that was planned."""
+    for name, digest in plan.videos.items():
+        path = folder / VIDEOS / name
+        if not path.is_file():
+            raise ConfigError(f"{path} is missing; make the study again")
+        if sha256(path.read_bytes()).hexdigest() != digest:
+            raise ConfigError(f"{path} is not the video that was planned; make the study again")
+
+
+def dump_plan(plan: Plan) -> bytes:
+    return (json.dumps(plan.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def assign(plan: Plan, number: int, taken: Counter[str], shown: Counter[str]) -> list[Showing]:
+    """What rater `number` is shown, in order.
+
+    `taken` counts the answers that each comparison has or may expect: the least taken come first, so that all fill up
+    alike. `shown` counts all raters who got it: their sides alternate, from a start that is random.
+    """
+    random = np.random.default_rng([plan.seed, 2, number])
+    chosen = _least_taken(plan, taken, random)
+    showings = [Showing(one, _swapped(plan, one, shown[one])) for one in chosen]
+    showings = [showings[i] for i in random.permutation(len(showings))]
+    repeated = showings[int(random.integers(max(1, len(showings) // 2)))] if len(showings) > 1 else None
+    places = random.permutation(len(plan.checks))
+    for check, place in zip(plan.checks, places, strict=True):
+        at = int(random.integers(1, len(showings) + 1))  # not the very first
+        showings.insert(at, Showing(check.id, bool((place + number) % 2)))
+    if repeated:
+        at = int(random.integers(-(-2 * len(showings) // 3), len(showings) + 1))  # in the last third
+        showings.insert(at, Showing(repeated.comparison, not repeated.swapped, repeat=True))
+    return showings
+
+
+def _least_taken(plan: Plan, taken: Counter[str], random: np.random.Generator) -> list[str]:
+    rank: dict[str, int] = {}
+    seen: Counter[tuple[str, str]] = Counter()
+    for i in random.permutation(len(plan.comparisons)):
+        one = plan.comparisons[i]
+        pair = (one.first.source, one.second.source)
+        rank[one.id] = seen[pair]  # round the pairs of sources, so that a short list has all of them
+        seen[pair] += 1
+    return sorted(rank, key=lambda one: (taken[one], rank[one]))[: plan.per_rater]
+
+
+def _swapped(plan: Plan, comparison: str, before: int) -> bool:
+    """Half of a pair's comparisons are swapped for one rater, the other half for the next; then drawn anew."""
+    random = np.random.default_rng([plan.seed, 1, before // 2])
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for one in plan.comparisons:
+        groups[one.first.source, one.second.source].append(one.id)
+    for members in groups.values():
+        extra = int(random.integers(2))
+        for place, i in enumerate(random.permutation(len(members))):
+            if members[i] == comparison:
+                return bool((place + extra + before) % 2)
+    raise KeyError(comparison)
