@@ -78,7 +78,10 @@ def chaos(kills: int, iterations: int, seed: int = 0) -> list[str]:
 def compare(straight: Path, broken: Path, iterations: int) -> list[str]:
     ends = [load_checkpoint(f / "checkpoints", f"step-{iterations:08d}") for f in (straight, broken)]
     curves = [
-        [{k: v for k, v in row.items() if k != "time"} for row in read_metrics(f / "metrics.jsonl")]
+        [
+            {k: v for k, v in row.items() if not k.startswith(("time", "seconds/"))}
+            for row in read_metrics(f / "metrics.jsonl")
+        ]
         for f in (straight, broken)
     ]
     return differences(*ends) + ([] if curves[0] == curves[1] else ["metrics.jsonl"])

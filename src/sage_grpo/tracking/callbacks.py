@@ -1,6 +1,8 @@
 """What hangs on a run: averaged weights, logs, sample videos, checkpoints."""
 
 import json
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -46,11 +48,25 @@ class WeightAverage(Callback):
             loop.bank.save(EMA, decay=self.decay)
 
 
-class Log(Callback):
-    """Metrics and per-timestep series to all trackers."""
+class Clock(Callback):
+    """When an iteration began. Placed last: it begins when all has been done about the one before."""
 
-    def __init__(self, trackers: Sequence[Tracker], names: Sequence[str]) -> None:
-        self.trackers, self.names = trackers, names
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+
+    def on_start(self, loop: Loop) -> None:
+        self.began = time.perf_counter()
+
+    def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
+        self.began = time.perf_counter()
+
+
+class Log(Callback):
+    """Metrics, per-timestep series and seconds a phase to all trackers."""
+
+    def __init__(self, trackers: Sequence[Tracker], names: Sequence[str], clock: Clock | None = None) -> None:
+        self.trackers, self.names, self.clock = trackers, names, clock or Clock()
+        self.seconds: Metrics = {}
         self.series: dict[str, list[float]] = {}
         self.scores: Metrics = {}
         self.first: Metrics = {}
@@ -58,6 +74,7 @@ class Log(Callback):
 
     def on_rollout(self, loop: Loop, rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None:
         self.series = {}
+        self.seconds = {"seconds/rollout": time.perf_counter() - self.clock.began}  # with rewards and gauge
         shown = ((name, scores[valid[:, i], i]) for i, name in enumerate(self.names))
         self.scores = {f"reward/{name}": values.mean().item() for name, values in shown if len(values)}
 
@@ -68,13 +85,17 @@ class Log(Callback):
             weight = loop.equalizer[step].item()
             balanced = weight * result.per_step["gradient"][i]
             self.series.setdefault(f"steps/gradient_equalized/{step:03d}", []).append(balanced)
+            spread = math.sqrt(result.per_step["log_ratio_sq"][i])
+            self.series.setdefault(f"steps/log_ratio_rms/{step:03d}", []).append(spread)
+        taken = time.perf_counter() - self.clock.began
+        self.seconds["seconds/update"] = taken - self.seconds.get("seconds/rollout", 0.0)
 
     def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
         metrics |= self.scores
         self.first, self.last = self.first or dict(metrics), dict(metrics)
         series = {name: sum(values) / len(values) for name, values in sorted(self.series.items())}
         for tracker in self.trackers:
-            tracker.log(loop.iteration, metrics | series)
+            tracker.log(loop.iteration, metrics | self.seconds | series)
 
 
 class Samples(Callback):
@@ -110,6 +131,8 @@ class Samples(Callback):
             return {}
         folder = self.folder / f"{loop.iteration:06d}"
         folder.mkdir(parents=True, exist_ok=True)
+        asked = [{"prompt": prompt.text, "seed": i} for i, prompt in enumerate(prompts)]
+        atomic_write(folder / "prompts.json", json.dumps(asked, ensure_ascii=False, indent=1).encode())
         for i, video in enumerate(videos):
             write_mp4(folder / f"{i:02d}.mp4", video)
             for tracker in self.trackers:
