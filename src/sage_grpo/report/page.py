@@ -1,21 +1,26 @@
-"""A report in one HTML file: numbers, curves, videos before and after, tables; no network, no other files."""
+"""A report in one HTML file: numbers, curves, heat maps, videos, tables; no network, no other files."""
 
 import os
 import re
 import tempfile
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib.resources import files
+from itertools import count, groupby
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from sage_grpo.report.heat import HeatMap, draw_heat
 from sage_grpo.report.svg import Chart, Curve, draw_chart
 
-__all__ = ["Chart", "Curve", "Headline", "Page", "Table", "VideoPair", "render_page", "write_page"]
+__all__ = [
+    "Chart", "Clip", "Curve", "Details", "Headline", "HeatMap", "Page", "Section", "Table", "VideoPair", "VideoStrip",
+    "render_page", "write_page",
+]  # fmt: skip
 
 NUMBER = re.compile(r"[\[(]?[+−-]?\.?\d.{,24}$")  # 0.5, −1.2 ± 0.1, [0.2, 0.4]; not a sentence about 3 seeds
 
@@ -23,7 +28,7 @@ NUMBER = re.compile(r"[\[(]?[+−-]?\.?\d.{,24}$")  # 0.5, −1.2 ± 0.1, [0.2, 
 SCRIPT = """
 const videos = [...document.querySelectorAll("video")], button = document.querySelector("#motion");
 function move(on) {
-  for (const video of videos) if (on) video.play().catch(() => {}); else video.pause();
+  for (const video of videos) if (on) { video.currentTime = 0; video.play().catch(() => {}); } else video.pause();
   button.textContent = on ? "Pause all videos" : "Play all videos";
   button.dataset.on = on ? "1" : "";
 }
@@ -79,8 +84,51 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Clip:
+    """One video of a strip, as the bytes of an mp4 file."""
+
+    label: str
+    mp4: bytes
+
+
+@dataclass(frozen=True)
+class VideoStrip:
+    """The videos of one prompt and seed, in rows with a name each (none for a single row), over time."""
+
+    prompt: str
+    rows: Sequence[tuple[str, Sequence[Clip]]]
+
+
+@dataclass(frozen=True)
+class Details:
+    """A text that waits folded until it is asked for."""
+
+    title: str
+    text: str
+
+
+Item = Chart | Details | HeatMap | Table | VideoPair | VideoStrip
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page with a heading; neighbours of one kind share a grid."""
+
+    key: str  # its address in the page
+    title: str
+    items: Sequence[Item] = ()
+    note: str = ""
+
+    def groups(self) -> list[tuple[str, list[Item]]]:
+        return [(kind.__name__, list(items)) for kind, items in groupby(self.items, key=type)]
+
+    def moves(self) -> bool:
+        return any(isinstance(item, VideoPair | VideoStrip) for item in self.items)
+
+
+@dataclass(frozen=True)
 class Page:
-    """All that a report shows; an empty list hides its section."""
+    """All that a report shows; an empty list hides its section. `sections` stand after the others."""
 
     title: str
     summary: str
@@ -89,6 +137,16 @@ class Page:
     pairs: Sequence[VideoPair] = ()
     tables: Sequence[Table] = ()
     footer: str = ""
+    sections: Sequence[Section] = ()
+    notices: Sequence[str] = field(default=())  # what the reader must know first
+
+    def parts(self) -> list[Section]:
+        usual = [
+            Section("videos", "Before and after", self.pairs),
+            Section("curves", "Curves", self.charts),
+            Section("tables", "Tables", self.tables),
+        ]
+        return [part for part in [*usual, *self.sections] if part.items or part.note]
 
 
 def as_uri(mp4: bytes) -> str:
@@ -98,12 +156,18 @@ def as_uri(mp4: bytes) -> str:
 def render_page(page: Page) -> str:
     """The report as HTML; the same page gives the same text."""
     room = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    room.filters["uri"] = as_uri
+    numbers = count(1)
+    room.filters |= {
+        "uri": as_uri,
+        "chart": lambda chart: draw_chart(chart, f"chart-{next(numbers)}"),
+        "heat": lambda heat: draw_heat(heat, f"heat-{next(numbers)}"),
+    }
     template = room.from_string(files("sage_grpo.report").joinpath("page.html").read_text(encoding="utf-8"))
     return template.render(
         page=page,
         paragraphs=[p for p in re.split(r"\n\s*\n", page.summary) if p.strip()],
-        drawings=[draw_chart(chart, f"chart-{i}") for i, chart in enumerate(page.charts, 1)],
+        sections=page.parts(),
+        moving=next((part.key for part in page.parts() if part.moves()), None),
         script=Markup(SCRIPT),
         # the browser runs this script and no other, should a text ever slip through unescaped
         script_hash=b64encode(sha256(SCRIPT.encode()).digest()).decode("ascii"),
