@@ -30,14 +30,17 @@ class Plot:
     spread: str = ""  # a column to draw as a band around
     limit: str = ""  # setting that draws a line
     note: str = ""
+    named: bool = False  # several runs have a chart a key: whether its name is part of the title
 
 
 FIXED = (
     Plot("Reward", "reward", {"reward/mean": "mean"}, spread="reward/std",
          note="Band: ± one standard deviation of the iteration's rollouts. They explore with noise, on a few prompts."),
     Plot("Spread of the reward", "standard deviation", {"reward/std": "of all rollouts"}),
-    Plot("Groups that teach nothing", "share", {"zero_std_ratio": "no spread", "reward/failed": "failed rewards"}),
-    Plot("KL", "KL per element", {"kl_moving": "to the anchor", "kl_stepwise": "to the rollout policy"}, log=True),
+    Plot("Groups that teach nothing", "share", {"zero_std_ratio": "no spread", "reward/failed": "failed rewards"},
+         named=True),
+    Plot("KL", "KL per element", {"kl_moving": "to the anchor", "kl_stepwise": "to the rollout policy"},
+         log=True, named=True),
     Plot("Weight λ of the KL", "λ", {"kl_weight": "λ"}, smooth=False),
     Plot("Clip fraction", "share of samples", {"clip_frac": "clipped"}),
     Plot("Ratio", "mean of new to old probability", {"ratio_mean": "ratio"}),
@@ -62,7 +65,10 @@ def plots_of(runs: Sequence[Run]) -> list[Plot]:
     phases = [key for key in keys if key.startswith("seconds/")]
     cut = "" if len(parts) <= MOST else f"The first {MOST} of {len(parts)}."
     less = "" if len(scores) <= MOST else f"The first {MOST} of {len(scores)} monitors are shown."
-    found = [FIXED[0], Plot("Parts of the reward", "score", {key: key[7:] for key in parts[:MOST]}, note=cut)]
+    found = [
+        FIXED[0],
+        Plot("Parts of the reward", "score", {key: key[7:] for key in parts[:MOST]}, note=cut, named=True),
+    ]
     found += FIXED[1:]
     found += [Plot(title, unit, {f"drift/{name}": name}, smooth=False, limit=name)
               for name, (title, unit) in DRIFT.items()]  # fmt: skip
@@ -70,11 +76,17 @@ def plots_of(runs: Sequence[Run]) -> list[Plot]:
                    note=f"Of the sample videos at fixed seeds; never trained on. {less}".strip())
               for key in scores[:MOST]]  # fmt: skip
     found.append(Plot("Seconds of an iteration", "seconds", {key: key[8:] for key in phases},
-                      note="Rollout is with rewards and gauge."))  # fmt: skip
-    found = [replace(plot, keys={key: name for key, name in plot.keys.items() if key in keys}) for plot in found]
-    quiet = {"skipped_updates": 0.0}  # worth a picture only if it happened
-    return [plot for plot in found if any(np.nanmax(run.column(key)) > 0 if key in quiet else True
-            for key in plot.keys for run in runs if run.has(key))]  # fmt: skip
+                      note="Rollout is with rewards and gauge.", named=True))  # fmt: skip
+    zero = always_zero(runs)
+    drawn = [replace(p, keys={k: name for k, name in p.keys.items() if k in keys and k not in zero}) for p in found]
+    return [plot for plot in drawn if plot.keys]
+
+
+def always_zero(runs: Sequence[Run]) -> list[str]:
+    """Columns that say nothing but 0, in any of the runs: told, not drawn."""
+    keys = [key for plot in FIXED for key in plot.keys]
+    logged = [key for key in keys if any(run.has(key) for run in runs)]
+    return [key for key in logged if not any(np.nan_to_num(run.column(key)).any() for run in runs)]
 
 
 def smoothed(values: Column, steps: Column, decay: float) -> Column:
@@ -165,33 +177,35 @@ def limits_of(plot: Plot, groups: Sequence[Group]) -> list[tuple[str, float]]:
     for limit, names in found.items():
         name = "limit" if len(found) == 1 else f"limit of {', '.join(names)}"
         both = (limit, -limit) if plot.limit == "exposure" else (limit,)
-        lines += [(f"{name} {'above' if LIMITS[plot.limit][0] and v > 0 else 'below'}", v) for v in both]
+        lines += [(f"{'upper' if LIMITS[plot.limit][0] and v > 0 else 'lower'} {name}", v) for v in both]
     return lines
 
 
-def chart_of(plot: Plot, title: str, curves: Sequence[Curve], groups: Sequence[Group], x_label: str) -> Chart:
+def chart_of(plot: Plot, title: str, curves: Sequence[Curve], groups: Sequence[Group], x: X, x_label: str) -> Chart:
     values = [v for curve in curves for v in curve.values if math.isfinite(v)]
     log = plot.log and sum(v > 0 for v in values) >= 0.8 * max(len(values), 1)
-    longest = max(len(run.steps) for group in groups for run in group.runs)
+    runs = [run for group in groups for run in group.runs]
+    longest = max(len(run.steps) for run in runs)
     shared = f"A point stands for {math.ceil(longest / POINTS)} iterations." if longest > POINTS else ""
     note = " ".join(part for part in (plot.note, shared) if part)
-    return Chart(title, x_label, plot.unit, curves, note, log, limits_of(plot, groups))
+    reach = min(float(x(run)[0]) for run in runs), max(float(x(run)[-1]) for run in runs)
+    return Chart(title, x_label, plot.unit, curves, note, log, limits_of(plot, groups), reach)
 
 
 def charts_of(groups: Sequence[Group], decay: float, x: X, x_label: str) -> list[Chart]:
     """One run: what belongs together in one chart. Several: a chart a column, in which a run keeps its colour."""
     charts = []
     for plot in plots_of([run for group in groups for run in group.runs]):
+        bare = replace(plot, spread="", note="" if plot.spread else plot.note)  # the band is of seeds, or none
         if len(groups) == 1:
-            group = groups[0]
-            found = [curve_of(group, key, plot, decay, x, name, None) for key, name in plot.keys.items()]
+            shown = bare if groups[0].n > 1 else plot
+            found = [curve_of(groups[0], key, shown, decay, x, name, None) for key, name in plot.keys.items()]
             if curves := [curve for curve in found if curve]:
-                charts.append(chart_of(plot, plot.title, curves, groups, x_label))
+                charts.append(chart_of(shown, plot.title, curves, groups, x, x_label))
             continue
-        single = replace(plot, spread="", note="" if plot.spread else plot.note)  # many bands hide each other
         for key, name in plot.keys.items():
-            found = [curve_of(group, key, single, decay, x, group.name, group.look) for group in groups]
-            title = plot.title if len(plot.keys) == 1 and name in ("mean", plot.limit, "λ") else f"{plot.title}: {name}"
+            found = [curve_of(group, key, bare, decay, x, group.name, group.look) for group in groups]
+            title = f"{plot.title}: {name}" if plot.named else plot.title
             if curves := [curve for curve in found if curve]:
-                charts.append(chart_of(single, title, curves, groups, x_label))
+                charts.append(chart_of(bare, title, curves, groups, x, x_label))
     return charts

@@ -43,7 +43,7 @@ def way_of(run: Run, key: str) -> Way:
     values = run.column(key)
     values = values[np.isfinite(values)]
     if not len(values):
-        return Way(*[math.nan] * 4, 0)
+        return Way(math.nan, math.nan, math.nan, math.nan, 0)
     window = max(1, min(10, len(values) // 5))
     head, tail = values[:window], values[-window:]
     return Way(float(head.mean()), float(head.std()), float(tail.mean()), float(tail.std()), window)

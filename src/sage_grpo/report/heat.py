@@ -128,7 +128,7 @@ def picture(cells: Grid, low: float, high: float, log: bool) -> str:
 
 def image(cells: Grid, box: tuple[float, float, float, float], low: float, high: float, log: bool, kind: str) -> Markup:
     x, y, width, height = box
-    place = {"x": x, "y": y, "width": width, "height": height, "preserveAspectRatio": "none"}
+    place: dict[str, str | float] = {"x": x, "y": y, "width": width, "height": height, "preserveAspectRatio": "none"}
     return tag("image", href=picture(cells, low, high, log), class_=kind, **place)
 
 
@@ -165,5 +165,5 @@ def colour_bar(heat: HeatMap, left: float, right: float, top: float) -> Markup:
     for value, label in ticks:
         out += line(scale.place(value), top + 10, scale.place(value), top + 14, class_="edge")
         out += text(scale.place(value), top + 14 + EM, label, "middle", "tick")
-    unit = heat.unit + (" (logarithmic)" if heat.log else "")
+    unit = heat.unit + (" (log)" if heat.log else "")
     return out + text((left + right) / 2, top + 16 + 2 * EM, unit, "middle")

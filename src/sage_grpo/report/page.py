@@ -22,7 +22,7 @@ __all__ = [
     "render_page", "write_page",
 ]  # fmt: skip
 
-NUMBER = re.compile(r"[\[(]?[+−-]?\.?\d.{,24}$")  # 0.5, −1.2 ± 0.1, [0.2, 0.4]; not a sentence about 3 seeds
+NUMBER = re.compile(r"[\[(]?[+−-]?\$?\.?\d.{,24}$")  # 0.5, $3, −1.2 ± 0.1, [0.2, 0.4]; not a sentence about 3 seeds
 
 # Whoever asked for less motion gets still videos; everyone gets one button to stop or start them all.
 SCRIPT = """
@@ -157,11 +157,9 @@ def render_page(page: Page) -> str:
     """The report as HTML; the same page gives the same text."""
     room = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     numbers = count(1)
-    room.filters |= {
-        "uri": as_uri,
-        "chart": lambda chart: draw_chart(chart, f"chart-{next(numbers)}"),
-        "heat": lambda heat: draw_heat(heat, f"heat-{next(numbers)}"),
-    }
+    room.filters["uri"] = as_uri
+    room.filters["chart"] = lambda chart: draw_chart(chart, f"chart-{next(numbers)}")
+    room.filters["heat"] = lambda heat: draw_heat(heat, f"heat-{next(numbers)}")
     template = room.from_string(files("sage_grpo.report").joinpath("page.html").read_text(encoding="utf-8"))
     return template.render(
         page=page,

@@ -6,11 +6,12 @@ from typing import Any
 
 from sage_grpo.report.compare import Group, changed, changed_on_resume, differing, grouped
 from sage_grpo.report.cost import cost_of
-from sage_grpo.report.curves import charts_of
+from sage_grpo.report.curves import always_zero, charts_of
 from sage_grpo.report.figures import HEAT_RUNS, alarms_of, heat_maps, last_of, way_of
-from sage_grpo.report.page import Headline, Page, Section
+from sage_grpo.report.page import Chart, Headline, HeatMap, Page, Section
 from sage_grpo.report.run_tables import (
     Told,
+    about,
     about_tables,
     alarm_parts,
     cost_tables,
@@ -36,6 +37,7 @@ def make_report(
 ) -> Report:
     """`by_hours` draws curves over the hours of all processes instead of iterations."""
     groups, notices = grouped(runs)
+    several = len(runs) > 1
     told = [Told(run, cost_of(run, price), alarms_of(run), way_of(run, "reward/mean")) for run in runs]
     hours = {t.run.name: t.cost.work / 3600 * t.cost.processes for t in told}
 
@@ -44,24 +46,23 @@ def make_report(
 
     logged = [group for group in groups if all(len(run.steps) for run in group.runs)]
     charts = charts_of(logged, smooth, across, "process hours" if by_hours else "iteration")
-    maps, videos = heat_maps(runs), choose(runs, megabytes)
-    notices += [text for t in told for text in notices_of(t, len(runs) > 1)]
+    shown = [group.runs[0] for group in groups]  # of several seeds, one is looked at closely
+    maps, videos = heat_maps(shown), choose(shown, megabytes)
+    notices += [text for t in told for text in notices_of(t, several)]
     page = Page(
-        title=f"Run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs compared",
+        title=f"{len(runs)} runs compared" if several else f"Run {runs[0].name}",
         summary=summary_of(told, groups),
-        headlines=headlines_of(told[0]) if len(told) == 1 else [],
+        headlines=[] if several else headlines_of(told[0]),
         notices=notices,
         sections=[
-            Section("changed", "What changed", [difference_table(runs)]) if len(runs) > 1 else Section("", ""),
-            Section("numbers", "Final numbers", final_tables(told, groups)) if len(runs) > 1 else Section("", ""),
-            Section(
-                "curves", "Curves", charts, curves_note(groups, smooth) if charts else "No iteration is logged yet."
-            ),
-            Section("timesteps", "Timestep by timestep", maps, heat_note(runs)) if maps else Section("", ""),
+            Section("changed", "What changed", [difference_table(runs)] if several else []),
+            Section("numbers", "Final numbers", final_tables(told, groups) if several else []),
+            Section("curves", "Curves", charts, curves_note(groups, smooth, always_zero(runs), drawn=bool(charts))),
+            Section("timesteps", "Timestep by timestep", maps, heat_note(groups) if maps else ""),
             Section("videos", "Videos over time", videos.strips, videos.note),
             Section("alarms", "Alarms", *alarm_parts(told)),
             Section("cost", "Time and cost", cost_tables(told), cost_note(told)),
-            Section("run", "The run" if len(runs) == 1 else "The runs", about_tables(told)),
+            Section("run", "The runs" if several else "The run", about_tables(told)),
         ],
         footer=commands_of(runs),
     )
@@ -70,7 +71,12 @@ def make_report(
 
 def summary_of(told: Sequence[Told], groups: Sequence[Group]) -> str:
     if len(told) == 1:
-        return f"{told[0].run.state[1]}."
+        facts = about(told[0])
+        return (
+            f"{facts['state']}.\n\nRecipe {facts['recipe']}, seed {facts['seed']}, {facts['processes']}. "
+            f"Started {facts['started']}, last line {facts['last line']}. {facts['versions']}; commit "
+            f"{facts['commit']}."
+        )
     pooled = [g for g in groups if g.n > 1]
     states = ". ".join(f"{t.run.name}: {t.run.state[1][0].lower()}{t.run.state[1][1:]}" for t in told)
     seeds = " ".join(f"{g.name} pools {', '.join(r.name for r in g.runs)}." for g in pooled)
@@ -105,7 +111,9 @@ def headlines_of(t: Told) -> list[Headline]:
     ]  # fmt: skip
 
 
-def curves_note(groups: Sequence[Group], smooth: float) -> str:
+def curves_note(groups: Sequence[Group], smooth: float, zero: Sequence[str], *, drawn: bool) -> str:
+    if not drawn:
+        return "No iteration is logged yet."
     words = []
     if smooth:
         words.append(f"Lines are exponential means with weight {smooth:g} an iteration, faint lines the logged values.")
@@ -113,11 +121,17 @@ def curves_note(groups: Sequence[Group], smooth: float) -> str:
         bands = sorted({"their range" if n == 2 else "the 95 % interval of the mean by Student's t" for n in sizes})
         n = ", ".join(map(str, sizes))
         words.append(f"Runs that differ by seed are pooled (n = {n}): mean with {' or '.join(bands)} as band.")
+    words += [f"Always 0, so not drawn: {', '.join(zero)}."] if zero else []
     return " ".join(words)
 
 
-def heat_note(runs: Sequence[Run]) -> str:
-    left = f" Of {len(runs)} runs, the first {HEAT_RUNS} are shown." if len(runs) > HEAT_RUNS else ""
+def heat_note(groups: Sequence[Group]) -> str:
+    left = f" Of {len(groups)} runs, the first {HEAT_RUNS} are shown." if len(groups) > HEAT_RUNS else ""
+    left += (
+        " Of runs that differ by seed, the first is shown, here and in the videos."
+        if any(g.n > 1 for g in groups)
+        else ""
+    )
     empty = "an empty cell was not trained on in that iteration"
     return f"Bright is large. Maps of one kind share their colours; {empty}.{left}"
 
@@ -155,9 +169,9 @@ def figures_of(told: Sequence[Told], groups: Sequence[Group], page: Page, videos
         "differ": {key: {run.name: run.setting(key) for run in runs} for key in differing(runs)},
         "groups": {group.name: [run.name for run in group.runs] for group in groups},
         "curves": {c.title: {k.name: {"steps": k.steps, "values": k.values, "low": k.low, "high": k.high}
-                             for k in c.curves} for c in items if hasattr(c, "curves")},
+                             for k in c.curves} for c in items if isinstance(c, Chart)},
         "heat": {h.title: {"timesteps": h.steps, "first": h.first, "last": h.last, "cells": h.cells.tolist()}
-                 for h in items if hasattr(h, "cells")},
+                 for h in items if isinstance(h, HeatMap)},
         "videos": [str(path) for path in videos.files],
         "notices": list(page.notices),
     }  # fmt: skip

@@ -99,13 +99,22 @@ def alarm_parts(told: Sequence[Told]) -> tuple[list[Table], str]:
 
 
 def cost_tables(told: Sequence[Told]) -> list[Table]:
-    rows = []
-    for t in told:
-        cost, who = t.cost, f"{t.run.name}: " if len(told) > 1 else ""
-        for name, seconds in [*cost.phases.items(), ("all", cost.seconds)]:
-            hours = seconds / 3600 * cost.processes
-            rows.append([who + PHASES.get(name, name), duration(seconds), short(hours), money(hours * cost.price)])
-    tables = [Table("Time at work", ["phase", "wall time", "process hours", "cost"], rows)]
+    def cells(t: Told, seconds: float) -> list[str]:
+        hours = seconds / 3600 * t.cost.processes
+        return [duration(seconds), short(hours), money(hours * t.cost.price)]
+
+    header = ["wall time", "process hours", "cost"]
+    if len(told) == 1:
+        parts = [*told[0].cost.phases.items(), ("all", told[0].cost.seconds)]
+        rows = [[PHASES.get(name, name), *cells(told[0], seconds)] for name, seconds in parts]
+        tables = [Table("Time at work", ["phase", *header], rows)]
+    else:
+        phases = list(dict.fromkeys(name for t in told for name in t.cost.phases))
+        rows = []
+        for t in told:
+            times = [duration(t.cost.phases[name]) if name in t.cost.phases else "–" for name in phases]
+            rows.append([t.run.name, *times, *cells(t, t.cost.seconds)])
+        tables = [Table("Time at work", ["run", *(PHASES.get(name, name) for name in phases), *header], rows)]
     gaps = [[t.run.name, str(g.before), duration(g.seconds), g.why] for t in told for g in t.cost.gaps]
     if gaps:
         left = f"The first 20 of {len(gaps)}. " if len(gaps) > 20 else ""
@@ -131,6 +140,7 @@ def about(t: Told) -> dict[str, str]:
     facts: dict[str, Any] = dict(run.environments[-1]) if run.environments else {}
     command = [str(word) for word in facts.get("command") or []]
     packages = facts.get("packages") or {}
+    devices = ", ".join(dict.fromkeys(map(str, facts.get("devices") or ["?"])))
     return {
         "recipe": command[command.index("train") + 1] if "train" in command[:-1] else "–",
         "state": run.state[1],
@@ -138,7 +148,7 @@ def about(t: Told) -> dict[str, str]:
         "last line": when(run.times[-1]) if len(run.times) and math.isfinite(run.times[-1]) else "–",
         "starts": str(len(run.environments) or 1),
         "seed": value_text(run.seed),
-        "processes": f"{run.processes} on {', '.join(dict.fromkeys(map(str, facts.get('devices') or ['?'])))}",
+        "processes": f"{count(run.processes, 'process')} on {devices}",
         "versions": ", ".join([f"sage-grpo {facts.get('sage_grpo', '?')}", f"python {facts.get('python', '?')}",
                                *(f"{name} {packages[name]}" for name in ("torch", "diffusers") if name in packages)]),
         "commit": str(facts.get("git_commit") or "–"),

@@ -9,7 +9,7 @@ import numpy as np
 from sage_grpo.report.page import Clip, VideoStrip
 from sage_grpo.report.runs import Run
 
-COLUMNS, PROMPTS = 6, 6
+COLUMNS, PROMPTS, CLIPS = 6, 6, 72  # at most
 Rows = list[tuple[Run, list[tuple[int, Path]]]]  # a run with its files by iteration
 
 
@@ -61,25 +61,27 @@ def choose(runs: Sequence[Run], megabytes: float) -> Chosen:
     for run in runs:
         for subject in subjects(run):
             seen[subject] = seen.get(subject, 0) + 1
-    common = [s for s in seen if seen[s] == len(runs)] or list(seen)
+    most = max(seen.values())
+    common = [subject for subject in seen if seen[subject] == most]
     prompts, columns = min(PROMPTS, len(common)), min(COLUMNS, len(every))
     while True:
         iterations = evenly(every, columns)
         plan = {subject: rows_of(runs, subject, iterations) for subject in common[:prompts]}
         files = [path for rows in plan.values() for _, found in rows for _, path in found]
         size = sum(path.stat().st_size for path in files) / 1e6
-        if size <= megabytes or not files:
+        if (size <= megabytes and len(files) <= CLIPS) or not files:
             break
-        prompts, columns = (
-            (prompts - 1, columns) if prompts > 2 else (prompts, columns - 1) if columns > 2 else (prompts - 1, columns)
-        )
-    note = f"{len(iterations)} of {len(every)} iterations and {len(plan)} of {len(common)} prompts; {size:.1f} MB"
+        if prompts > 2 or columns <= 2:
+            prompts -= 1
+        else:
+            columns -= 1
+    note = f"{len(iterations)} of {len(every)} iterations and {len(plan)} of {len(common)} prompts, {size:.1f} MB"
     if len(plan) < len(common) or len(iterations) < len(every):
-        note += f", at most {megabytes:g} (--megabytes). The rest is in the samples folder of the run"
-    if len(runs) > 1 and len(common) < len(seen):
-        note += f". {len(seen) - len(common)} prompts were sampled by some of the runs only and are left out"
-    elif len(runs) > 1 and not any(count == len(runs) for count in seen.values()):
-        note += ". The runs sampled different prompts, so none stand side by side"
+        note += f"; a page holds at most {CLIPS} videos and {megabytes:g} MB (--megabytes). All are in the run's folder"
+    if most < len(runs):
+        note += f". No prompt was sampled by all {len(runs)} runs: shown are those of {most}"
+    elif len(common) < len(seen):
+        note += f". {len(seen) - len(common)} more prompts were sampled by some of the runs only"
     strips = [strip(*subject, rows, named=len(runs) > 1) for subject, rows in plan.items() if rows]
     return Chosen(strips, f"Always the same prompt and seed, so that only the policy changes. {note}.", files)
 

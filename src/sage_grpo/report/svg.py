@@ -56,6 +56,7 @@ class Chart:
     note: str = ""
     log_y: bool = False
     limits: Sequence[tuple[str, float]] = ()  # lines across, with their names
+    x_range: tuple[float, float] | None = None  # for charts that share it; none means that of the curves
 
     def looks(self) -> list[int]:
         return [i if curve.look is None else curve.look for i, curve in enumerate(self.curves)]
@@ -257,7 +258,8 @@ def draw_chart(chart: Chart, key: str) -> Markup:
     out = tag("title", chart.title, id=f"{key}-title") + tag("desc", chart.in_words(), id=f"{key}-desc")
     kept = [(c, i) for c in chart.curves for i, ok in enumerate(c.drawable(chart.log_y)) if ok]
     behind = [point for c in chart.curves for point in c.behind if shown(point[0]) and shown(point[1], chart.log_y)]
-    x_range = extent([*(c.steps[i] for c, i in kept), *(a for a, _ in behind)])
+    reach = chart.x_range if kept and chart.x_range else ()
+    x_range = extent([*(c.steps[i] for c, i in kept), *(a for a, _ in behind), *reach])
     heights = [side[i] for c, i in kept for side in (c.values, c.low, c.high) if side]
     heights += [b for _, b in behind] + [value for _, value in chart.limits if kept]
     y_range = extent(heights, chart.log_y)
