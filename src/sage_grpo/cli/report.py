@@ -35,6 +35,9 @@ def report(
 
     Example: `sage-grpo report runs/first runs/second --out compared.html`
     """
+    from rich.console import Console
+
+    from sage_grpo.cli.progress import progress_of
     from sage_grpo.config import ConfigError
 
     with user_errors():
@@ -42,7 +45,9 @@ def report(
         from sage_grpo.report.run_page import make_report
         from sage_grpo.report.runs import read_runs
 
-        found = make_report(read_runs(runs), price=price, smooth=smooth, megabytes=megabytes, by_hours=x == "hours")
+        with progress_of("reading runs", Console(stderr=True)) as tell:
+            read = read_runs(runs, tell=tell)
+        found = make_report(read, price=price, smooth=smooth, megabytes=megabytes, by_hours=x == "hours")
         target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
         try:
             write_page(found.page, target)

@@ -186,7 +186,10 @@ def chart_of(plot: Plot, title: str, curves: Sequence[Curve], groups: Sequence[G
     log = plot.log and sum(v > 0 for v in values) >= 0.8 * max(len(values), 1)
     runs = [run for group in groups for run in group.runs]
     longest = max(len(run.steps) for run in runs)
-    shared = f"A point stands for {math.ceil(longest / POINTS)} iterations." if longest > POINTS else ""
+    size = math.ceil(longest / POINTS)
+    shared = (
+        f"A point stands for {size} iterations; the faint line keeps their smallest and largest." if size > 1 else ""
+    )
     note = " ".join(part for part in (plot.note, shared) if part)
     reach = min(float(x(run)[0]) for run in runs), max(float(x(run)[-1]) for run in runs)
     return Chart(title, x_label, plot.unit, curves, note, log, limits_of(plot, groups), reach)

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -228,7 +228,9 @@ def nearby(folder: Path) -> Iterator[Path]:
     yield from (path.parent for path in found[:8])
 
 
-def read_runs(folders: Sequence[Path], now: float | None = None) -> list[Run]:
+def read_runs(
+    folders: Sequence[Path], now: float | None = None, tell: Callable[[int, int, str], None] = lambda *_: None
+) -> list[Run]:
     """Each with a name of its own: the folder's, with as many of those above it as tell them apart."""
     places = [folder.resolve() for folder in folders]
     for i, place in enumerate(places):
@@ -239,4 +241,8 @@ def read_runs(folders: Sequence[Path], now: float | None = None) -> list[Run]:
     while len(set(names)) < len(names) and depth < max(len(place.parts) for place in places):
         depth += 1
         names = ["/".join(place.parts[-depth:]) for place in places]
-    return [read_run(folder, name, now) for folder, name in zip(folders, names, strict=True)]
+    runs = []
+    for i, (folder, name) in enumerate(zip(folders, names, strict=True)):
+        tell(i, len(folders), name)
+        runs.append(read_run(folder, name, now))
+    return runs

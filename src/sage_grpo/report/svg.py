@@ -182,9 +182,6 @@ def marks(curve: Curve, index: int, x: Axis, y: Axis) -> Markup:
         return " ".join(f"{x.place(curve.steps[i]):.2f},{y.place(v):.2f}" for i, v in where)
 
     out = tag("title", curve.name)
-    for run in runs(shown(a) and shown(b, y.log) for a, b in curve.behind):
-        faint = " ".join(f"{x.place(a):.1f},{y.place(b):.1f}" for a, b in curve.behind[run[0] : run[-1] + 1])
-        out += tag("polyline", class_="behind", points=faint, fill="none", stroke_opacity=".35")
     for run in runs(ok and shown(a) and shown(b, y.log) for ok, a, b in zip(flags, low, high, strict=False)):
         around = [(i, high[i]) for i in run] + [(i, low[i]) for i in reversed(run)]
         edge = {"stroke": "none"} if len(run) > 1 else {}  # a lone value's band has no area: its stroke is an error bar
@@ -197,6 +194,15 @@ def marks(curve: Curve, index: int, x: Axis, y: Axis) -> Markup:
         else:
             out += tag("circle", **dict(zip(("cx", "cy"), points.split(","), strict=True)), r="4", stroke="none")
     return tag("g", out, **ink(index), fill=ink(index)["stroke"])
+
+
+def faint(curve: Curve, index: int, x: Axis, y: Axis) -> Markup:
+    """The points behind a curve, as a thin line with gaps."""
+    out = Markup("")
+    for run in runs(shown(a) and shown(b, y.log) for a, b in curve.behind):
+        points = " ".join(f"{x.place(a):.1f},{y.place(b):.1f}" for a, b in curve.behind[run[0] : run[-1] + 1])
+        out += tag("polyline", points=points)
+    return tag("g", out, fill="none", stroke_opacity=".35", **{**ink(index), "class_": f"behind c{index % 7}"})
 
 
 def frame(chart: Chart, x: Axis, y: Axis, y_ticks: list[tuple[float, str]], whole: bool) -> Markup:
@@ -272,7 +278,8 @@ def draw_chart(chart: Chart, key: str) -> Markup:
     x = Axis(*x_range, start=10 + max((breadth(label) for _, label in y_ticks), default=0.0), end=right)
     out += frame(chart, x, y, y_ticks, whole=all(c.steps[i] == int(c.steps[i]) for c, i in kept))
     looks = chart.looks()
-    out += Markup("").join(marks(c, i, x, y) for i, c in zip(looks, chart.curves, strict=True))
+    for draw in (faint, marks):  # no curve's noise covers another's line
+        out += Markup("").join(draw(c, i, x, y) for i, c in zip(looks, chart.curves, strict=True))
     out += limit_lines(chart, x, y)
     for i, curve, (end, height) in zip(looks, chart.curves, names or (), strict=False):
         out += line(right, end, right + 12, height, **ink(i)) + text(right + 16, height + EM / 3, curve.name)
