@@ -6,7 +6,6 @@ import os
 import re
 import xml.etree.ElementTree as ET
 from hashlib import sha256
-from html.parser import HTMLParser
 from importlib.resources import files
 from itertools import pairwise
 from unittest.mock import Mock
@@ -15,10 +14,10 @@ import pytest
 
 from sage_grpo.report.page import Chart, Curve, Headline, Page, Table, VideoPair, render_page, write_page
 from sage_grpo.report.svg import draw_chart
+from walk import Walk
 
 NAN, INF = math.nan, math.inf
 EVIL = """</title><script>alert("x")</script><img src=x onerror='alert(1)'> & "quoted" ]]> {{ 7*7 }}"""
-VOID = {"meta", "link", "br", "img", "input", "hr"}
 CURVE = Curve("reward", [0, 5, 10], [-1.0, 0.5, 3.0])
 PAGE = Page(
     title="Lab",
@@ -29,33 +28,6 @@ PAGE = Page(
     tables=[Table("Monitors", ["Monitor", "Base"], [["Diversity", "0.92"], ["Drift", "−1.2 ± 0.1"]], "Paired.")],
     footer="sage-grpo lab --seed 7",
 )
-
-
-class Walk(HTMLParser):
-    """Every element and text of a page, and a stack that must close in order."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.stack, self.seen, self.texts = [], [], []
-        self.feed(html)
-        self.close()
-        assert not self.stack, f"never closed: {self.stack}"
-
-    def handle_starttag(self, tag, attrs):
-        names = [name for name, _ in attrs]
-        assert len(names) == len(set(names)), f"attribute twice on {tag}: {names}"
-        self.seen.append((tag, dict(attrs)))
-        self.stack += [] if tag in VOID else [tag]
-
-    def handle_endtag(self, tag):
-        assert self.stack, f"</{tag}> closes nothing"
-        assert self.stack.pop() == tag
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-    def all(self, tag):
-        return [attrs for name, attrs in self.seen if name == tag]
 
 
 def svg_of(*curves, log_y=False):
