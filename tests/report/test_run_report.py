@@ -1,4 +1,4 @@
-"""`sage-grpo report` against the log it was made from: every figure, cell and video, and nothing grows without bound."""
+"""`sage-grpo report` against the log it was made from: every figure, cell and video; and how large it may grow."""
 
 import base64
 import io

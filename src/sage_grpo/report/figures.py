@@ -78,6 +78,10 @@ def gauge_of(run: Run) -> GaugeConfig:
         return GaugeConfig()
 
 
+def beyond(value: float, limit: float) -> float:
+    return abs(abs(value) - limit)  # brightness may leave on either side
+
+
 def alarms_of(run: Run) -> list[Alarms]:
     """As the gauge rang them, from its measures in the log and the limits of the run's recipe."""
     gauge = gauge_of(run)
@@ -92,8 +96,9 @@ def alarms_of(run: Run) -> list[Alarms]:
         done += [open_now.pop(name) for name in list(open_now) if name not in found]
         for name, alarm in found.items():
             before = open_now.get(name)
-            worse = before is None or abs(alarm.value - alarm.limit) > abs(before.worst - alarm.limit)
-            worst, text = (alarm.value, alarm.text) if worse or before is None else (before.worst, before.text)
+            worst, text = alarm.value, alarm.text
+            if before and beyond(before.worst, alarm.limit) >= beyond(worst, alarm.limit):
+                worst, text = before.worst, before.text
             first, times = (before.first, before.times + 1) if before else (step, 1)
             open_now[name] = Alarms(name, first, step, times, alarm.limit, worst, text)
     return sorted([*done, *open_now.values()], key=lambda a: (a.first, a.measure))
