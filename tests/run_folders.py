@@ -24,9 +24,10 @@ def make_rows(count, timesteps=4, seed=0, **columns):
     for step in range(1, count + 1):
         row = {"step": step, "time": BEGAN + SECONDS * step, "reward/mean": step / count + rng.normal(),
                "reward/std": 1.0, "reward/failed": 0.0, "reward/VQ": rng.normal(), "reward/TA": rng.normal(),
-               "zero_std_ratio": 0.0, "kl_weight": 0.5, "kl_moving": rng.uniform(1e-6, 1e-4), "kl_stepwise": rng.uniform(1e-6, 1e-4),
-               "approx_kl": 1e-5, "clip_frac": rng.uniform(), "ratio_mean": 1.0, "grad_norm": rng.uniform(1, 2),
-               "seconds/rollout": 8.0, "seconds/update": 10.0, "skipped_updates": 0.0}  # fmt: skip
+               "zero_std_ratio": 0.0, "kl_weight": 0.5, "approx_kl": 1e-5, "kl_moving": rng.uniform(1e-6, 1e-4),
+               "kl_stepwise": rng.uniform(1e-6, 1e-4), "clip_frac": rng.uniform(), "ratio_mean": 1.0,
+               "grad_norm": rng.uniform(1, 2), "seconds/rollout": 8.0, "seconds/update": 10.0,
+               "skipped_updates": 0.0}  # fmt: skip
         if step % 5 == 1:
             row |= {"drift/base_error": 1.0, "drift/diversity": 1.0, "drift/motion": 1.0, "drift/saturation": 0.0,
                     "drift/exposure": 0.0, "drift/kl_initial": 1e-4 * step, "drift/alarms": 0.0}  # fmt: skip

@@ -127,6 +127,30 @@ def test_band_widens_the_axis_and_surrounds_the_line():
         assert got == pytest.approx((x, bottom + (top - bottom) * v / 4), abs=0.02)
 
 
+def test_values_behind_a_curve_lie_under_all_lines_and_are_not_filled():
+    """The style sheet fills what it colours by class: a line says for itself that it is none to fill."""
+    curves = [
+        Curve(name, [0, 1], [v, v], behind=[(0, v - 2), (0.5, NAN), (0.6, v), (1, v + 2)])
+        for name, v in (("a", 1), ("b", 2))
+    ]
+    root = svg_of(*curves)
+    assert {e.get("fill") for e in root.iter("polyline")} == {"none"}
+    kinds = [e.get("class") for e in root.iter("g")]
+    assert kinds == ["behind c0", "behind c1", "c0", "c1"]
+    _, right, top, _ = plot_of(root)
+    points = [points_of(e) for e in root.findall(".//g[@class='behind c1']/polyline")]
+    assert points[-1][-1] == pytest.approx((right, top), abs=0.06)  # the faint line is part of the range
+    assert len(points) == 2  # and has its gap
+
+
+def test_limits_are_lines_within_the_range_and_in_words():
+    root = ET.fromstring(f"<div>{draw_chart(Chart('t', 'x', 'y', [CURVE], limits=[('upper limit', 7.0)]), 'k')}</div>")
+    left, right, top, _ = plot_of(root)
+    line = next(e for e in root.iter("line") if e.get("class") == "limit")
+    assert [float(line.get(k)) for k in ("x1", "y1", "x2", "y2")] == pytest.approx([left, top, right, top], abs=0.02)
+    assert "upper limit: 7." in next(root.iter("desc")).text
+
+
 def test_log_axis_spaces_decades_evenly():
     kl = Curve("kl", [0, 1, 2, 3, 4], [1e-4, 1e-3, 1e-1, 0.0, -5.0])
     root = svg_of(kl, log_y=True)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from run_folders import SERIES, make_rows, make_run
 from sage_grpo.cli import app
-from sage_grpo.report.curves import POINTS
+from sage_grpo.report.curves import POINTS, smoothed
 from sage_grpo.report.heat import COLUMNS, draw_heat, palette
 from sage_grpo.report.page import Chart, HeatMap, render_page
 from sage_grpo.report.run_page import make_report
@@ -102,6 +102,13 @@ def test_curves_equal_the_log(run):
     raw = figures(run, "--out", run / "x.html", "--smooth", "0")["curves"]
     assert raw["Reward"]["mean"]["values"] == pytest.approx(mean)
     assert raw["Clip fraction"]["clipped"]["values"] == pytest.approx([row["clip_frac"] for row in rows])
+
+
+def test_the_mean_forgets_by_iterations_not_by_lines():
+    values, steps = np.array([0.0, np.nan, 1.0]), np.array([1.0, 3.0, 6.0])
+    got = smoothed(values, steps, 0.9)
+    assert np.isnan(got[1])
+    assert got[[0, 2]] == pytest.approx([0.0, 1 / (1 + 0.9**5)])
 
 
 def test_lines_on_the_page_are_the_figures(run):

@@ -201,8 +201,8 @@ def faint(curve: Curve, index: int, x: Axis, y: Axis) -> Markup:
     out = Markup("")
     for run in runs(shown(a) and shown(b, y.log) for a, b in curve.behind):
         points = " ".join(f"{x.place(a):.1f},{y.place(b):.1f}" for a, b in curve.behind[run[0] : run[-1] + 1])
-        out += tag("polyline", points=points)
-    return tag("g", out, fill="none", stroke_opacity=".35", **{**ink(index), "class_": f"behind c{index % 7}"})
+        out += tag("polyline", points=points, fill="none")
+    return tag("g", out, stroke_opacity=".35", **{**ink(index), "class_": f"behind c{index % 7}"})
 
 
 def frame(chart: Chart, x: Axis, y: Axis, y_ticks: list[tuple[float, str]], whole: bool) -> Markup:
