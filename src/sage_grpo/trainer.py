@@ -24,10 +24,11 @@ from sage_grpo.dist.processes import join
 from sage_grpo.dist.watchdog import Watchdog
 from sage_grpo.rewards.function import CompositeReward
 from sage_grpo.tracking.callbacks import Agree, Clock, Log, Samples, Save, WeightAverage
-from sage_grpo.tracking.environment import clean_command, describe_environment
+from sage_grpo.tracking.environment import describe_environment
 from sage_grpo.tracking.files import atomic_write
 from sage_grpo.tracking.gauge import DriftGauge
 from sage_grpo.tracking.metrics import make_trackers
+from sage_grpo.tracking.private import clean_text
 from sage_grpo.tracking.progress import ProgressCallback
 from sage_grpo.tuning.optimizers import build_optimizer
 from sage_grpo.tuning.prepare import make_bank, prepare
@@ -164,7 +165,7 @@ class Trainer:
                 loop.run(config.run.iterations)
                 saver.wait()
         except Exception as error:
-            self._end(f"{type(error).__name__}: {' '.join(clean_command(['', *str(error).split()])[1:])[:400]}")
+            self._end(f"{type(error).__name__}: {clean_text(str(error))[:400]}")
             raise
         finally:
             for tracker in trackers:

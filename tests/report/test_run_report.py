@@ -237,6 +237,30 @@ def test_text_of_a_prompt_or_name_stays_text(tmp_path):
     assert any(EVIL in video["aria-label"] for video in walk.all("video"))
 
 
+def test_a_page_is_handed_on_and_its_secrets_are_not(tmp_path):
+    options = '{url: "http://me:hunter2@host/x", api_token: hunter2, token_variable: MY_TOKEN, max_tokens: 77}'
+    rewards = f"rewards=[{{type: http, options: {options}}}]"
+    folders = [make_run(tmp_path / name, None, rewards, "model.path=/home/grace/base", f"kl.anchor={anchor}")
+               for name, anchor in (("a", "none"), ("b", "fixed"))]  # fmt: skip
+    told = figures(*folders, "--out", tmp_path / "x.html")
+    html = (tmp_path / "x.html").read_text()
+    alone = render_page(build(folders[0]).page)
+    for text in (html, alone, json.dumps(told)):
+        assert "hunter2" not in text
+        assert "grace" not in text
+    assert "MY_TOKEN" in alone
+    assert "max_tokens: 77" in alone
+    assert "~/base" in alone
+
+
+def test_seeds_of_unequal_length_are_told(tmp_path):
+    folders = [make_run(tmp_path / f"s{s}", make_rows(n, seed=s), f"seed={s}", "run.iterations=20")
+               for s, n in enumerate((20, 12, 20))]  # fmt: skip
+    report = build(*folders)
+    assert items(report.page, Chart)["Reward"].curves[0].steps[-1] == 12
+    assert any("shortest run, iteration 12" in notice for notice in report.page.notices)
+
+
 def test_runs_keep_their_colours_and_videos_stand_side_by_side(tmp_path):
     rows = make_rows(20)
     bare = [{k: v for k, v in row.items() if k != "clip_frac"} for row in rows]

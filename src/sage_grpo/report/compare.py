@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sage_grpo.report.runs import DEFAULTS, PLACES, Run
+from sage_grpo.tracking.private import clean_text
 
 MISSING = object()
 
@@ -22,11 +23,23 @@ class Group:
     def n(self) -> int:
         return len(self.runs)
 
+    @property
+    def shortest(self) -> int:
+        return min(run.iterations for run in self.runs)
 
-def value_text(value: Any) -> str:
-    if value is None:
-        return "none"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+def value_text(key: str, value: Any) -> str:
+    return (
+        "none"
+        if value is None
+        else shown(key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    )
+
+
+def shown(key: str, value: Any) -> Any:
+    """A setting fit to be shown: a page is handed on, a secret in it is not."""
+    last = key.rsplit(".", maxsplit=1)[-1]
+    return clean_text(f"{last}: {value}").removeprefix(f"{last}: ") if isinstance(value, str) else value
 
 
 def effective(run: Run, key: str) -> Any:
@@ -52,7 +65,7 @@ def cell(run: Run, key: str) -> str:
     value = effective(run, key)
     if value is MISSING:
         return "–"
-    told = value_text(value)
+    told = value_text(key, value)
     if key not in run.settings:
         return f"{told} (not in its file: today's default)"
     return f"{told} (default)" if key in DEFAULTS and value == DEFAULTS[key] else told
@@ -68,7 +81,7 @@ def changed_on_resume(run: Run) -> dict[str, tuple[str, str]]:
     """Settings that another start of the same run changed: before and after."""
     before, after = run.earlier, run.settings
     keys = [key for key in dict.fromkeys([*before, *after]) if key not in PLACES and before.get(key) != after.get(key)]
-    return {key: (value_text(before.get(key)), value_text(after.get(key))) for key in keys}
+    return {key: (value_text(key, before.get(key)), value_text(key, after.get(key))) for key in keys}
 
 
 def grouped(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:

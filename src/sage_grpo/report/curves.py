@@ -136,6 +136,8 @@ def curve_of(group: Group, key: str, plot: Plot, decay: float, x: X, name: str, 
     steps = group.runs[0].steps
     for run in group.runs[1:]:
         steps = np.intersect1d(steps, run.steps)
+    if not len(steps):
+        return None
     places = [np.searchsorted(run.steps, steps) for run in group.runs]
     raw = np.stack([run.column(key)[at] for run, at in zip(group.runs, places, strict=True)])
     spread = np.stack([run.column(plot.spread)[at] for run, at in zip(group.runs, places, strict=True)])

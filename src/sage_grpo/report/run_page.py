@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sage_grpo.report.compare import Group, changed, changed_on_resume, differing, grouped
+from sage_grpo.report.compare import Group, changed, changed_on_resume, differing, grouped, shown
 from sage_grpo.report.cost import cost_of
 from sage_grpo.report.curves import always_zero, charts_of
 from sage_grpo.report.figures import HEAT_RUNS, alarms_of, heat_maps, last_of, way_of
@@ -24,6 +24,7 @@ from sage_grpo.report.run_tables import (
 )  # fmt: skip
 from sage_grpo.report.runs import Column, Run, duration
 from sage_grpo.report.strips import Chosen, choose
+from sage_grpo.tracking.private import clean_text
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,10 @@ def make_report(
 
     logged = [group for group in groups if all(len(run.steps) for run in group.runs)]
     charts = charts_of(logged, smooth, across, "process hours" if by_hours else "iteration")
-    shown = [group.runs[0] for group in groups]  # of several seeds, one is looked at closely
-    maps, videos = heat_maps(shown), choose(shown, megabytes)
+    close = [group.runs[0] for group in groups]  # of several seeds, one is looked at closely
+    maps, videos = heat_maps(close), choose(close, megabytes)
+    notices += [f"{group.name} is drawn to the end of its shortest run, iteration {group.shortest}."
+                for group in groups if group.shortest < max(run.iterations for run in group.runs)]  # fmt: skip
     notices += [text for t in told for text in notices_of(t, several)]
     page = Page(
         title=f"{len(runs)} runs compared" if several else f"Run {runs[0].name}",
@@ -149,7 +152,7 @@ def commands_of(runs: Sequence[Run]) -> str:
     for run in runs:
         words = [str(w) for w in (run.environments[0].get("command") or [])] if run.environments else []
         lines += [" ".join(["sage-grpo", *words[1:]])] if words else []
-    return "\n".join([*lines, "sage-grpo report " + " ".join(str(run.folder) for run in runs)])
+    return "\n".join([*lines, "sage-grpo report " + " ".join(clean_text(str(run.folder)) for run in runs)])
 
 
 def figures_of(told: Sequence[Told], groups: Sequence[Group], page: Page, videos: Chosen) -> dict[str, Any]:
@@ -162,11 +165,12 @@ def figures_of(told: Sequence[Told], groups: Sequence[Group], page: Page, videos
              "iterations": t.run.iterations, "wanted": t.run.wanted, "seed": t.run.seed, "torn_lines": t.run.torn,
              "reward": asdict(t.reward) | {"change": t.reward.change}, "seconds": t.cost.seconds, "hours": t.cost.hours,
              "cost": t.cost.total, "phases": t.cost.phases, "gaps": [asdict(g) for g in t.cost.gaps],
-             "alarms": [asdict(a) for a in t.alarms], "changed": {key: t.run.settings[key] for key in changed(t.run)},
+             "alarms": [asdict(a) for a in t.alarms],
+             "changed": {key: shown(key, t.run.settings[key]) for key in changed(t.run)},
              "last": {key: last_of(t.run, key) for key in t.run.columns if not key.startswith("steps/")}}
             for t in told
         ],
-        "differ": {key: {run.name: run.setting(key) for run in runs} for key in differing(runs)},
+        "differ": {key: {run.name: shown(key, run.setting(key)) for run in runs} for key in differing(runs)},
         "groups": {group.name: [run.name for run in group.runs] for group in groups},
         "curves": {c.title: {k.name: {"steps": k.steps, "values": k.values, "low": k.low, "high": k.high}
                              for k in c.curves} for c in items if isinstance(c, Chart)},

@@ -13,6 +13,7 @@ from sage_grpo.report.curves import band_of
 from sage_grpo.report.figures import Alarms, Way, last_of
 from sage_grpo.report.page import Details, Table
 from sage_grpo.report.runs import DEFAULTS, Run, duration, when
+from sage_grpo.tracking.private import clean_text
 
 MOST_ALARMS, MOST_GAPS = 50, 20  # rows
 ENDS = {"approx_kl": "KL", "clip_frac": "clipped", "drift/base_error": "base error", "drift/diversity": "diversity"}
@@ -129,10 +130,10 @@ def about_tables(told: Sequence[Told]) -> list[Table | Details]:
     parts: list[Table | Details] = [Table("What ran", ["what", *(t.run.name for t in told)], rows)]
     if len(told) == 1:
         run = told[0].run
-        listed = [[key, value_text(run.settings[key]), value_text(DEFAULTS[key]) if key in DEFAULTS else "–"]
+        listed = [[key, value_text(key, run.settings[key]), value_text(key, DEFAULTS[key]) if key in DEFAULTS else "–"]
                   for key in changed(run)]  # fmt: skip
         parts.append(Table("Settings that are not the defaults", ["setting", "value", "default"], listed))
-    return [*parts, *(Details(f"The whole recipe of {t.run.name}", t.run.recipe) for t in told)]
+    return [*parts, *(Details(f"The whole recipe of {t.run.name}", clean_text(t.run.recipe)) for t in told)]
 
 
 def about(t: Told) -> dict[str, str]:
@@ -147,7 +148,7 @@ def about(t: Told) -> dict[str, str]:
         "started": when(run.starts[0]) if run.starts else "–",
         "last line": when(run.times[-1]) if len(run.times) and math.isfinite(run.times[-1]) else "–",
         "starts": str(len(run.environments) or 1),
-        "seed": value_text(run.seed),
+        "seed": value_text("seed", run.seed),
         "processes": f"{count(run.processes, 'process')} on {devices}",
         "versions": ", ".join([f"sage-grpo {facts.get('sage_grpo', '?')}", f"python {facts.get('python', '?')}",
                                *(f"{name} {packages[name]}" for name in ("torch", "diffusers") if name in packages)]),
