@@ -24,20 +24,26 @@ __all__ = [
 
 NUMBER = re.compile(r"[\[(]?[+−-]?\$?\.?\d.{,24}$")  # 0.5, $3, −1.2 ± 0.1, [0.2, 0.4]; not a sentence about 3 seeds
 
-# Whoever asked for less motion gets still videos; everyone gets one button to stop or start them all.
+# Whoever asked for less motion gets still videos; everyone gets one button to stop or start them all, in step.
 SCRIPT = """
 const videos = [...document.querySelectorAll("video")], button = document.querySelector("#motion");
-function move(on) {
-  for (const video of videos) if (on) { video.currentTime = 0; video.play().catch(() => {}); } else video.pause();
+const ready = Promise.all(videos.map(video => video.readyState > 2 || new Promise(done => {
+  for (const event of ["canplay", "error"]) video.addEventListener(event, done, {once: true});
+})));
+let on = false;
+function move(wanted) {
+  on = wanted;
   button.textContent = on ? "Pause all videos" : "Play all videos";
-  button.dataset.on = on ? "1" : "";
+  for (const video of videos) video.pause();
+  if (on) ready.then(() => {
+    for (const video of on ? videos : []) { video.currentTime = 0; video.play().catch(() => {}); }
+  });
 }
 if (button) {
-  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  if (still) for (const video of videos) video.autoplay = false;
+  for (const video of videos) video.autoplay = false;
   button.hidden = false;
-  button.onclick = () => move(!button.dataset.on);
-  move(!still);
+  button.onclick = () => move(!on);
+  move(!matchMedia("(prefers-reduced-motion: reduce)").matches);
 }
 """
 
