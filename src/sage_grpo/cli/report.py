@@ -71,17 +71,18 @@ def finite(value: Any) -> Any:
 
 
 def _tell(figures: dict[str, Any], target: Path) -> None:
+    import math
+
     from rich.console import Console
     from rich.text import Text
 
     console = Console()
     for run in figures["runs"]:
-        reward = run["reward"]
+        ends = [run["reward"][side] for side in ("first", "last")]
+        reward = " → ".join("–" if math.isnan(value) else f"{value:+.3f}" for value in ends)
         console.print(Text(f"{run['name']}: {run['why']}"), highlight=False)
-        console.print(
-            f"  reward {reward['first']:+.3f} → {reward['last']:+.3f}, {run['hours']:.3g} process hours, "
-            f"${run['cost']:.2f}, {len(run['alarms'])} alarms", highlight=False
-        )  # fmt: skip
+        told = f"  reward {reward}, {run['hours']:.3g} process hours, ${run['cost']:.2f}, {len(run['alarms'])} alarms"
+        console.print(told, highlight=False)
     for notice in figures["notices"]:
         console.print(Text.assemble(("note ", "yellow"), notice), highlight=False)
     size = target.stat().st_size / 1e6
