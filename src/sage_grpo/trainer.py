@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,12 @@ from sage_grpo.tracking.environment import describe_environment
 from sage_grpo.tracking.files import atomic_write
 from sage_grpo.tracking.gauge import DriftGauge
 from sage_grpo.tracking.metrics import make_trackers
+from sage_grpo.tracking.private import clean_text
 from sage_grpo.tracking.progress import ProgressCallback
 from sage_grpo.tuning.optimizers import build_optimizer
 from sage_grpo.tuning.prepare import make_bank, prepare
+
+END = "end.json"
 
 
 @contextmanager
@@ -145,7 +148,7 @@ class Trainer:
             resume_at=loop.iteration + 1,  # a run killed before its first checkpoint starts over, and so do its curves
         )  # fmt: skip
         log = Log(trackers, self.reward.names, clock := Clock())
-        parts: list[Callback] = [clock, watchdog]
+        parts: list[Callback] = [watchdog]
         parts += [WeightAverage(config.optimizer.ema)] if config.optimizer.ema else []
         if config.run.sample_every:
             samples = Samples(self.folder / "samples", config, trackers, write=self.main, monitors=self.monitors)
@@ -154,16 +157,21 @@ class Trainer:
         parts.append(ProgressCallback(config.run.iterations, config.rollouts, console=self.console))
         parts.append(agree := Agree())
         saver = Saver(config.run.checkpoint_root, config.run.keep, self.processes)
-        parts.append(Save(saver.save, config, {"gauge": self.gauge}))  # last: it saves what they did
+        parts.append(Save(saver.save, config, {"gauge": self.gauge}))  # after the others: it saves what they did
+        parts.append(clock)
         loop.callbacks = parts
         try:
             with _stop_on_signal(agree):
                 loop.run(config.run.iterations)
                 saver.wait()
+        except Exception as error:
+            self._end(f"{type(error).__name__}: {clean_text(str(error))[:400]}")
+            raise
         finally:
             for tracker in trackers:
                 tracker.close()
         seconds = time.perf_counter() - started
+        self._end()
         result = Result(self.folder, loop.iteration, log.first, log.last, seconds, loop.stop_reason, self.gauge.alarms)
         summarize(result, config, self.console)
         return result
@@ -198,6 +206,14 @@ class Trainer:
         atomic_write(self.folder / f"config{suffix}.yaml", dump_recipe(self.config).encode())
         facts = json.dumps(describe_environment(), indent=1)
         atomic_write(self.folder / f"environment{suffix}.json", facts.encode())
+        (self.folder / END).unlink(missing_ok=True)  # of the part before: this one has not ended
+
+    def _end(self, error: str | None = None) -> None:
+        """How the run ended, for whoever finds the folder later; one without this was killed or goes on."""
+        facts = {"iteration": self.loop.iteration, "stop_reason": self.loop.stop_reason, "error": error}
+        with suppress(OSError):  # a full disk is told by what filled it
+            if self.main:
+                atomic_write(self.folder / END, json.dumps(facts | {"time": time.time()}, indent=1).encode())
 
 
 def summarize(result: Result, config: RecipeConfig, console: Console) -> None:
@@ -214,3 +230,4 @@ def summarize(result: Result, config: RecipeConfig, console: Console) -> None:
     for alarm in result.alarms[-5:]:
         console.print(f"  [yellow]alarm[/] {alarm}", highlight=False)
     console.print(f"  metrics, samples and checkpoints are in {result.folder}", highlight=False)
+    console.print(f"  curves, videos, alarms and cost on one page: sage-grpo report {result.folder}", highlight=False)

@@ -6,7 +6,6 @@ import os
 import re
 import xml.etree.ElementTree as ET
 from hashlib import sha256
-from html.parser import HTMLParser
 from importlib.resources import files
 from itertools import pairwise
 from unittest.mock import Mock
@@ -15,10 +14,10 @@ import pytest
 
 from sage_grpo.report.page import Chart, Curve, Headline, Page, Table, VideoPair, render_page, write_page
 from sage_grpo.report.svg import draw_chart
+from walk import Walk
 
 NAN, INF = math.nan, math.inf
 EVIL = """</title><script>alert("x")</script><img src=x onerror='alert(1)'> & "quoted" ]]> {{ 7*7 }}"""
-VOID = {"meta", "link", "br", "img", "input", "hr"}
 CURVE = Curve("reward", [0, 5, 10], [-1.0, 0.5, 3.0])
 PAGE = Page(
     title="Lab",
@@ -29,33 +28,6 @@ PAGE = Page(
     tables=[Table("Monitors", ["Monitor", "Base"], [["Diversity", "0.92"], ["Drift", "−1.2 ± 0.1"]], "Paired.")],
     footer="sage-grpo lab --seed 7",
 )
-
-
-class Walk(HTMLParser):
-    """Every element and text of a page, and a stack that must close in order."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.stack, self.seen, self.texts = [], [], []
-        self.feed(html)
-        self.close()
-        assert not self.stack, f"never closed: {self.stack}"
-
-    def handle_starttag(self, tag, attrs):
-        names = [name for name, _ in attrs]
-        assert len(names) == len(set(names)), f"attribute twice on {tag}: {names}"
-        self.seen.append((tag, dict(attrs)))
-        self.stack += [] if tag in VOID else [tag]
-
-    def handle_endtag(self, tag):
-        assert self.stack, f"</{tag}> closes nothing"
-        assert self.stack.pop() == tag
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-    def all(self, tag):
-        return [attrs for name, attrs in self.seen if name == tag]
 
 
 def svg_of(*curves, log_y=False):
@@ -153,6 +125,30 @@ def test_band_widens_the_axis_and_surrounds_the_line():
     data = [(left, 2.0), (right, 4.0), (right, 1.5), (left, 0.0)]
     for got, (x, v) in zip(points_of(next(root.iter("polygon"))), data, strict=True):
         assert got == pytest.approx((x, bottom + (top - bottom) * v / 4), abs=0.02)
+
+
+def test_values_behind_a_curve_lie_under_all_lines_and_are_not_filled():
+    """The style sheet fills what it colours by class: a line says for itself that it is none to fill."""
+    curves = [
+        Curve(name, [0, 1], [v, v], behind=[(0, v - 2), (0.5, NAN), (0.6, v), (1, v + 2)])
+        for name, v in (("a", 1), ("b", 2))
+    ]
+    root = svg_of(*curves)
+    assert {e.get("fill") for e in root.iter("polyline")} == {"none"}
+    kinds = [e.get("class") for e in root.iter("g")]
+    assert kinds == ["behind c0", "behind c1", "c0", "c1"]
+    _, right, top, _ = plot_of(root)
+    points = [points_of(e) for e in root.findall(".//g[@class='behind c1']/polyline")]
+    assert points[-1][-1] == pytest.approx((right, top), abs=0.06)  # the faint line is part of the range
+    assert len(points) == 2  # and has its gap
+
+
+def test_limits_are_lines_within_the_range_and_in_words():
+    root = ET.fromstring(f"<div>{draw_chart(Chart('t', 'x', 'y', [CURVE], limits=[('upper limit', 7.0)]), 'k')}</div>")
+    left, right, top, _ = plot_of(root)
+    line = next(e for e in root.iter("line") if e.get("class") == "limit")
+    assert [float(line.get(k)) for k in ("x1", "y1", "x2", "y2")] == pytest.approx([left, top, right, top], abs=0.02)
+    assert "upper limit: 7." in next(root.iter("desc")).text
 
 
 def test_log_axis_spaces_decades_evenly():

@@ -15,7 +15,8 @@ import torch
 
 import sage_grpo
 from sage_grpo.tracking import environment
-from sage_grpo.tracking.environment import clean_command, describe_environment
+from sage_grpo.tracking.environment import describe_environment
+from sage_grpo.tracking.private import clean_command
 
 
 def test_it_says_what_it_ran_on(monkeypatch):

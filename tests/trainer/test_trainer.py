@@ -54,7 +54,7 @@ def test_a_run_leaves_everything_behind(tmp_path):
     for key in ("reward/mean", "reward/std", "reward/brightness", "ratio_mean", "clip_frac", "approx_kl", "kl_moving",
                 "kl_stepwise", "zero_std_ratio", "grad_norm", "kl_weight"):  # fmt: skip
         assert key in rows[0], key
-    for series in ("ratio", "clip_frac", "gradient_raw", "gradient_equalized", "kl"):
+    for series in ("ratio", "clip_frac", "gradient_raw", "gradient_equalized", "kl", "log_ratio_rms"):
         assert [k for k in rows[0] if k.startswith(f"steps/{series}/")] == [f"steps/{series}/{t:03d}" for t in range(4)]
     assert {"drift/kl_initial", "drift/base_error", "drift/diversity"} <= set(rows[0])
     assert "drift/base_error" not in rows[1]  # every second iteration
@@ -62,6 +62,33 @@ def test_a_run_leaves_everything_behind(tmp_path):
     assert [p.name for p in sorted((folder / "checkpoints").iterdir())] == ["step-00000004", "step-00000006"]
     assert read_mp4(folder / "samples" / "000003" / "00.mp4").shape[0] == 4
     assert (folder / "samples" / "000006" / "sheet.png").stat().st_size > 1000
+    asked = json.loads((folder / "samples" / "000006" / "prompts.json").read_text())
+    assert [row["seed"] for row in asked] == list(range(len(list((folder / "samples" / "000006").glob("*.mp4")))))
+    took = [row["seconds/rollout"] + row["seconds/update"] for row in rows]
+    assert all(row["seconds/rollout"] > 0 and row["seconds/update"] > 0 for row in rows)
+    assert sum(took[1:]) <= rows[-1]["time"] - rows[0]["time"] + 0.05  # phases are parts of the wall's time
+    end = json.loads((folder / "end.json").read_text())
+    assert (end["iteration"], end["stop_reason"], end["error"]) == (6, None, None)
+
+
+def test_a_run_that_fails_says_why_and_its_next_part_takes_that_back(tmp_path):
+    def broken(videos, prompts):
+        raise RuntimeError("no scorer at http://me:secret@host/score")
+
+    with pytest.raises(RuntimeError, match="no scorer"):
+        make(tmp_path, [broken]).train()
+    error = json.loads((tmp_path / "end.json").read_text())["error"]
+    assert error.startswith("RuntimeError: no scorer")
+    assert "secret" not in error
+    seen = []
+
+    class Look(Callback):
+        def on_start(self, loop):
+            seen.append((tmp_path / "end.json").exists())
+
+    make(tmp_path, callbacks=[Look()]).train()
+    assert seen == [False]
+    assert json.loads((tmp_path / "end.json").read_text())["error"] is None
 
 
 def test_equalized_gradients_in_the_log_are_equal(tmp_path):

@@ -11,6 +11,7 @@ from sage_grpo.cli.explain import explain
 from sage_grpo.cli.export import export
 from sage_grpo.cli.plan import plan
 from sage_grpo.cli.rehearse import rehearse
+from sage_grpo.cli.report import report
 from sage_grpo.cli.sample import sample
 from sage_grpo.cli.serve import serve
 from sage_grpo.cli.train import train
@@ -47,6 +48,7 @@ def _root(
 app.add_typer(lab.app, name="lab")
 app.command()(train)
 app.command()(plan)
+app.command()(report)
 app.command()(rehearse)
 app.command()(sample)
 app.command("eval")(evaluate)

@@ -1,38 +1,49 @@
-"""A report in one HTML file: numbers, curves, videos before and after, tables; no network, no other files."""
+"""A report in one HTML file: numbers, curves, heat maps, videos, tables; no network, no other files."""
 
 import os
 import re
 import tempfile
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib.resources import files
+from itertools import count, groupby
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from sage_grpo.report.heat import HeatMap, draw_heat
 from sage_grpo.report.svg import Chart, Curve, draw_chart
 
-__all__ = ["Chart", "Curve", "Headline", "Page", "Table", "VideoPair", "render_page", "write_page"]
+__all__ = [
+    "Chart", "Clip", "Curve", "Details", "Headline", "HeatMap", "Page", "Section", "Table", "VideoPair", "VideoStrip",
+    "render_page", "write_page",
+]  # fmt: skip
 
-NUMBER = re.compile(r"[\[(]?[+−-]?\.?\d.{,24}$")  # 0.5, −1.2 ± 0.1, [0.2, 0.4]; not a sentence about 3 seeds
+NUMBER = re.compile(r"[\[(]?[+−-]?\$?\.?\d.{,24}$")  # 0.5, $3, −1.2 ± 0.1, [0.2, 0.4]; not a sentence about 3 seeds
 
-# Whoever asked for less motion gets still videos; everyone gets one button to stop or start them all.
+# Whoever asked for less motion gets still videos; everyone gets one button to stop or start them all, in step.
 SCRIPT = """
 const videos = [...document.querySelectorAll("video")], button = document.querySelector("#motion");
-function move(on) {
-  for (const video of videos) if (on) video.play().catch(() => {}); else video.pause();
+const ready = Promise.all(videos.map(video => video.readyState > 2 || new Promise(done => {
+  for (const event of ["canplay", "error"]) video.addEventListener(event, done, {once: true});
+})));
+let on = false;
+function move(wanted) {
+  on = wanted;
   button.textContent = on ? "Pause all videos" : "Play all videos";
-  button.dataset.on = on ? "1" : "";
+  for (const video of videos) video.pause();
+  if (on) ready.then(() => {
+    for (const video of on ? videos : []) { video.currentTime = 0; video.play().catch(() => {}); }
+  });
 }
 if (button) {
-  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  if (still) for (const video of videos) video.autoplay = false;
+  for (const video of videos) video.autoplay = false;
   button.hidden = false;
-  button.onclick = () => move(!button.dataset.on);
-  move(!still);
+  button.onclick = () => move(!on);
+  move(!matchMedia("(prefers-reduced-motion: reduce)").matches);
 }
 """
 
@@ -79,8 +90,51 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Clip:
+    """One video of a strip, as the bytes of an mp4 file."""
+
+    label: str
+    mp4: bytes
+
+
+@dataclass(frozen=True)
+class VideoStrip:
+    """The videos of one prompt and seed, in rows with a name each (none for a single row), over time."""
+
+    prompt: str
+    rows: Sequence[tuple[str, Sequence[Clip]]]
+
+
+@dataclass(frozen=True)
+class Details:
+    """A text that waits folded until it is asked for."""
+
+    title: str
+    text: str
+
+
+Item = Chart | Details | HeatMap | Table | VideoPair | VideoStrip
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page with a heading; neighbours of one kind share a grid."""
+
+    key: str  # its address in the page
+    title: str
+    items: Sequence[Item] = ()
+    note: str = ""
+
+    def groups(self) -> list[tuple[str, list[Item]]]:
+        return [(kind.__name__, list(items)) for kind, items in groupby(self.items, key=type)]
+
+    def moves(self) -> bool:
+        return any(isinstance(item, VideoPair | VideoStrip) for item in self.items)
+
+
+@dataclass(frozen=True)
 class Page:
-    """All that a report shows; an empty list hides its section."""
+    """All that a report shows; an empty list hides its section. `sections` stand after the others."""
 
     title: str
     summary: str
@@ -89,6 +143,16 @@ class Page:
     pairs: Sequence[VideoPair] = ()
     tables: Sequence[Table] = ()
     footer: str = ""
+    sections: Sequence[Section] = ()
+    notices: Sequence[str] = field(default=())  # what the reader must know first
+
+    def parts(self) -> list[Section]:
+        usual = [
+            Section("videos", "Before and after", self.pairs),
+            Section("curves", "Curves", self.charts),
+            Section("tables", "Tables", self.tables),
+        ]
+        return [part for part in [*usual, *self.sections] if part.items or part.note]
 
 
 def as_uri(mp4: bytes) -> str:
@@ -98,12 +162,16 @@ def as_uri(mp4: bytes) -> str:
 def render_page(page: Page) -> str:
     """The report as HTML; the same page gives the same text."""
     room = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    numbers = count(1)
     room.filters["uri"] = as_uri
+    room.filters["chart"] = lambda chart: draw_chart(chart, f"chart-{next(numbers)}")
+    room.filters["heat"] = lambda heat: draw_heat(heat, f"heat-{next(numbers)}")
     template = room.from_string(files("sage_grpo.report").joinpath("page.html").read_text(encoding="utf-8"))
     return template.render(
         page=page,
         paragraphs=[p for p in re.split(r"\n\s*\n", page.summary) if p.strip()],
-        drawings=[draw_chart(chart, f"chart-{i}") for i, chart in enumerate(page.charts, 1)],
+        sections=page.parts(),
+        moving=next((part.key for part in page.parts() if part.moves()), None),
         script=Markup(SCRIPT),
         # the browser runs this script and no other, should a text ever slip through unescaped
         script_hash=b64encode(sha256(SCRIPT.encode()).digest()).decode("ascii"),

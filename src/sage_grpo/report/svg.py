@@ -19,13 +19,19 @@ DASHES = ("none", "8 3", "2.5 2.5", "9 3 2 3", "14 4")  # five against seven col
 
 @dataclass(frozen=True)
 class Curve:
-    """A line and, with `low` and `high`, the band of its uncertainty; a value that is not finite is a gap."""
+    """A line and, with `low` and `high`, the band of its uncertainty; a value that is not finite is a gap.
+
+    behind: points of a faint line, such as the values that the line smooths; look: number of its colour and dash, where
+    its place in the chart is not to decide.
+    """
 
     name: str
     steps: Sequence[float]
     values: Sequence[float]
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
+    behind: Sequence[tuple[float, float]] = ()
+    look: int | None = None
 
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):
@@ -49,6 +55,11 @@ class Chart:
     curves: Sequence[Curve]
     note: str = ""
     log_y: bool = False
+    limits: Sequence[tuple[str, float]] = ()  # lines across, with their names
+    x_range: tuple[float, float] | None = None  # for charts that share it; none means that of the curves
+
+    def looks(self) -> list[int]:
+        return [i if curve.look is None else curve.look for i, curve in enumerate(self.curves)]
 
     def in_words(self) -> str:
         """What the chart shows, for those who cannot see it."""
@@ -59,7 +70,7 @@ class Chart:
                 f", from {kept[0]:.4g} to {kept[-1]:.4g}, between {min(kept):.4g} and {max(kept):.4g}" if kept else ""
             )
             words += f" {c.name}: {len(kept)} of {len(c.values)} values drawn{span}."
-        return words
+        return words + "".join(f" {name}: {value:.4g}." for name, value in self.limits)
 
 
 @dataclass(frozen=True)
@@ -185,6 +196,15 @@ def marks(curve: Curve, index: int, x: Axis, y: Axis) -> Markup:
     return tag("g", out, **ink(index), fill=ink(index)["stroke"])
 
 
+def faint(curve: Curve, index: int, x: Axis, y: Axis) -> Markup:
+    """The points behind a curve, as a thin line with gaps."""
+    out = Markup("")
+    for run in runs(shown(a) and shown(b, y.log) for a, b in curve.behind):
+        points = " ".join(f"{x.place(a):.1f},{y.place(b):.1f}" for a, b in curve.behind[run[0] : run[-1] + 1])
+        out += tag("polyline", points=points, fill="none")
+    return tag("g", out, stroke_opacity=".35", **{**ink(index), "class_": f"behind c{index % 7}"})
+
+
 def frame(chart: Chart, x: Axis, y: Axis, y_ticks: list[tuple[float, str]], whole: bool) -> Markup:
     """Grid, ticks, labels and the edge of the plot."""
     out = Markup("")
@@ -218,10 +238,20 @@ def beside(chart: Chart, x_range: tuple[float, float], y: Axis) -> list[tuple[fl
     return list(zip(ends, placed, strict=True)) if fits else None
 
 
-def legend(curves: Sequence[Curve]) -> Markup:
+def limit_lines(chart: Chart, x: Axis, y: Axis) -> Markup:
+    """Limits across the plot; the name stands above its line or, at the top of the plot, below."""
+    out = Markup("")
+    for name, value in chart.limits:
+        h = y.place(value)
+        out += line(x.start, h, x.end, h, class_="limit", stroke_dasharray="6 4")
+        out += text(x.start + 6, h - 5 if h - TOP > 1.3 * EM else h + EM, name, "start", "limit-name")
+    return out
+
+
+def legend(chart: Chart) -> Markup:
     """Names under the chart, as a list that wraps at any width."""
     items = Markup("")
-    for i, curve in enumerate(curves):
+    for i, curve in zip(chart.looks(), chart.curves, strict=True):
         sample = line(0, 5, 34, 5, stroke_width="2.6", stroke_dasharray=DASHES[i % len(DASHES)], **ink(i))
         items += tag("li", tag("svg", sample, width="34", height="10", aria_hidden="true") + curve.name)
     return tag("ul", items, class_="legend")
@@ -233,8 +263,12 @@ def draw_chart(chart: Chart, key: str) -> Markup:
     head = {"class_": "chart", "viewBox": view, "role": "img", "aria_labelledby": labels}
     out = tag("title", chart.title, id=f"{key}-title") + tag("desc", chart.in_words(), id=f"{key}-desc")
     kept = [(c, i) for c in chart.curves for i, ok in enumerate(c.drawable(chart.log_y)) if ok]
-    x_range = extent(c.steps[i] for c, i in kept)
-    y_range = extent((side[i] for c, i in kept for side in (c.values, c.low, c.high) if side), chart.log_y)
+    behind = [point for c in chart.curves for point in c.behind if shown(point[0]) and shown(point[1], chart.log_y)]
+    reach = chart.x_range if kept and chart.x_range else ()
+    x_range = extent([*(c.steps[i] for c, i in kept), *(a for a, _ in behind), *reach])
+    heights = [side[i] for c, i in kept for side in (c.values, c.low, c.high) if side]
+    heights += [b for _, b in behind] + [value for _, value in chart.limits if kept]
+    y_range = extent(heights, chart.log_y)
     if x_range is None or y_range is None:
         return tag("svg", out + text(WIDTH / 2, HEIGHT / 2, "no finite values to draw", "middle"), **head)
     y = Axis(*y_range, start=BOTTOM, end=TOP, log=chart.log_y)
@@ -243,7 +277,10 @@ def draw_chart(chart: Chart, key: str) -> Markup:
     right = WIDTH - 10 if names is None else WIDTH - 18 - max(breadth(c.name) for c in chart.curves)
     x = Axis(*x_range, start=10 + max((breadth(label) for _, label in y_ticks), default=0.0), end=right)
     out += frame(chart, x, y, y_ticks, whole=all(c.steps[i] == int(c.steps[i]) for c, i in kept))
-    out += Markup("").join(marks(c, i, x, y) for i, c in enumerate(chart.curves))
-    for i, (end, height) in enumerate(names or ()):
-        out += line(right, end, right + 12, height, **ink(i)) + text(right + 16, height + EM / 3, chart.curves[i].name)
-    return tag("svg", out, **head) + (legend(chart.curves) if names is None else "")
+    looks = chart.looks()
+    for draw in (faint, marks):  # no curve's noise covers another's line
+        out += Markup("").join(draw(c, i, x, y) for i, c in zip(looks, chart.curves, strict=True))
+    out += limit_lines(chart, x, y)
+    for i, curve, (end, height) in zip(looks, chart.curves, names or (), strict=False):
+        out += line(right, end, right + 12, height, **ink(i)) + text(right + 16, height + EM / 3, curve.name)
+    return tag("svg", out, **head) + (legend(chart) if names is None else "")

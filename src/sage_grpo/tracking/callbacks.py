@@ -1,6 +1,7 @@
 """What hangs on a run: averaged weights, logs, sample videos, checkpoints."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -48,36 +49,29 @@ class WeightAverage(Callback):
 
 
 class Clock(Callback):
-    """Seconds of an iteration's phases. First among the callbacks: what the others do counts to the next phase."""
+    """When an iteration began. Placed last: it begins when all has been done about the one before."""
 
     def __init__(self) -> None:
-        self.seconds: Metrics = {}
-        self._began = self._waited = 0.0
+        self.began, self.waited = time.perf_counter(), 0.0
 
     def on_start(self, loop: Loop) -> None:
-        self._began, self._waited = time.monotonic(), self._waiting(loop)
-
-    def _waiting(self, loop: Loop) -> float:
-        return float(getattr(loop.reward, "waited", 0.0))
-
-    def _phase(self) -> float:
-        began, self._began = self._began, time.monotonic()
-        return self._began - began
-
-    def on_rollout(self, loop: Loop, rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None:
-        before, self._waited = self._waited, self._waiting(loop)
-        score = self._waited - before
-        self.seconds = {"seconds/rollout": self._phase() - score, "seconds/score": score}
+        self.began, self.waited = time.perf_counter(), waited_for_scores(loop)
 
     def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
-        self.seconds["seconds/update"] = self._phase()
+        self.on_start(loop)
+
+
+def waited_for_scores(loop: Loop) -> float:
+    """Seconds since the start of the run, of rewards that know it."""
+    return float(getattr(loop.reward, "waited", 0.0))
 
 
 class Log(Callback):
-    """Metrics and per-timestep series to all trackers."""
+    """Metrics, per-timestep series and seconds a phase to all trackers."""
 
-    def __init__(self, trackers: Sequence[Tracker], names: Sequence[str], clock: Clock) -> None:
-        self.trackers, self.names, self.clock = trackers, names, clock
+    def __init__(self, trackers: Sequence[Tracker], names: Sequence[str], clock: Clock | None = None) -> None:
+        self.trackers, self.names, self.clock = trackers, names, clock or Clock()
+        self.seconds: Metrics = {}
         self.series: dict[str, list[float]] = {}
         self.scores: Metrics = {}
         self.first: Metrics = {}
@@ -85,6 +79,11 @@ class Log(Callback):
 
     def on_rollout(self, loop: Loop, rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None:
         self.series = {}
+        taken, score = time.perf_counter() - self.clock.began, waited_for_scores(loop) - self.clock.waited
+        self.seconds = {
+            "seconds/rollout": taken - score,
+            "seconds/score": score,
+        }  # a rollout with the gauge's look at it
         shown = ((name, scores[valid[:, i], i]) for i, name in enumerate(self.names))
         self.scores = {f"reward/{name}": values.mean().item() for name, values in shown if len(values)}
 
@@ -95,13 +94,17 @@ class Log(Callback):
             weight = loop.equalizer[step].item()
             balanced = weight * result.per_step["gradient"][i]
             self.series.setdefault(f"steps/gradient_equalized/{step:03d}", []).append(balanced)
+            spread = math.sqrt(result.per_step["log_ratio_sq"][i])
+            self.series.setdefault(f"steps/log_ratio_rms/{step:03d}", []).append(spread)
+        before = sum(self.seconds.get(f"seconds/{phase}", 0.0) for phase in ("rollout", "score"))
+        self.seconds["seconds/update"] = time.perf_counter() - self.clock.began - before
 
     def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
         metrics |= self.scores
         self.first, self.last = self.first or dict(metrics), dict(metrics)
         series = {name: sum(values) / len(values) for name, values in sorted(self.series.items())}
         for tracker in self.trackers:
-            tracker.log(loop.iteration, metrics | self.clock.seconds | series)
+            tracker.log(loop.iteration, metrics | self.seconds | series)
 
 
 class Samples(Callback):
@@ -137,6 +140,8 @@ class Samples(Callback):
             return {}
         folder = self.folder / f"{loop.iteration:06d}"
         folder.mkdir(parents=True, exist_ok=True)
+        asked = [{"prompt": prompt.text, "seed": i} for i, prompt in enumerate(prompts)]
+        atomic_write(folder / "prompts.json", json.dumps(asked, ensure_ascii=False, indent=1).encode())
         for i, video in enumerate(videos):
             write_mp4(folder / f"{i:02d}.mp4", video)
             for tracker in self.trackers:

@@ -2,28 +2,21 @@
 
 import os
 import platform
-import re
 import subprocess
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from sage_grpo import __version__
+from sage_grpo.tracking.private import clean_command
 
 PACKAGES = (
     "torch", "numpy", "pydantic", "safetensors", "diffusers", "transformers", "peft", "accelerate", "triton",
     "av", "pillow", "tensorboard", "wandb", "trackio", "ray",
 )  # fmt: skip
-SECRET_OPTION = re.compile(
-    r"^-{0,2}[\w.-]*(token|secret|password|passwd|apikey|credential|(?:^|[_.-])key)[\w.-]*$", re.I
-)
-SECRET_VALUE = re.compile(r"\b(hf_|sk-|ghp_|github_pat_|wandb_v1_)[\w-]{8,}|//[^/\s@]+@")
-HOME = re.compile(r"(?<![\w.])(/home|/Users|[A-Za-z]:\\Users)[/\\][^/\\\s=]+|(?<![\w.])/root(?=/|$)")
-HIDDEN = "***"
 
 
 def describe_environment() -> dict[str, Any]:
@@ -41,25 +34,6 @@ def describe_environment() -> dict[str, Any]:
         "command": clean_command(sys.argv),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def clean_command(arguments: list[str]) -> list[str]:
-    """A command line fit to be shown: secrets hidden, home folders as ~, the program by its name only."""
-    out: list[str] = []
-    hide_next = False
-    for argument in arguments:
-        option, equals, _ = argument.partition("=")
-        if hide_next and not argument.startswith("-"):
-            out.append(HIDDEN)
-        elif equals and SECRET_OPTION.match(option):
-            out.append(f"{option}={HIDDEN}")
-        else:
-            shown = SECRET_VALUE.sub(HIDDEN, argument)
-            home = str(Path.home())
-            shown = shown.replace(home, "~") if len(home) > 1 else shown  # "/" as home is no one's name
-            out.append(HOME.sub("~", shown))
-        hide_next = not equals and argument.startswith("-") and bool(SECRET_OPTION.match(argument))
-    return [Path(out[0]).name, *out[1:]] if out else out
 
 
 def _version(package: str) -> str | None:

@@ -15,6 +15,7 @@ from sage_grpo.config import GaugeConfig
 from sage_grpo.core.loop import Callback, Loop, Metrics, Rollouts
 from sage_grpo.core.rollout import Trajectory, keyed_noise, velocity_at
 from sage_grpo.math.gaussian import kl
+from sage_grpo.tracking.limits import crossed
 
 INITIAL = "initial"
 NOISE_LEVELS = (0.3, 0.6, 0.9)
@@ -96,27 +97,7 @@ class DriftGauge(Callback):
 
     def check(self, now: Metrics) -> list[str]:
         """Every limit that is crossed, in words."""
-        c = self.config
-        crossed = {
-            f"the base model's error on the policy's videos is ×{now['base_error']:.2f} of that on its own "
-            f"(limit {c.base_error:g}): they leave what it knows": now["base_error"] > c.base_error,
-            f"diversity within a group is ×{now['diversity']:.2f} of the start (limit {c.diversity:g}): "
-            "the policy collapses": now["diversity"] < c.diversity,
-            f"black or white pixels rose by {now['saturation']:+.0%} (limit {c.saturation:.0%}): saturation": now[
-                "saturation"
-            ]
-            > c.saturation,
-            f"mean brightness moved by {now['exposure']:+.0%} (limit {c.exposure:.0%}): over- or under-exposure": abs(
-                now["exposure"]
-            )
-            > c.exposure,
-            f"change from frame to frame is ×{now['motion']:.2f} of the start (limit {c.motion:g}): "
-            "the video stands still": now["motion"] < c.motion,
-            f"KL to the initial policy is {now['kl_initial']:.2e} (limit {c.kl_initial or 0:g})": (
-                c.kl_initial is not None and now["kl_initial"] > c.kl_initial
-            ),
-        }
-        return [text for text, is_crossed in crossed.items() if is_crossed]
+        return [alarm.text for alarm in crossed(self.config, now)]
 
     def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
         if not self.latest:

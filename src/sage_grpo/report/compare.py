@@ -1,0 +1,110 @@
+"""Several runs beside each other: which settings differ, and which runs are one experiment with several seeds."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sage_grpo.report.runs import DEFAULTS, PLACES, Run
+from sage_grpo.tracking.private import clean_text
+
+MISSING = object()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that are drawn as one: a single run, or one experiment with several seeds. `look` is its colour and dash."""
+
+    name: str
+    runs: Sequence[Run]
+    look: int
+
+    @property
+    def n(self) -> int:
+        return len(self.runs)
+
+    @property
+    def shortest(self) -> int:
+        return min(run.iterations for run in self.runs)
+
+
+def value_text(key: str, value: Any) -> str:
+    return (
+        "none"
+        if value is None
+        else shown(key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    )
+
+
+def shown(key: str, value: Any) -> Any:
+    """A setting fit to be shown: a page is handed on, a secret in it is not."""
+    last = key.rsplit(".", maxsplit=1)[-1]
+    return clean_text(f"{last}: {value}").removeprefix(f"{last}: ") if isinstance(value, str) else value
+
+
+def effective(run: Run, key: str) -> Any:
+    """What a run was trained with: a setting that an older file lacks is taken for today's default."""
+    return run.settings.get(key, DEFAULTS.get(key, MISSING))
+
+
+def all_keys(runs: Sequence[Run]) -> list[str]:
+    """In the order of the recipe, then what only these runs know."""
+    return list(dict.fromkeys([*DEFAULTS, *(key for run in runs for key in run.settings)]))
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    return [key for key in all_keys(runs) if key not in PLACES and any(not same(runs[0], run, key) for run in runs)]
+
+
+def same(one: Run, other: Run, key: str) -> bool:
+    return bool(effective(one, key) == effective(other, key))
+
+
+def cell(run: Run, key: str) -> str:
+    """The value of a setting; whether it is the default, and whether the run's own file says so."""
+    value = effective(run, key)
+    if value is MISSING:
+        return "–"
+    told = value_text(key, value)
+    if key not in run.settings:
+        return f"{told} (not in its file: today's default)"
+    return f"{told} (default)" if key in DEFAULTS and value == DEFAULTS[key] else told
+
+
+def changed(run: Run) -> list[str]:
+    """Settings that are not the defaults."""
+    return [key for key in all_keys([run]) if key in run.settings and key not in PLACES
+            and (key not in DEFAULTS or run.settings[key] != DEFAULTS[key])]  # fmt: skip
+
+
+def changed_on_resume(run: Run) -> dict[str, tuple[str, str]]:
+    """Settings that another start of the same run changed: before and after."""
+    before, after = run.earlier, run.settings
+    keys = [key for key in dict.fromkeys([*before, *after]) if key not in PLACES and before.get(key) != after.get(key)]
+    return {key: (value_text(key, before.get(key)), value_text(key, after.get(key))) for key in keys}
+
+
+def grouped(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
+    """Runs that differ in nothing but their seed become one; and what the reader should know about it."""
+    found: dict[tuple[str, ...], list[Run]] = {}
+    keys = [key for key in all_keys(runs) if key not in PLACES and key != "seed"]
+    for run in runs:
+        found.setdefault(tuple(repr(effective(run, key)) for key in keys), []).append(run)
+    groups: list[Group] = []
+    notices = []
+    for members in found.values():
+        seeds = [run.seed for run in members]
+        if len(members) == 1 or len(set(seeds)) < len(seeds):
+            groups += [Group(run.name, [run], len(groups) + i) for i, run in enumerate(members)]
+            if len(members) > 1:
+                names = ", ".join(run.name for run in members)
+                notices.append(f"{names} have equal settings, and some the same seed: they are not independent runs, "
+                               "so they are not pooled.")  # fmt: skip
+        else:
+            groups.append(Group(f"{members[0].name} ({len(members)} seeds)", members, len(groups)))
+    single = [group.name for group in groups if group.n == 1]
+    if len(runs) > 1 and single:
+        notices.append(f"One seed each: {', '.join(single)}. A curve of one run shows no spread among seeds, so a "
+                       "difference here is no evidence yet: repeat each setting with other seeds "
+                       "(seed=1 run.out=…) and give all runs to this report.")  # fmt: skip
+    return groups, notices

@@ -1,0 +1,75 @@
+"""What a run took: the time at work, the pauses that are none, and the price."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sage_grpo.report.runs import Column, Run
+
+MUCH_LONGER = 10.0  # times the usual time of such an iteration
+SHORTEST_GAP = 60.0  # seconds; less may be a slow disk
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A pause before an iteration that is not counted as work."""
+
+    before: int
+    seconds: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds are of the wall; hours and price are of all processes."""
+
+    seconds: float
+    processes: int
+    price: float
+    phases: dict[str, float] = field(default_factory=dict)
+    gaps: tuple[Gap, ...] = ()
+    work: Column = field(default_factory=lambda: np.zeros(0))  # seconds at work up to each logged iteration
+
+    @property
+    def hours(self) -> float:
+        return self.seconds / 3600 * self.processes
+
+    @property
+    def total(self) -> float:
+        return self.hours * self.price
+
+
+def usual(spans: Column, sampled: Column) -> Column:
+    """The median time of an iteration of its kind: those that also make sample videos are longer."""
+    out = np.zeros(len(spans))
+    for kind in (sampled > 0, sampled == 0):
+        known = spans[kind & np.isfinite(spans)]
+        out[kind] = np.median(known) if len(known) >= 3 else np.nanmedian(spans) if np.isfinite(spans).any() else 0.0
+    return out
+
+
+def cost_of(run: Run, price: float) -> Cost:
+    """From the times of the log and of the starts. Work that a kill undid was logged nowhere and is not in it."""
+    if not len(run.steps):
+        return Cost(0.0, run.processes, price)
+    spans = np.diff(run.times, prepend=run.starts[0] if run.starts else np.nan)
+    every = run.setting("run.sample_every") or 0
+    typical = usual(spans, (run.steps % every == 0).astype(float) if every else np.zeros(len(spans)))
+    gaps = []
+    for i, span in enumerate(spans):
+        begun = run.times[i - 1] if i else -np.inf
+        restarts = [s for s in run.starts if begun < s < run.times[i]] if i else []
+        if restarts:  # from the last line to the new start nobody worked
+            spans[i] = run.times[i] - restarts[-1]
+            gaps.append(Gap(int(run.steps[i]), restarts[-1] - begun, "the run was resumed"))
+        elif i and span > max(MUCH_LONGER * typical[i], SHORTEST_GAP + typical[i]):
+            spans[i] = typical[i]
+            gaps.append(Gap(int(run.steps[i]), span - typical[i], "much longer than usual"))
+        elif not span >= 0:  # no time was logged, or a clock went back
+            spans[i] = typical[i]
+    work = np.cumsum(spans)
+    phases = {key.removeprefix("seconds/"): float(np.nansum(run.columns[key]))
+              for key in run.columns if key.startswith("seconds/")}  # fmt: skip
+    if phases:
+        phases["between"] = max(float(work[-1]) - sum(phases.values()), 0.0)
+    return Cost(float(work[-1]), run.processes, price, phases, tuple(gaps), work)

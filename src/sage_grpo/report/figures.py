@@ -1,0 +1,134 @@
+"""The numbers of a run that a report tells: the reward's way, alarms, heat maps."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import ValidationError
+
+from sage_grpo.config import GaugeConfig
+from sage_grpo.report.heat import Grid, HeatMap, gather, span_of
+from sage_grpo.report.runs import Run
+from sage_grpo.tracking.limits import LIMITS, crossed
+
+ROWS = 100  # timesteps in a heat map
+HEAT_RUNS = 4  # runs with heat maps
+# series of the log, title, unit, logarithmic, and which of them share one range of colours
+MAPS = (
+    ("gradient_raw", "Gradient of each timestep", "gradient before the equalizer", True, "gradient"),
+    ("gradient_equalized", "The same after the equalizer", "gradient after the equalizer", True, "gradient"),
+    ("log_ratio_rms", "Spread of the ratio", "root mean square of the log-ratio", True, "ratio"),
+    ("clip_frac", "Clip fraction", "share of samples that were clipped", False, "clip"),
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A column at both ends: means over a few iterations, with the standard deviation among them."""
+
+    first: float
+    first_std: float
+    last: float
+    last_std: float
+    window: int
+
+    @property
+    def change(self) -> float:
+        return self.last - self.first
+
+
+def way_of(run: Run, key: str) -> Way:
+    """A fifth of the run at each end, ten iterations at most."""
+    values = run.column(key)
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return Way(math.nan, math.nan, math.nan, math.nan, 0)
+    window = max(1, min(10, len(values) // 5))
+    head, tail = values[:window], values[-window:]
+    return Way(float(head.mean()), float(head.std()), float(tail.mean()), float(tail.std()), window)
+
+
+def last_of(run: Run, key: str) -> float:
+    values = run.column(key)
+    values = values[np.isfinite(values)]
+    return float(values[-1]) if len(values) else math.nan
+
+
+@dataclass(frozen=True)
+class Alarms:
+    """A limit that stayed crossed over one measurement after the other; `worst` is farthest beyond it."""
+
+    measure: str
+    first: int
+    last: int
+    times: int
+    limit: float
+    worst: float
+    text: str
+
+
+def gauge_of(run: Run) -> GaugeConfig:
+    given = {
+        name: run.settings[f"gauge.{name}"] for name in GaugeConfig.model_fields if f"gauge.{name}" in run.settings
+    }
+    try:
+        return GaugeConfig(**given)
+    except ValidationError:  # of another version
+        return GaugeConfig()
+
+
+def beyond(value: float, limit: float) -> float:
+    return abs(abs(value) - limit)  # brightness may leave on either side
+
+
+def alarms_of(run: Run) -> list[Alarms]:
+    """As the gauge rang them, from its measures in the log and the limits of the run's recipe."""
+    gauge = gauge_of(run)
+    measured = {name: run.column(f"drift/{name}") for name in LIMITS if run.has(f"drift/{name}")}
+    open_now: dict[str, Alarms] = {}
+    done = []
+    for i in np.flatnonzero(np.any([np.isfinite(c) for c in measured.values()], axis=0)) if measured else ():
+        step = int(run.steps[i])
+        found = {
+            a.measure: a for a in crossed(gauge, {n: float(c[i]) for n, c in measured.items() if np.isfinite(c[i])})
+        }
+        done += [open_now.pop(name) for name in list(open_now) if name not in found]
+        for name, alarm in found.items():
+            before = open_now.get(name)
+            worst, text = alarm.value, alarm.text
+            if before and beyond(before.worst, alarm.limit) >= beyond(worst, alarm.limit):
+                worst, text = before.worst, before.text
+            first, times = (before.first, before.times + 1) if before else (step, 1)
+            open_now[name] = Alarms(name, first, step, times, alarm.limit, worst, text)
+    return sorted([*done, *open_now.values()], key=lambda a: (a.first, a.measure))
+
+
+def grid_of(run: Run, series: str) -> tuple[list[int], Grid] | None:
+    """Timesteps and their values by row of the log; None where nothing was logged."""
+    keys = sorted(key for key in run.columns if key.startswith(f"steps/{series}/") and key.rsplit("/")[-1].isdigit())
+    if not keys or not len(run.steps):
+        return None
+    keys = [keys[i] for i in np.unique(np.linspace(0, len(keys) - 1, min(ROWS, len(keys))).round().astype(int))]
+    return [int(key.rsplit("/")[-1]) for key in keys], np.stack([run.columns[key] for key in keys])
+
+
+def heat_maps(runs: Sequence[Run]) -> list[HeatMap]:
+    """Each map for each run; maps of one kind share their colours, so that they compare."""
+    drafts = []
+    for series, title, unit, log, kind in MAPS:
+        for run in runs[:HEAT_RUNS]:
+            if found := grid_of(run, series):
+                cells, first, last = gather(found[1], run.steps)
+                name = title if len(runs) == 1 else f"{title}: {run.name}"
+                drafts.append((kind, HeatMap(name, found[0], first, last, cells, 0.0, 1.0, unit, "", log)))
+    maps = []
+    for kind, draft in drafts:
+        low, high = span_of([d.cells for k, d in drafts if k == kind], draft.log)
+        size = draft.last[0] - draft.first[0] + 1
+        note = f"A column is the mean of {size} iterations. " if size > 1 else ""
+        if draft.log and (np.nan_to_num(draft.cells, nan=1.0) <= 0).any():
+            note += "Zero has the darkest colour. "
+        maps.append(HeatMap(draft.title, draft.steps, draft.first, draft.last, draft.cells, low, high, draft.unit,
+                            note.strip(), draft.log))  # fmt: skip
+    return maps

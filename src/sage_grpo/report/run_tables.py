@@ -1,0 +1,156 @@
+"""The tables of a run's report: what differs, what came out, alarms, cost, what ran."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sage_grpo.report.compare import Group, cell, changed, differing, value_text
+from sage_grpo.report.cost import Cost
+from sage_grpo.report.curves import band_of
+from sage_grpo.report.figures import Alarms, Way, last_of
+from sage_grpo.report.page import Details, Table
+from sage_grpo.report.runs import DEFAULTS, Run, duration, when
+from sage_grpo.tracking.private import clean_text
+
+MOST_ALARMS, MOST_GAPS = 50, 20  # rows
+ENDS = {"approx_kl": "KL", "clip_frac": "clipped", "drift/base_error": "base error", "drift/diversity": "diversity"}
+PHASES = {"rollout": "rollouts, rewards and gauge", "update": "updates", "between": "samples, checkpoints, start"}
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is said of one run."""
+
+    run: Run
+    cost: Cost
+    alarms: list[Alarms]
+    reward: Way
+
+
+def short(value: float, digits: int = 3) -> str:
+    return "–" if not math.isfinite(value) else f"{value:.{digits}g}".replace("-", "−")
+
+
+def signed(value: float) -> str:
+    return "–" if not math.isfinite(value) else f"{value:+.2f}".replace("-", "−")
+
+
+def money(value: float) -> str:
+    return f"${value:,.2f}"
+
+
+def count(n: int, word: str) -> str:
+    return f"{n} {word}" if n == 1 else f"{n} {word}{'es' if word.endswith('s') else 's'}"
+
+
+def difference_table(runs: Sequence[Run]) -> Table:
+    keys = differing(runs)
+    rows = [[key, *(cell(run, key) for run in runs)] for key in keys]
+    if not rows:
+        rows = [["none", *("–" for _ in runs)]]
+    return Table("Settings that differ", ["setting", *(run.name for run in runs)], rows,
+                 "All other settings are equal; folders are not compared.")  # fmt: skip
+
+
+def final_tables(told: Sequence[Told], groups: Sequence[Group]) -> list[Table]:
+    header = ["run", "iterations", "reward first", "reward last", "change", *ENDS.values(), "alarms", "hours", "cost"]
+    rows = []
+    for t in told:
+        reward = [signed(value) for value in (t.reward.first, t.reward.last, t.reward.change)]
+        ends = [short(last_of(t.run, key)) for key in ENDS]
+        rest = [str(len(t.alarms)), short(t.cost.hours), money(t.cost.total)]
+        rows.append([t.run.name, str(t.run.iterations), *reward, *ends, *rest])
+    note = "Reward: means of a fifth of the iterations at each end, ten at most. Others: the last value."
+    tables = [Table("Each run at its end", header, rows, note)]
+    pooled = [group for group in groups if group.n > 1]
+    return [*tables, seeds_table(told, pooled)] if pooled else tables
+
+
+def seeds_table(told: Sequence[Told], pooled: Sequence[Group]) -> Table:
+    ways = {t.run.name: t.reward for t in told}
+    rows = []
+    for group in pooled:
+        sides = [[ways[run.name].first, ways[run.name].last, ways[run.name].change] for run in group.runs]
+        ends = zip(*band_of(np.array(sides)), strict=True)
+        cells = [f"{signed(mean)} [{signed(low)}, {signed(high)}]" for mean, low, high in ends]
+        rows.append([group.name, str(group.n), *cells])
+    note = "Means over seeds with 95 % intervals by Student's t; of two seeds, their range."
+    return Table("Over seeds", ["runs", "n", "reward first", "reward last", "change"], rows, note)
+
+
+def alarm_parts(told: Sequence[Told]) -> tuple[list[Table], str]:
+    """The table of alarms; where there is none, a sentence."""
+    found = [(t.run.name, alarm) for t in told for alarm in t.alarms]
+    if not found:
+        measured = any(key.startswith("drift/") for t in told for key in t.run.columns)
+        return [], "No limit of the drift gauge was crossed." if measured else "The drift gauge measured nothing."
+    rows = []
+    for name, a in found[:MOST_ALARMS]:
+        place = f"{a.first}–{a.last}" if a.last > a.first else str(a.first)
+        row = [place, a.measure, a.text, short(a.limit), short(a.worst), str(a.times)]
+        rows.append([name, *row] if len(told) > 1 else row)
+    header = ["iteration", "measure", "what, at its worst", "limit", "worst value", "measurements"]
+    left = f" The first {MOST_ALARMS} of {len(found)}." if len(found) > MOST_ALARMS else ""
+    note = f"From the measures in the log and the limits in the recipe; an unbroken stretch is one row.{left}"
+    header = ["run", *header] if len(told) > 1 else header
+    return [Table("Limits of the drift gauge that were crossed", header, rows, note)], ""
+
+
+def cost_tables(told: Sequence[Told]) -> list[Table]:
+    def cells(t: Told, seconds: float) -> list[str]:
+        hours = seconds / 3600 * t.cost.processes
+        return [duration(seconds), short(hours), money(hours * t.cost.price)]
+
+    header = ["wall time", "process hours", "cost"]
+    if len(told) == 1:
+        parts = [*told[0].cost.phases.items(), ("all", told[0].cost.seconds)]
+        rows = [[PHASES.get(name, name), *cells(told[0], seconds)] for name, seconds in parts]
+        tables = [Table("Time at work", ["phase", *header], rows)]
+    else:
+        phases = list(dict.fromkeys(name for t in told for name in t.cost.phases))
+        rows = []
+        for t in told:
+            times = [duration(t.cost.phases[name]) if name in t.cost.phases else "–" for name in phases]
+            rows.append([t.run.name, *times, *cells(t, t.cost.seconds)])
+        tables = [Table("Time at work", ["run", *(PHASES.get(name, name) for name in phases), *header], rows)]
+    gaps = [[t.run.name, str(g.before), duration(g.seconds), g.why] for t in told for g in t.cost.gaps]
+    if gaps:
+        left = f"The first 20 of {len(gaps)}. " if len(gaps) > 20 else ""
+        tables.append(
+            Table("Pauses that are not counted", ["run", "before iteration", "length", "why"], gaps[:20], left)
+        )
+    return tables
+
+
+def about_tables(told: Sequence[Told]) -> list[Table | Details]:
+    rows = [[name, *(about(t)[name] for t in told)] for name in about(told[0])]
+    parts: list[Table | Details] = [Table("What ran", ["what", *(t.run.name for t in told)], rows)]
+    if len(told) == 1:
+        run = told[0].run
+        listed = [[key, value_text(key, run.settings[key]), value_text(key, DEFAULTS[key]) if key in DEFAULTS else "–"]
+                  for key in changed(run)]  # fmt: skip
+        parts.append(Table("Settings that are not the defaults", ["setting", "value", "default"], listed))
+    return [*parts, *(Details(f"The whole recipe of {t.run.name}", clean_text(t.run.recipe)) for t in told)]
+
+
+def about(t: Told) -> dict[str, str]:
+    run = t.run
+    facts: dict[str, Any] = dict(run.environments[-1]) if run.environments else {}
+    command = [str(word) for word in facts.get("command") or []]
+    packages = facts.get("packages") or {}
+    devices = ", ".join(dict.fromkeys(map(str, facts.get("devices") or ["?"])))
+    return {
+        "recipe": command[command.index("train") + 1] if "train" in command[:-1] else "–",
+        "state": run.state[1],
+        "started": when(run.starts[0]) if run.starts else "–",
+        "last line": when(run.times[-1]) if len(run.times) and math.isfinite(run.times[-1]) else "–",
+        "starts": str(len(run.environments) or 1),
+        "seed": value_text("seed", run.seed),
+        "processes": f"{count(run.processes, 'process')} on {devices}",
+        "versions": ", ".join([f"sage-grpo {facts.get('sage_grpo', '?')}", f"python {facts.get('python', '?')}",
+                               *(f"{name} {packages[name]}" for name in ("torch", "diffusers") if name in packages)]),
+        "commit": str(facts.get("git_commit") or "–"),
+    }  # fmt: skip

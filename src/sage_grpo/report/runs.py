@@ -1,0 +1,248 @@
+"""A run folder as plain data: settings, columns of the log, samples, state."""
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import yaml
+
+from sage_grpo.config import ConfigError, RecipeConfig
+
+Column = npt.NDArray[np.float64]
+Settings = dict[str, Any]
+
+LOG, RECIPE, END = "metrics.jsonl", "config.yaml", "end.json"
+SILENT = 600.0  # seconds without a line after which a run is taken for dead, or ten of its usual iterations if longer
+PLACES = {"run.out", "run.checkpoints", "tuning.conditions"}  # where files lie, not what is trained
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one folder tells; a value that is missing or not finite is nan."""
+
+    name: str
+    folder: Path
+    settings: Settings  # flat: kl.anchor, …; of the newest part of a resumed run
+    earlier: Settings  # of its first part
+    recipe: str  # the file as it is
+    environments: Sequence[Mapping[str, Any]]  # one a part
+    steps: Column
+    times: Column
+    columns: Mapping[str, Column]
+    torn: int  # lines of the log that could not be read
+    end: Mapping[str, Any]
+    samples: Mapping[int, Sequence[Path]] = field(default_factory=dict)
+    prompts: Sequence[str] = ()
+    seen: float = 0.0  # when it was read
+
+    def column(self, key: str) -> Column:
+        return self.columns.get(key, np.full(len(self.steps), math.nan))
+
+    def has(self, key: str) -> bool:
+        return key in self.columns and bool(np.isfinite(self.columns[key]).any())
+
+    def setting(self, key: str) -> Any:
+        return self.settings.get(key, DEFAULTS.get(key))
+
+    @property
+    def processes(self) -> int:
+        return int(self.setting("parallel.processes") or 1)
+
+    @property
+    def iterations(self) -> int:
+        return int(self.steps[-1]) if len(self.steps) else 0
+
+    @property
+    def wanted(self) -> int:
+        return int(self.setting("run.iterations"))
+
+    @property
+    def seed(self) -> Any:
+        return self.setting("seed")
+
+    @cached_property
+    def starts(self) -> list[float]:
+        """When each part began, as far as that was written down."""
+        found = [moment(facts.get("started")) for facts in self.environments]
+        return sorted(t for t in found if math.isfinite(t))
+
+    @cached_property
+    def state(self) -> tuple[str, str]:
+        """One word for what became of it, and a sentence."""
+        reached = f"{self.iterations} of {self.wanted} iterations"
+        if self.end.get("error"):
+            return "failed", f"Failed after {reached}: {self.end['error']}"
+        if self.end.get("stop_reason"):
+            return "stopped", f"Stopped after {reached}: {self.end['stop_reason']}"
+        if self.iterations >= self.wanted:
+            return "finished", f"Finished: {reached}"
+        last = max([*self.times[-1:], *self.starts[-1:]], default=math.nan)
+        usual = float(np.median(np.diff(self.times))) if len(self.times) > 1 else 0.0
+        quiet = self.seen - last
+        if quiet < max(SILENT, 10 * usual):
+            return "running", f"Running: {reached}, last heard of {duration(max(quiet, 0))} before this report"
+        since = f"silent since {when(last)}" if math.isfinite(last) else "silent"
+        return "silent", f"No end was written: {reached}, {since}. Killed, or still at a very long iteration"
+
+
+def flatten(values: Any, key: str = "") -> Settings:
+    """Nested settings by dotted key; lists of mappings by their places, other lists as they are."""
+    if isinstance(values, Mapping) and (values or not key):
+        return {k: v for name, part in values.items() for k, v in flatten(part, f"{key}.{name}".strip(".")).items()}
+    if isinstance(values, list) and values and all(isinstance(part, Mapping) for part in values):
+        return {k: v for i, part in enumerate(values) for k, v in flatten(part, f"{key}.{i}").items()}
+    return {key: values}
+
+
+DEFAULTS = flatten(RecipeConfig().model_dump(mode="json"))
+
+
+def moment(text: object) -> float:
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return math.nan
+
+
+def when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def duration(seconds: float) -> str:
+    """12 s, 3.4 min, 5.6 h."""
+    size, unit = next((s, u) for s, u in ((3600, "h"), (60, "min"), (1, "s")) if seconds >= s or s == 1)
+    return f"{seconds / size:.0f} {unit}" if unit == "s" else f"{seconds / size:.1f} {unit}"
+
+
+def read_log(path: Path) -> tuple[Column, Column, dict[str, Column], int]:
+    """Steps, times, columns and how many lines were torn; of a step that is there twice, the last."""
+    rows: dict[int, dict[str, Any]] = {}
+    torn = 0
+    for line in path.read_bytes().splitlines() if path.is_file() else []:
+        try:
+            row = json.loads(line)
+            rows[int(row["step"])] = row
+        except (ValueError, TypeError, KeyError):
+            torn += bool(line.strip())
+    order = sorted(rows)
+    keys = dict.fromkeys(key for row in rows.values() for key in row)
+    columns = {key: np.array([number(rows[step].get(key)) for step in order]) for key in keys}
+    times = columns.pop("time", np.full(len(order), math.nan))
+    columns.pop("step", None)
+    return np.array(order, float), times, columns, torn
+
+
+def number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def parts(folder: Path, stem: str, ending: str) -> list[Path]:
+    """config.yaml, config-1.yaml, config-2.yaml, …: one for each time that the run was started."""
+    found = {}
+    for path in folder.glob(f"{stem}*{ending}"):
+        if match := re.fullmatch(rf"{stem}(?:-(\d+))?{re.escape(ending)}", path.name):
+            found[int(match[1] or 0)] = path
+    return [found[i] for i in sorted(found)]
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def read_recipe(path: Path) -> tuple[Settings, str]:
+    """As it stands there: a run of another version may have other keys."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = yaml.safe_load(text)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no settings; restore it from the recipe that the run was started with")
+    return flatten(values), text
+
+
+def read_samples(folder: Path) -> tuple[dict[int, list[Path]], list[str]]:
+    found = {}
+    prompts: list[str] = []
+    for place in sorted(folder.glob("[0-9]*")):
+        if place.name.isdigit() and (videos := sorted(place.glob("[0-9]*.mp4"))):
+            found[int(place.name)] = videos
+            asked = read_json(place / "prompts.json")
+            if isinstance(asked, list):
+                prompts = [str(row.get("prompt", "")) if isinstance(row, dict) else str(row) for row in asked]
+    return found, prompts
+
+
+def read_run(folder: Path, name: str = "", now: float | None = None) -> Run:
+    """Everything of a run folder, wherever it lies now; `now` is the time of the report."""
+    check(folder)
+    recipes = [read_recipe(path) for path in parts(folder, "config", ".yaml")]
+    facts = [read_json(path) for path in parts(folder, "environment", ".json")]
+    steps, times, columns, torn = read_log(folder / LOG)
+    end = read_json(folder / END)
+    samples, prompts = read_samples(folder / "samples")
+    return Run(
+        name=name or folder.resolve().name, folder=folder, settings=recipes[-1][0], earlier=recipes[0][0],
+        recipe=recipes[-1][1], environments=[f for f in facts if isinstance(f, dict)], steps=steps, times=times,
+        columns=columns, torn=torn, end=end if isinstance(end, dict) else {}, samples=samples, prompts=prompts,
+        seen=time.time() if now is None else now,
+    )  # fmt: skip
+
+
+def check(folder: Path) -> None:
+    """Whether this is a run; if not, where one is."""
+    if (folder / RECIPE).is_file():
+        return
+    inside = [str(path) for path in nearby(folder)]
+    if not folder.exists():
+        siblings = {p.name: str(p) for p in nearby(folder.parent)}
+        close = get_close_matches(folder.name, siblings, n=1)
+        known = f"; runs beside it: {', '.join(siblings.values())}" if siblings else ""
+        raise ConfigError(f"there is no {folder}" + (f"; did you mean {siblings[close[0]]}?" if close else known))
+    above = next((p for p in folder.resolve().parents if (p / RECIPE).is_file()), None)
+    hint = "give a folder that `sage-grpo train` wrote"
+    if above:
+        hint = f"it lies in the run {above}: give that"
+    elif inside:
+        hint = f"runs inside: {' '.join(inside)}"
+    what = "is a file, not a run" if folder.is_file() else f"is not a run: there is no {folder / RECIPE}"
+    raise ConfigError(f"{folder} {what}; {hint}")
+
+
+def nearby(folder: Path) -> Iterator[Path]:
+    """A few of the runs directly inside a folder."""
+    found = sorted(folder.glob(f"*/{RECIPE}")) if folder.is_dir() else []
+    yield from (path.parent for path in found[:8])
+
+
+def read_runs(
+    folders: Sequence[Path], now: float | None = None, tell: Callable[[int, int, str], None] = lambda *_: None
+) -> list[Run]:
+    """Each with a name of its own: the folder's, with as many of those above it as tell them apart."""
+    places = [folder.resolve() for folder in folders]
+    for i, place in enumerate(places):
+        if place in places[:i]:
+            raise ConfigError(f"{folders[i]} is given twice; each run is shown once")
+    names = [place.name for place in places]
+    depth = 1
+    while len(set(names)) < len(names) and depth < max(len(place.parts) for place in places):
+        depth += 1
+        names = ["/".join(place.parts[-depth:]) for place in places]
+    runs = []
+    for i, (folder, name) in enumerate(zip(folders, names, strict=True)):
+        tell(i, len(folders), name)
+        runs.append(read_run(folder, name, now))
+    return runs

@@ -1,0 +1,43 @@
+"""The drift gauge's limits: what is crossed, by how much, in words. Without torch, for whoever reads a run's log."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sage_grpo.config import GaugeConfig
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A measure beyond its limit; `text` says so to a person."""
+
+    measure: str
+    value: float
+    limit: float
+    text: str
+
+
+# what is measured, whether the limit is an upper one, and its sentence
+LIMITS = {
+    "base_error": (True, "the base model's error on the policy's videos is ×{value:.2f} of that on its own "
+                         "(limit {limit:g}): they leave what it knows"),
+    "diversity": (False, "diversity within a group is ×{value:.2f} of the start (limit {limit:g}): "
+                         "the policy collapses"),
+    "saturation": (True, "black or white pixels rose by {value:+.0%} (limit {limit:.0%}): saturation"),
+    "exposure": (True, "mean brightness moved by {value:+.0%} (limit {limit:.0%}): over- or under-exposure"),
+    "motion": (False, "change from frame to frame is ×{value:.2f} of the start (limit {limit:g}): "
+                      "the video stands still"),
+    "kl_initial": (True, "KL to the initial policy is {value:.2e} (limit {limit:g})"),
+}  # fmt: skip
+
+
+def crossed(config: GaugeConfig, now: Mapping[str, float]) -> list[Alarm]:
+    """Every limit that is crossed by what was measured; a measure that is missing crosses none."""
+    found = []
+    for name, (upper, words) in LIMITS.items():
+        limit, value = getattr(config, name), now.get(name)
+        if limit is None or value is None:
+            continue
+        compared = abs(value) if name == "exposure" else value
+        if compared > limit if upper else compared < limit:
+            found.append(Alarm(name, value, limit, words.format(value=value, limit=limit)))
+    return found
