@@ -10,7 +10,7 @@ KILLS  ?= 10
 FAULTS ?= 100
 ROUNDS ?= 24
 
-.PHONY: setup check lint format types test figures trust-regions lab claims audit chaos chaos-alone fleet-chaos fleet-speed overhead wheel clean
+.PHONY: setup check lint format types test docs configuration figures trust-regions lab claims audit chaos chaos-alone fleet-chaos fleet-speed overhead wheel clean
 setup:            ## virtual environment with the pinned versions
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install torch==2.13.0
@@ -33,6 +33,12 @@ types:
 
 test:
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations=15
+
+docs:             ## the documentation as a site: open site/index.html
+	$(BIN)/zensical build --clean --strict
+
+configuration:    ## docs/configuration.md from the schema
+	$(BIN)/python docs/make_configuration.py
 
 figures:          ## redraw the figures of the documentation
 	OMP_NUM_THREADS=1 $(BIN)/python docs/figures/make_figures.py
@@ -71,4 +77,4 @@ wheel:
 	$(BIN)/python -m build --no-isolation --outdir dist .
 
 clean:
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
