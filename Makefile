@@ -42,6 +42,7 @@ configuration:    ## docs/configuration.md from the schema
 
 figures:          ## redraw the figures of the documentation
 	OMP_NUM_THREADS=1 $(BIN)/python docs/figures/make_figures.py
+	OMP_NUM_THREADS=1 $(BIN)/python docs/figures/make_concepts.py
 
 trust-regions:    ## effect of each trust region on drift at equal reward: make trust-regions SEEDS=10
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m e2e.trust_regions --seeds $(SEEDS)
