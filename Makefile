@@ -10,7 +10,7 @@ KILLS  ?= 10
 FAULTS ?= 100
 ROUNDS ?= 24
 
-.PHONY: setup check lint format types test docs configuration figures trust-regions lab claims audit chaos chaos-alone fleet-chaos fleet-speed overhead wheel clean
+.PHONY: setup check lint format types test docs configuration figures trust-regions lab claims audit chaos chaos-alone fleet-chaos fleet-speed overhead wheel sbom licences audit-dependencies clean
 setup:            ## virtual environment with the pinned versions
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install torch==2.13.0
@@ -74,8 +74,20 @@ fleet-speed:      ## a fleet's rate and overlap beside the same scorers in-proce
 overhead:         ## time of an iteration against a bare loop of the same passes: make overhead ROUNDS=24
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m e2e.overhead --rounds $(ROUNDS)
 
-wheel:
+wheel:            ## wheel and source distribution, into dist/
 	$(BIN)/python -m build --no-isolation --outdir dist .
+
+sbom:             ## bill of materials of the environment (CycloneDX), into dist/
+	mkdir -p dist
+	$(BIN)/cyclonedx-py environment --output-file dist/sbom.json $(BIN)/python
+
+licences:         ## of all that we depend on: do they fit Apache-2.0?
+	$(BIN)/pytest -q tests/arch/test_release.py -k licence
+
+audit-dependencies:  ## known vulnerabilities of the pinned versions; needs the network
+	$(BIN)/python -m pip install -c constraints.txt pip-audit==2.10.1
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
+
 
 clean:
 	rm -rf build dist site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -76,7 +76,7 @@ def test_settings_exist(page, block):
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_within_sentences_exist(page):
-    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    text = re.sub(r"^```.*?^```$|<!--.*?-->", "", page.read_text(), flags=re.M | re.S)
     for code in re.findall(r"`((?:sage-grpo|make|pip install|torchrun|python -m) [^`]+)`", text):
         for words in commands(code):
             check(words, {}, whole=False)
