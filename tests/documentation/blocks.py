@@ -88,7 +88,8 @@ def check(words: list[str], files: dict[str, str], *, whole: bool = True) -> Non
             check_cli(words[start:], files, whole=whole)
     elif words[:3] == ["python", "-m", "sage_grpo.planning"]:
         settings = [word for word in words[4:] if re.match(r"[a-z_.]+=", word)]
-        check_recipe(words[3], settings, files)
+        if whole or len(words) > 3:
+            check_recipe(words[3], settings, files)
     elif program in ("pip", "uv"):
         check_install(words)
     elif program == "make":
