@@ -23,6 +23,7 @@ check: lint types test   ## everything CI asks of the code
 lint:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint Dockerfile
 
 format:
 	$(BIN)/ruff check --fix .

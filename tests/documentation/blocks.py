@@ -90,6 +90,8 @@ def check(words: list[str], files: dict[str, str], *, whole: bool = True) -> Non
         settings = [word for word in words[4:] if re.match(r"[a-z_.]+=", word)]
         if whole or len(words) > 3:
             check_recipe(words[3], settings, files)
+    elif words[:2] == ["docker", "run"]:
+        check_cli(words[words.index("sage-grpo") + 1 :], files, whole=whole)
     elif program in ("pip", "uv"):
         check_install(words)
     elif program == "make":

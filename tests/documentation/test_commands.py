@@ -86,6 +86,7 @@ def test_commands_within_sentences_exist(page):
     "sage-grpo lab --iteration 3", "sage-grpo labs", "sage-grpo train lab policy.clop=1", "sage-grpo train lap",
     "sage-grpo export", "torchrun --nproc-per-node=8 -m sage_grpo train lab run.outt=x", "make chekc", "sage-grp lab",
     "pip install 'sage-grpo[modles]'", "python docs/none.py", "python -m sage_grpo.planning lab policy.clop=1",
+    "docker run --rm sage-grpo train lab run.oout=x",
     "sage-grpo rewards adit", "sage-grpo rewards audit --cliips x", "sage-grpo train lab --check run.keep=0",
 ])  # fmt: skip
 def test_a_planted_mistake_is_seen(code):
