@@ -10,7 +10,7 @@ import pytest
 from documentation.blocks import ROOT, blocks
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
-QUOTED = [line.strip() for block in blocks(PAGE) if block.language == "text" for line in block.code.splitlines()]
+QUOTED = [line for block in blocks(PAGE) if block.language == "text" for line in block.code.splitlines() if line]
 GAP = "…"
 
 
