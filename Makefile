@@ -10,7 +10,7 @@ KILLS  ?= 10
 FAULTS ?= 100
 ROUNDS ?= 24
 
-.PHONY: setup check lint format types test figures trust-regions lab claims eval audit chaos chaos-alone fleet-chaos fleet-speed plan-check overhead wheel clean
+.PHONY: setup check lint format types test docs configuration figures trust-regions lab claims eval audit chaos chaos-alone fleet-chaos fleet-speed plan-check overhead wheel sbom licences audit-dependencies clean
 setup:            ## virtual environment with the pinned versions
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install torch==2.13.0
@@ -23,6 +23,7 @@ check: lint types test   ## everything CI asks of the code
 lint:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint Dockerfile
 
 format:
 	$(BIN)/ruff check --fix .
@@ -34,8 +35,15 @@ types:
 test:
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations=15
 
+docs:             ## the documentation as a site: open site/index.html
+	$(BIN)/zensical build --clean --strict
+
+configuration:    ## docs/configuration.md from the schema
+	$(BIN)/python docs/make_configuration.py
+
 figures:          ## redraw the figures of the documentation
 	OMP_NUM_THREADS=1 $(BIN)/python docs/figures/make_figures.py
+	OMP_NUM_THREADS=1 $(BIN)/python docs/figures/make_concepts.py
 
 trust-regions:    ## effect of each trust region on drift at equal reward: make trust-regions SEEDS=10
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m e2e.trust_regions --seeds $(SEEDS)
@@ -81,8 +89,20 @@ plan-check:       ## plans of ten layouts beside what really happens: some minut
 overhead:         ## time of an iteration against a bare loop of the same passes: make overhead ROUNDS=24
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m e2e.overhead --rounds $(ROUNDS)
 
-wheel:
+wheel:            ## wheel and source distribution, into dist/
 	$(BIN)/python -m build --no-isolation --outdir dist .
 
+sbom:             ## bill of materials of the environment (CycloneDX), into dist/
+	mkdir -p dist
+	$(BIN)/cyclonedx-py environment --output-file dist/sbom.json $(BIN)/python
+
+licences:         ## of all that we depend on: do they fit Apache-2.0?
+	$(BIN)/pytest -q tests/arch/test_release.py -k licence
+
+audit-dependencies:  ## known vulnerabilities of the pinned versions; needs the network
+	$(BIN)/python -m pip install -c constraints.txt pip-audit==2.10.1
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
+
+
 clean:
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,7 +1,6 @@
 """docs/add-a-model.md, followed word for word: the file, the contract, the rehearsal."""
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -9,11 +8,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from documentation.blocks import blocks
 from sage_grpo.cli import app
 from sage_grpo.models import contract
 
-PAGE = (Path(__file__).parents[2] / "docs" / "add-a-model.md").read_text()
-PYTHON, YAML = (re.findall(rf"```{kind}\n(.*?)```", PAGE, re.S) for kind in ("python", "yaml"))
+PAGE = Path(__file__).parents[2] / "docs" / "add-a-model.md"
+PYTHON, YAML = ([block.code for block in blocks(PAGE) if block.language == kind] for kind in ("python", "yaml"))
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ from sage_grpo.config.algorithm import Settings
 
 
 class ScorerConfig(Settings):
+    """One scorer of a fleet, with its processes."""
+
     type: str = Field(description="a built-in reward, or package.module:factory of your own")
     options: dict[str, Any] = Field(default_factory=dict, description="passed to the reward")
     replicas: int = Field(1, ge=1, description="processes that score; the fewest of them if max_replicas is given")
@@ -26,9 +28,11 @@ class ScorerConfig(Settings):
 
 
 class FleetConfig(Settings):
-    scorers: tuple[ScorerConfig, ...] = Field(min_length=1)
+    """What `sage-grpo serve` runs."""
+
+    scorers: tuple[ScorerConfig, ...] = Field(min_length=1, description="one or more, each with the keys below")
     host: str = Field("127.0.0.1", description="0.0.0.0 answers other machines too")
-    port: int = Field(8900, ge=1, le=65535)
+    port: int = Field(8900, ge=1, le=65535, description="of the gate")
     token_variable: str = Field("SAGE_GRPO_TOKEN", description="environment variable that holds the bearer token")
     gates: int = Field(1, ge=1, description="processes that check requests and pass them on")
     megabytes: float = Field(1024.0, gt=0, description="largest request")

@@ -8,12 +8,14 @@ from sage_grpo.config.algorithm import AlgorithmConfig, Settings
 
 
 class ModelConfig(Settings):
+    """What is post-trained, and the videos that it makes."""
+
     type: str = Field("shapes", description="a built-in model, or package.module:Class of your own")
     path: str | None = Field(None, description="checkpoint folder or hub name; none means the one that ships")
     revision: str | None = Field(None, description="commit or tag of a hub checkpoint; pin it, so that runs reproduce")
-    frames: int | None = Field(None, ge=1, description="none means the model's own size, here and below")
-    height: int | None = Field(None, ge=1)
-    width: int | None = Field(None, ge=1)
+    frames: int | None = Field(None, ge=1, description="of a video; none means the model's own number")
+    height: int | None = Field(None, ge=1, description="in pixels; none means the model's own")
+    width: int | None = Field(None, ge=1, description="in pixels; none means the model's own")
     guidance_scale: float | None = Field(None, gt=0, description="1 is no guidance; none means the model's own scale")
     guidance_gradient: Literal["both", "conditional"] | None = Field(
         None, description="which branches of the guidance are trained; `conditional` saves a backward pass"
@@ -73,6 +75,8 @@ class ParallelConfig(Settings):
 
 
 class RewardConfig(Settings):
+    """One scorer; a list of them under `rewards` or `monitors`."""
+
     type: str = Field(description="a built-in reward, or package.module:factory of your own")
     weights: dict[str, float] | str = Field(
         default_factory=dict, description="by name of the score, 1 where none is given; or the name of a preset"
@@ -81,24 +85,32 @@ class RewardConfig(Settings):
 
 
 class PromptsConfig(Settings):
+    """The texts that videos are made from."""
+
     path: str | None = Field(None, description="txt, jsonl, csv or parquet; none means the model's own prompts")
-    column: str = "prompt"
-    shuffle: bool = True
+    column: str = Field("prompt", description="of the text, in files with columns")
+    shuffle: bool = Field(True, description="another order in each pass over the prompts, by the seed")
 
 
 class OptimizerConfig(Settings):
+    """How a gradient moves the weights."""
+
     type: Literal["adamw", "muon"] = Field("adamw", description="muon for matrices, with adamw for the rest")
-    lr: float = Field(1e-5, gt=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = Field(0.0, ge=0)
+    lr: float = Field(
+        1e-5, gt=0, description="learning rate, constant; adapters take about ten times that of all weights"
+    )
+    betas: tuple[float, float] = Field((0.9, 0.999), description="decay of AdamW's two averages")
+    weight_decay: float = Field(0.0, ge=0, description="pull of the weights towards 0")
     ema: float | None = Field(None, gt=0, lt=1, description="decay of an average of the weights; sampled and exported")
 
 
 class RunConfig(Settings):
+    """How long, and what is written where."""
+
     out: str = Field("runs/latest", description="folder of the run")
-    iterations: int = Field(100, ge=1)
+    iterations: int = Field(100, ge=1, description="rollouts in all, each with its updates")
     resume: Literal["auto", "never"] = Field("auto", description="`auto` goes on from the newest whole checkpoint")
-    save_every: int = Field(10, ge=1)
+    save_every: int = Field(10, ge=1, description="iterations between checkpoints")
     keep: int = Field(2, ge=1, description="checkpoints kept")
     checkpoints: str | None = Field(None, description="a folder or s3://bucket/folder; none means run.out/checkpoints")
     hang_minutes: float = Field(
@@ -120,7 +132,7 @@ class GaugeConfig(Settings):
     """Limits are relative to the start of the run; crossing one warns or stops."""
 
     every: int = Field(5, ge=0, description="iterations between measurements; 0 for none")
-    action: Literal["warn", "stop"] = "warn"
+    action: Literal["warn", "stop"] = Field("warn", description="what crossing a limit does to the run")
     kl_initial: float | None = Field(None, gt=0, description="largest KL to the initial policy")
     base_error: float = Field(1.5, gt=1, description="largest ratio of the base model's error on the policy's videos")
     diversity: float = Field(0.5, ge=0, lt=1, description="smallest share of the diversity within a group")
@@ -130,15 +142,15 @@ class GaugeConfig(Settings):
 
 
 class RecipeConfig(AlgorithmConfig):
-    model: ModelConfig = ModelConfig()
-    rewards: tuple[RewardConfig, ...] = ()
+    model: ModelConfig = Field(ModelConfig(), description="what is post-trained")
+    rewards: tuple[RewardConfig, ...] = Field((), description="scorers whose weighted sum is trained on")
     monitors: tuple[RewardConfig, ...] = Field((), description="scores of the sample videos, never trained on")
-    prompts: PromptsConfig = PromptsConfig()
-    tuning: TuningConfig = TuningConfig()
-    parallel: ParallelConfig = ParallelConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
-    run: RunConfig = RunConfig()
-    gauge: GaugeConfig = GaugeConfig()
+    prompts: PromptsConfig = Field(PromptsConfig(), description="the texts that videos are made from")
+    tuning: TuningConfig = Field(TuningConfig(), description="what is trained, and how it fits into memory")
+    parallel: ParallelConfig = Field(ParallelConfig(), description="the processes that the recipe is laid out for")
+    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="how a gradient moves the weights")
+    run: RunConfig = Field(RunConfig(), description="how long, and what is written where")
+    gauge: GaugeConfig = Field(GaugeConfig(), description="limits of drift")
 
     @model_validator(mode="after")
     def _rollouts_divide(self) -> Self:

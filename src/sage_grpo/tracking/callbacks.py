@@ -80,10 +80,8 @@ class Log(Callback):
     def on_rollout(self, loop: Loop, rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None:
         self.series = {}
         taken, score = time.perf_counter() - self.clock.began, waited_for_scores(loop) - self.clock.waited
-        self.seconds = {
-            "seconds/rollout": taken - score,
-            "seconds/score": score,
-        }  # a rollout with the gauge's look at it
+        # what the gauge does counts to the rollout
+        self.seconds = {"seconds/rollout": taken - score, "seconds/score": score}
         shown = ((name, scores[valid[:, i], i]) for i, name in enumerate(self.names))
         self.scores = {f"reward/{name}": values.mean().item() for name, values in shown if len(values)}
 
