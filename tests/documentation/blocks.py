@@ -86,10 +86,6 @@ def check(words: list[str], files: dict[str, str], *, whole: bool = True) -> Non
         start = words.index("sage_grpo") + 1 if "sage_grpo" in words else 1
         if program != "torchrun" or "sage_grpo" in words:  # of torchrun's own options nothing is known here
             check_cli(words[start:], files, whole=whole)
-    elif words[:3] == ["python", "-m", "sage_grpo.planning"]:
-        settings = [word for word in words[4:] if re.match(r"[a-z_.]+=", word)]
-        if whole or len(words) > 3:
-            check_recipe(words[3], settings, files)
     elif words[:2] == ["docker", "run"]:
         check_cli(words[words.index("sage-grpo") + 1 :], files, whole=whole)
     elif program in ("pip", "uv"):

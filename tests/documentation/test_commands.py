@@ -85,7 +85,7 @@ def test_commands_within_sentences_exist(page):
 @pytest.mark.parametrize("code", [
     "sage-grpo lab --iteration 3", "sage-grpo labs", "sage-grpo train lab policy.clop=1", "sage-grpo train lap",
     "sage-grpo export", "torchrun --nproc-per-node=8 -m sage_grpo train lab run.outt=x", "make chekc", "sage-grp lab",
-    "pip install 'sage-grpo[modles]'", "python docs/none.py", "python -m sage_grpo.planning lab policy.clop=1",
+    "pip install 'sage-grpo[modles]'", "python docs/none.py", "sage-grpo plan lab policy.clop=1",
     "docker run --rm sage-grpo train lab run.oout=x",
     "sage-grpo rewards adit", "sage-grpo rewards audit --cliips x", "sage-grpo train lab --check run.keep=0",
 ])  # fmt: skip

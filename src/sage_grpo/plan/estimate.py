@@ -32,6 +32,7 @@ class Plan:
     counts: Counts
     seconds: dict[str, float]  # of one iteration, by phase
     passes: dict[str, PassTime]
+    repeated: float  # share of a pass that the GPUs of a video each do again: its text is not cut
     moved: dict[str, float]  # bytes of an iteration and process, by purpose
     flops: float  # of an iteration on all GPUs
     saving: Saving
@@ -153,8 +154,10 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration, *, decode: bool
     moved["checkpoint"] = checkpoint / config.run.save_every
     flops = layout.processes * (rounds * found.forward.flops + trained * found.training.flops)
     flops += layout.processes * batches * (decoded.flops if decoded else 0.0)
+    once = single.forward.flops * policy.batch_size * branches
+    repeated = max(1 - once / (found.forward.flops * layout.sequence), 0.0)
     room = memory(config, found, kept, decoded)
     return Plan(
         config, gpu, layout.processes, single.tokens, single.forward.flops, kept, room, counts, seconds,
-        {"forward": forward, "training": training}, moved, flops, saving, score, known.measured is not None,
+        {"forward": forward, "training": training}, repeated, moved, flops, saving, score, known.measured is not None,
     )  # fmt: skip

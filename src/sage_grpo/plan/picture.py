@@ -27,7 +27,7 @@ def draw_sweep(cells: Sequence[Cell], title: str, path: Path) -> None:
         for axis, heights in zip(axes, values, strict=True):
             axis.plot([c.gpus for c in line], heights, color=COLOURS[i % 6], marker=MARKS[i % 6], label=name)
             out = [(c.gpus, h) for c, h in zip(line, heights, strict=True) if c.plan and not c.plan.fits]
-            grown = [(c.gpus, h) for c, h in zip(line, heights, strict=True) if "× the videos" in c.why]
+            grown = [(c.gpus, h) for c, h in zip(line, heights, strict=True) if "× videos" in c.why]
             if out:
                 axis.plot(*zip(*out, strict=True), "x", color="black", markersize=11, label="_")
             if grown:

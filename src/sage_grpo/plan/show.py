@@ -180,6 +180,6 @@ def show_sweep(cells: Sequence[Cell], price: float | None, console: Console) -> 
         verdict = f"{'yes' if told['pays'] else 'no'}: {cell.why}"
         rows.append([*where, str(cell.videos), in_time(told["seconds_per_iteration"]),
                      f"{told['videos_per_gpu_hour']:.3g}", in_units(told["memory_per_rank"]), verdict])  # fmt: skip
-    made = table("", ["GPUs", "sp", "videos", "iteration", "videos / GPU-h", "memory", "pays?"], rows)
+    made = table("", ["GPUs", "sp", "videos", "iteration", "per GPU-h", "memory", "pays?"], rows)
     made.columns[-1].justify = "left"
     console.print(made)

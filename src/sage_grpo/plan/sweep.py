@@ -63,18 +63,19 @@ def laid_out(config: RecipeConfig, gpus: int, sequence: int, replicate: int) -> 
 def reason(plan: Plan, asked: RecipeConfig) -> str:
     """What an iteration's time is spent on beside useful arithmetic, the largest first."""
     if not plan.fits:
-        return f"does not fit: {plan.memory.peak / 1e9:.0f} GB"
+        return f"needs {plan.memory.peak / 1e9:.0f} GB"
     worst = plan.passes["training"]
     beside = {
-        "weights travel longer than passes take": max(worst.weights - worst.arithmetic, 0) / worst.seconds,
-        "tokens are exchanged": worst.tokens / worst.seconds,
-        "decoding and scoring do not shrink": (plan.seconds["decode"] + plan.seconds["score"]) / plan.iteration,
-        "sample videos and gauge": plan.seconds["gauge and samples"] / plan.iteration,
+        "weights travel": max(worst.weights - worst.arithmetic, 0) / worst.seconds,
+        "tokens travel": worst.tokens / worst.seconds,
+        "decode, score": (plan.seconds["decode"] + plan.seconds["score"]) / plan.iteration,
+        "samples, gauge": plan.seconds["gauge and samples"] / plan.iteration,
+        "text on every GPU": plan.repeated,
     }
     name, share = max(beside.items(), key=lambda item: item[1])
     more = plan.config.rollouts / asked.rollouts
-    told = [f"{name} ({share:.0%})"] if share > 0.1 else []
-    return "; ".join(([f"{more:g}× the videos an iteration"] if more > 1 else []) + told) or "arithmetic"
+    told = [f"{name} {share:.0%}"] if share > 0.1 else []
+    return ", ".join(([f"{more:g}× videos"] if more > 1 else []) + told) or "arithmetic"
 
 
 def sweep(
