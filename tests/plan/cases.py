@@ -4,7 +4,7 @@ from sage_grpo.build import MODELS, resolve
 from sage_grpo.models import contract
 
 
-def case(kind, mode, size, processes=1, *, group=4, anchor="moving", tuning=None, layout=None, model=None):
+def case(kind, mode, size, processes=1, *, group=4, anchor="moving", tuning=None, layout=None, model=None, together=1):
     return {
         "kind": kind, "size": size, "processes": processes,
         "recipe": {
@@ -12,7 +12,9 @@ def case(kind, mode, size, processes=1, *, group=4, anchor="moving", tuning=None
             "tuning": {"mode": mode, "rank": 4, **(tuning or {})},
             "parallel": {"processes": processes, **(layout or {})},
             "sampling": {"steps": 4},
-            "policy": {"prompts_per_iteration": 2, "num_generations": group, "batch_size": 2},
+            "policy": {
+                "prompts_per_iteration": 2, "num_generations": group, "batch_size": 2, "replay_timesteps": together,
+            },
             "kl": {"anchor": anchor, "ref_model_sync_steps": 1},
             "optimizer": {"ema": 0.9 if anchor == "moving" else None},
             "run": {"iterations": 3, "sample_every": 0, "trackers": [], "save_every": 100, "resume": "never"},
@@ -32,7 +34,7 @@ CASES = {
     ),
     "wan full, 2 shards, recomputed": case("wan", "full", (17, 48, 48), 2, tuning=AGAIN),
     "wan lora, bf16": case("wan", "lora", (17, 64, 64), 2, tuning=HALF),
-    "wan full, groups of 8, no anchor": case("wan", "full", (17, 64, 64), group=8, anchor="none"),
+    "wan full, groups of 8, no anchor": case("wan", "full", (17, 64, 64), group=8, anchor="none", together=3),
     "wan full, 2 copies of 2 shards": case("wan", "full", (9, 64, 64), 4, layout={"replicate": 2}),
     "wan lora, 33 frames, one branch trained": case(
         "wan", "lora", (33, 64, 64), 2, model={"guidance_gradient": "conditional"}

@@ -37,7 +37,7 @@ class Plan:
     flops: float  # of an iteration on all GPUs
     saving: Saving
     score_seconds: float
-    calibrated: bool
+    calibrated: str  # on which GPUs, if it is
 
     @property
     def iteration(self) -> float:
@@ -102,25 +102,25 @@ def alone(config: RecipeConfig, batch: int = 1, *, unguided: bool = False) -> Re
 
 
 def probed(config: RecipeConfig) -> Probe:
-    """Passes depend on who shares videos and weights, hardly on how many do: at most two nodes are looked at."""
+    """Passes depend on who shares videos and weights, hardly on how many do: two copies of eight shards suffice."""
     layout, values = config.parallel, config.model_dump()
     replicate = min(layout.replicate, 2)
     shards = min(layout.processes // (layout.replicate * layout.sequence), 8)
     processes = replicate * shards * layout.sequence
     values["parallel"] |= {"processes": processes, "replicate": replicate}
     values["policy"]["prompts_per_iteration"] = processes // layout.sequence * config.policy.batch_size
-    values["run"], values["prompts"], values["rewards"] = {}, values["prompts"], ()
+    values |= {"run": {}, "rewards": (), "monitors": ()}
     return _probe(RecipeConfig.model_validate(values).model_dump_json())
 
 
-def estimate(config: RecipeConfig, gpu: GPU, known: Calibration, *, decode: bool = True) -> Plan:
+def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
     layout, policy = config.parallel, config.policy
     outline: Any = build.outline_model(config)
     guided = bool(getattr(outline, "guided", False))
     # one branch of guidance, one video: what people call a forward pass
     single = _probe(alone(config, unguided=guided).model_dump_json())
     found, kept = probed(config), held(config)
-    decoded = _decoding(alone(config, batch=policy.batch_size).model_dump_json()) if decode else None
+    decoded = _decoding(alone(config, batch=policy.batch_size).model_dump_json())
     counts = count(config, guided, getattr(outline, "guidance_gradient", "both") == "conditional")
     sharded, copies, sequence = groups(config, gpu)
     forward = pass_time(found.forward, gpu, sharded, copies, sequence)
@@ -130,7 +130,7 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration, *, decode: bool
     batches, branches = videos / policy.batch_size, 2 if guided else 1
     per_batch = policy.batch_size * branches * layout.replicas  # videos × branches of a pass on all replicas
     times = {name: value / per_batch for name, value in asdict(counts).items()}
-    trained = batches * config.trained_steps * policy.num_iterations
+    trained = batches * config.trained_steps * policy.num_iterations / policy.replay_timesteps
     copied = sum(kept.by_kind[kind] for kind in ("trained weights", "gradients", "optimizer"))
     step = policy.num_iterations * policy.num_minibatches * 2 * copied / (MEMORY_SHARE * gpu.bandwidth)
     checkpoint = kept.checkpoint / layout.processes
@@ -159,5 +159,5 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration, *, decode: bool
     room = memory(config, found, kept, decoded)
     return Plan(
         config, gpu, layout.processes, single.tokens, single.forward.flops, kept, room, counts, seconds,
-        {"forward": forward, "training": training}, repeated, moved, flops, saving, score, known.measured is not None,
+        {"forward": forward, "training": training}, repeated, moved, flops, saving, score, known.gpu or "",
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """GPUs as their makers describe them, and how long work takes on one: a roofline, operation by operation."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sage_grpo.build import nearest
@@ -97,7 +97,3 @@ def pass_time(cost: Cost, gpu: GPU, sharded: Together, replicas: Together, seque
     )
     tokens = sequence.seconds(cost.sent.get("tokens", 0), cost.messages.get("tokens", 0), gpu)
     return PassTime(at_roofline(cost.operations, gpu), weights, tokens)
-
-
-def names(known: Iterable[str] = GPUS) -> str:
-    return ", ".join(known)

@@ -42,8 +42,7 @@ class Cost:
 class Probe:
     tokens: int  # of one video, without those of its text
     forward: Cost  # of a batch without gradient, all branches of guidance
-    training: Cost  # of a batch: forward and backward, beside gradients that are already there
-    depth: int
+    training: Cost  # of what shares a replay pass: forward and backward, beside gradients that are already there
 
 
 def line(shallow: Cost, deeper: Cost, blocks: int) -> Cost:
@@ -75,9 +74,8 @@ def watched(act: Callable[[], Any]) -> Cost:
 def passes(config: RecipeConfig, depth: int | None) -> tuple[int, Cost, Cost]:
     """Tokens of a video, a forward pass and a training pass of one batch, with so many blocks."""
     layout, model = config.parallel, cast(Any, build.outline_model(config))
-    batch, prompt = config.policy.batch_size, Prompt("")
-    shape = model.latent_shape(prompt)
-    asked = None if hasattr(model, "blank_condition") else model.encode(config_prompts(config, batch))
+    shape, policy = model.latent_shape(Prompt("")), config.policy
+    asked = None if hasattr(model, "blank_condition") else model.encode(config_prompts(config, 1))
     for part, name in stacks(model) if depth else ():
         parent, _, last = name.rpartition(".")
         setattr(part.get_submodule(parent), last, nn.ModuleList(list(part.get_submodule(name).children())[:depth]))
@@ -94,18 +92,22 @@ def passes(config: RecipeConfig, depth: int | None) -> tuple[int, Cost, Cost]:
             model.share_sequence(processes.exchange)
         if processes:
             shard(model, processes.weights_mesh, getattr(model, "autocast_dtype", None))
-        x = torch.zeros(batch, *shape)
-        if asked is None:
-            condition = model.blank_condition(batch)
-        else:
-            condition = {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in asked.items()}
+
+        def inputs(rows: int) -> tuple[Any, ...]:
+            x = torch.zeros(rows, *shape)
+            if asked is None:
+                return x, x.new_ones(rows), model.blank_condition(rows)
+            condition = {name: torch.zeros(rows, *v.shape[1:], dtype=v.dtype) for name, v in asked.items()}
+            return x, x.new_ones(rows), condition
+
+        rolled, replayed = inputs(policy.batch_size), inputs(policy.batch_size * policy.replay_timesteps)
 
         def forward() -> None:
             with torch.no_grad():
-                model.velocity(x, x.new_ones(batch), condition)
+                model.velocity(*rolled)
 
         def train() -> None:
-            model.velocity(x, x.new_ones(batch), condition).float().square().mean().backward()
+            model.velocity(*replayed).float().square().mean().backward()
 
         for weight in model.module.parameters():
             weight.grad = torch.zeros_like(weight) if weight.requires_grad else None  # of batches before this one
@@ -123,10 +125,10 @@ def probe(config: RecipeConfig) -> Probe:
     blocks = [len(list(part.get_submodule(name).children())) for part, name in places]
     if not blocks or max(blocks) <= SHALLOW[1]:
         tokens, forward, training = passes(config, None)
-        return Probe(tokens, forward, training, max(blocks, default=0))
+        return Probe(tokens, forward, training)
     (tokens, *few), (_, *more) = (passes(config, depth) for depth in SHALLOW)
     forward, training = (line(a, b, max(blocks)) for a, b in zip(few, more, strict=True))
-    return Probe(tokens, forward, training, max(blocks))
+    return Probe(tokens, forward, training)
 
 
 def decoding(config: RecipeConfig) -> Cost | None:

@@ -42,8 +42,11 @@ def assumptions(plan: Plan, gpu: str) -> list[str]:
         f"a failure every {GPU_HOURS_PER_FAILURE:,.0f} GPU-hours (Llama 3), {plan.saving.restart:.0f} s to start again",
         f"{plan.score_seconds:g} s of waiting for the scores of a video",
     ]
-    if not plan.calibrated:
-        told.append("seconds are not calibrated: run two iterations, then --measured RUN")
+    told.append(
+        f"seconds as calibrated by a run on {plan.calibrated}"
+        if plan.calibrated
+        else "seconds are not calibrated: run two iterations, then --measured RUN"
+    )
     if plan.memory.uncounted:
         told.append(f"memory of {', '.join(plan.memory.uncounted)} is not known and not counted")
     return told
