@@ -112,7 +112,8 @@ def check_cli(words: list[str], files: dict[str, str], *, whole: bool) -> None:
             name, command, rest = command.resolve_command(context, rest)
             parent = context
     except Exception as error:  # typer brings its own click, whose classes have no public place
-        if type(error).__name__ == "Exit" or (type(error).__name__ == "MissingParameter" and not whole):
+        unfinished = ("MissingParameter", "NoArgsIsHelpError")
+        if type(error).__name__ == "Exit" or (type(error).__name__ in unfinished and not whole):
             return
         raise
     if "recipe" in context.params:
