@@ -6,6 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sage_grpo.cli import app
+from sage_grpo.config import load_recipe
+from sage_grpo.plan.layout import check_layout
 from sage_grpo.plan.sweep import laid_out, parse_sweep
 
 TINY = ["model.frames=9", "model.height=64", "model.width=64", "model.options={text_tokens: 24}"]
@@ -36,8 +38,10 @@ def test_layouts_that_do_not_divide_are_answered_with_the_nearest_that_do():
     told = said.stderr
     assert "nearest layouts that work" in told
     assert "Traceback" not in told
-    first = told.split("that work:")[1].split("\n")[1].split()
-    assert run("hunyuan15-64gpu", "--gpus", "60", *first, "--sweep", "gpus=1", "--gpu", "nothing").exit_code == 2
+    proposals = [line.split() for line in told.split("that work:")[1].strip().splitlines()]
+    assert len(proposals) == 3
+    for changes in proposals:
+        check_layout(load_recipe("hunyuan15-64gpu", ["parallel.processes=60", *changes]))
 
 
 @pytest.mark.parametrize(
@@ -60,8 +64,6 @@ def test_mistakes_are_told_in_a_sentence(arguments, words):
 
 
 def test_a_sweep_keeps_the_recipes_videos_while_they_divide(tmp_path, monkeypatch):
-    from sage_grpo.config import load_recipe
-
     config = load_recipe("hunyuan15-64gpu")
     assert laid_out(config, 64, 2, 1).rollouts == 64
     assert laid_out(config, 64, 1, 1).policy.batch_size == 1
