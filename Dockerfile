@@ -8,7 +8,7 @@ RUN pip install --no-cache-dir -c constraints.txt build hatchling \
     && python -m build --wheel --no-isolation --outdir /dist .
 
 FROM python:3.12.12-slim-bookworm
-ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 HF_HOME=/work/hub MPLBACKEND=Agg
+ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 HF_HOME=/workspace/hub MPLBACKEND=Agg
 COPY constraints.txt /tmp/constraints.txt
 # torch first and by itself: its wheels for Linux bring CUDA
 RUN pip install -c /tmp/constraints.txt torch==2.13.0
@@ -16,9 +16,9 @@ COPY --from=wheel /dist /tmp/dist
 RUN pip install -c /tmp/constraints.txt "$(ls /tmp/dist/*.whl)[http,models]" \
     && rm -rf /tmp/dist \
     && useradd --create-home --uid 1000 sage \
-    && mkdir /work \
-    && chown sage /work
+    && mkdir /workspace \
+    && chown sage /workspace
 USER 1000
-WORKDIR /work
+WORKDIR /workspace
 ENTRYPOINT ["sage-grpo"]
 CMD ["--help"]

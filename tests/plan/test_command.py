@@ -38,8 +38,10 @@ def test_layouts_that_do_not_divide_are_answered_with_the_nearest_that_do():
     told = said.stderr
     assert "nearest layouts that work" in told
     assert "Traceback" not in told
+    as_json = json.loads(run("hunyuan15-64gpu", "--gpus", "60", "--json").stdout)
     proposals = [line.split() for line in told.split("that work:")[1].strip().splitlines()]
     assert len(proposals) == 3
+    assert as_json["nearest"] == proposals
     for changes in proposals:
         check_layout(load_recipe("hunyuan15-64gpu", ["parallel.processes=60", *changes]))
 

@@ -54,7 +54,7 @@ def plan(
 
         quiet_libraries()
         kind, axes = find_gpu(gpu), parse_sweep(sweep or [])
-        config = checked(recipe, changes)
+        config = checked(recipe, changes, as_json=as_json)
         known = calibrated(calibration, measured, gpu)
         if axes:
             from sage_grpo.plan.picture import draw_sweep
@@ -80,8 +80,10 @@ def plan(
         show.show(found, gpu, price, console)
 
 
-def checked(recipe: str, changes: list[str]) -> RecipeConfig:
+def checked(recipe: str, changes: list[str], *, as_json: bool) -> RecipeConfig:
     """The recipe, if its layout works; else the nearest layouts that do are told."""
+    import json
+
     from sage_grpo.config import ConfigError, load_recipe
     from sage_grpo.models.loading import ModelError
     from sage_grpo.plan.layout import check_layout
@@ -92,6 +94,8 @@ def checked(recipe: str, changes: list[str]) -> RecipeConfig:
         check_layout(config)
     except (ConfigError, ModelError) as error:
         near = nearest_layouts(recipe, changes, check_layout)
+        if as_json:
+            print(json.dumps({"error": str(error), "nearest": near}))
         ways = "\n".join(f"  {' '.join(way)}" for way in near)
         raise ConfigError(f"{error}\nnearest layouts that work:\n{ways}" if near else str(error)) from None
     return config
