@@ -35,8 +35,8 @@ def test_contract_holds_for_the_combined_motion_score(check):
 
 def test_every_scorer_has_a_name_in_recipes():
     targets = {target.split(":")[1] for target in REWARDS.values()}
-    # of its own world; held against its original; a way to others; compares videos
-    apart = {"ShapesReward", "VideoAlign", "HttpReward", "DiversityReward", "KIDMonitor"}
+    # of their own world; held against its original; a way to others; compares videos
+    apart = {"ShapesReward", "ShapesHeldOut", "VideoAlign", "HttpReward", "DiversityReward", "KIDMonitor"}
     assert {scorer.__name__ for scorer in contract.scorers()} == targets - apart
 
 
