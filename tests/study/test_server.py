@@ -289,7 +289,7 @@ def test_a_slow_line_gets_the_whole_video(make, start, monkeypatch):
         data += part
         if data.endswith(whole[-100:]):
             break
-        time.sleep(0.01)
+        time.sleep(0.02)  # at least eighty times
     line.close()
     assert time.monotonic() - began > 1
     assert data.endswith(whole)
