@@ -85,7 +85,7 @@ def checked(recipe: str, changes: list[str], *, as_json: bool) -> RecipeConfig:
     import json
 
     from sage_grpo.config import ConfigError, load_recipe
-    from sage_grpo.models.loading import ModelError
+    from sage_grpo.models.errors import ModelError
     from sage_grpo.plan.layout import check_layout
     from sage_grpo.plan.nearest import nearest_layouts
 

@@ -50,10 +50,6 @@ class Watch(TorchDispatchMode):
         self._now = 0
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
 
-    @property
-    def flops(self) -> float:
-        return sum(n * flops for (flops, _), n in self.operations.items())
-
     def __enter__(self) -> "Watch":
         self._resize = resize = torch.UntypedStorage.resize_
 

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from sage_grpo.core.protocols import Condition, Prompt
 from sage_grpo.models.conditions import ConditionStore, fingerprint
+from sage_grpo.models.errors import ModelError
 from sage_grpo.models.guidance import in_turn
-from sage_grpo.models.loading import ModelError, empty_parts, full_size, read_image
+from sage_grpo.models.loading import empty_parts, full_size, read_image
 
 __all__ = ["NEGATIVE", "DiffusersModel", "ModelError", "read_image"]
 

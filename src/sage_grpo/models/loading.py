@@ -10,10 +10,7 @@ import torch
 from PIL import Image
 
 from sage_grpo.core.protocols import Prompt
-
-
-class ModelError(ValueError):
-    """The checkpoint or the request does not fit the model: what is wrong and the nearest fix."""
+from sage_grpo.models.errors import ModelError
 
 
 def empty_parts(pipeline: Any, folder: str, names: Sequence[str], dtype: torch.dtype) -> dict[str, Any]:

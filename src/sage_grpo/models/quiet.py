@@ -1,10 +1,13 @@
-"""The libraries' progress bars and notices about toy checkpoints, switched off for a rehearsal."""
+"""The libraries' progress bars and notices about toy checkpoints, switched off for rehearsals and plans."""
 
+import importlib.util
 import logging
 import warnings
 
 
 def quiet_libraries() -> None:
+    if not importlib.util.find_spec("diffusers"):
+        return  # an extra that is not there says nothing
     from diffusers.utils import logging as diffusers_logging  # noqa: PLC0415 - an extra
     from transformers.utils import logging as transformers_logging  # noqa: PLC0415 - an extra
 

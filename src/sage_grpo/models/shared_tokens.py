@@ -11,7 +11,7 @@ from diffusers.models.attention_dispatch import AttentionBackendName, _Attention
 from diffusers.models.embeddings import apply_rotary_emb
 from torch import Tensor, nn
 
-from sage_grpo.models.loading import ModelError
+from sage_grpo.models.errors import ModelError
 
 
 def cut(dim: int, of: int) -> ContextParallelInput:

@@ -1,5 +1,6 @@
 """What a real iteration reached of the plan's seconds, kept in a file: the next plan is told in those terms."""
 
+import json
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,7 +39,7 @@ def write_calibration(path: Path, found: Calibration) -> None:
     lines = ["# Written by `sage-grpo plan --measured`; edit what you know better."]
     for name, field in Calibration.model_fields.items():
         value = getattr(found, name)
-        told = f"{value:.4g}" if isinstance(value, float) else value or "null"
+        told = f"{value:.4g}" if isinstance(value, float) else json.dumps(value)  # a name may hold # or :
         lines.append(f"{name}: {told}  # {field.description}")
     atomic_write(path, ("\n".join(lines) + "\n").encode())
 

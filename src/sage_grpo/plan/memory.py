@@ -40,6 +40,7 @@ class Memory:
     """Bytes on the device of the first process, and on the host beside it."""
 
     parts: dict[str, int]
+    video: int  # decoded
     visiting: tuple[str, ...]  # parts that are on the device only while they are used
     host: int
     uncounted: tuple[str, ...]  # scorers that do not say how large they are
@@ -97,6 +98,13 @@ def component_bytes(model: Any, names: tuple[str, ...]) -> int:
     return sum(map(size_of, (w for part in parts for w in (*part.parameters(), *part.buffers()))))
 
 
+def video_bytes(model: Any) -> int:
+    """Of its frames; what is no pipeline is small, and decodes one."""
+    if hasattr(model, "pipe"):
+        return int(model.frames * model.height * model.width * 3)
+    return int(model.decode(torch.zeros(1, *model.latent_shape(Prompt("")))).numel())
+
+
 def reward_bytes(config: RecipeConfig) -> tuple[int, tuple[str, ...]]:
     """Of scorers inside the trainer's processes, and those that do not say."""
     total, unknown = 0, []
@@ -121,7 +129,7 @@ def memory(config: RecipeConfig, found: Probe, kept: Held, decoding: Cost | None
     latents = torch.Size(model.latent_shape(Prompt(""))).numel()
     answer = (getattr(model, "dtype", None) or torch.float32).itemsize  # of a velocity
     steps = stochastic_steps(config)
-    frames = int(getattr(model, "frames", 1)) * int(getattr(model, "height", 0)) * int(getattr(model, "width", 0)) * 3
+    frames = video_bytes(model)
     if hasattr(model, "blank_condition"):
         condition = sum(map(size_of, model.blank_condition(1).values()))
     else:
@@ -150,4 +158,4 @@ def memory(config: RecipeConfig, found: Probe, kept: Held, decoding: Cost | None
     }  # fmt: skip
     away = ("text encoders", "VAE") if config.tuning.offload else ()
     host = sum(parts[name] for name in away) + (copies if config.tuning.offload_copies else 0)
-    return Memory(parts, away, host, uncounted)
+    return Memory(parts, frames, away, host, uncounted)

@@ -7,7 +7,7 @@ from typing import Any
 
 from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
 from sage_grpo.config.load import read_settings
-from sage_grpo.models.loading import ModelError
+from sage_grpo.models.errors import ModelError
 
 MANY = 3  # proposals
 KEYS = ("parallel.processes", "parallel.sequence", "parallel.replicate", "policy.batch_size",

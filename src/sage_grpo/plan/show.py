@@ -26,12 +26,11 @@ def in_time(seconds: float) -> str:
 
 
 def disk(plan: Plan) -> dict[str, float]:
-    run, model = plan.config.run, plan.config.model
+    run = plan.config.run
     shown = run.iterations // run.sample_every + 1 if run.sample_every else 0
-    pixels = (model.frames or 81) * (model.height or 480) * (model.width or 832)
     return {
         "checkpoints": float(plan.held.checkpoint * (run.keep + 1)),  # the next is written before the oldest goes
-        "samples": shown * run.samples * run.samples_each * pixels * PIXELS,
+        "samples": shown * run.samples * run.samples_each * plan.memory.video / 3 * PIXELS,
     }
 
 

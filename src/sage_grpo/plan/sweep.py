@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sage_grpo.config import ConfigError, RecipeConfig
-from sage_grpo.models.loading import ModelError
+from sage_grpo.config.load import validate
+from sage_grpo.models.errors import ModelError
 from sage_grpo.plan.calibration import Calibration
 from sage_grpo.plan.estimate import Plan, estimate
 from sage_grpo.plan.hardware import GPU
@@ -57,7 +58,7 @@ def laid_out(config: RecipeConfig, gpus: int, sequence: int, replicate: int) -> 
     prompts = math.ceil(config.policy.prompts_per_iteration / step) * step
     values["parallel"] |= {"processes": gpus, "sequence": sequence, "replicate": replicate}
     values["policy"] |= {"batch_size": batch, "prompts_per_iteration": prompts}
-    return RecipeConfig.model_validate(values)
+    return validate(values, RecipeConfig)
 
 
 def reason(plan: Plan, asked: RecipeConfig) -> str:
@@ -91,7 +92,7 @@ def sweep(
         try:
             own = laid_out(config, gpus, sequence, replicate)
             plan = estimate(own, gpu, known)
-        except (ConfigError, ModelError, ValueError) as error:
+        except (ConfigError, ModelError) as error:
             cells.append(Cell(gpus, sequence, replicate, None, 0, str(error)))
             continue
         cells.append(Cell(gpus, sequence, replicate, plan, own.rollouts, reason(plan, config)))

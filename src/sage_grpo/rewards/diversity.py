@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt, Scores
-from sage_grpo.rewards.frames import frame_numbers, shrunk
+from sage_grpo.rewards.frames import frame_numbers, groups, shrunk
 from sage_grpo.rewards.lpips import LPIPS
 
 
@@ -56,11 +56,3 @@ class DiversityReward:
         for i, j in itertools.combinations(range(len(videos)), 2):
             table[i, j] = table[j, i] = self.lpips.distance(features[i], features[j]).double().mean().cpu()
         return table.sum(1) / (len(videos) - 1)
-
-
-def groups(prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Places of the videos that were made of the same text and, if there is one, the same image."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for i, prompt in enumerate(prompts):
-        found.setdefault((prompt.text, str(prompt.columns.get("image"))), []).append(i)
-    return list(found.values())

@@ -116,3 +116,11 @@ class VideoScorer(ABC):
             which = "a video" if number is None else f"video {number} of its batch"
             log.warning("%s does not score %s (%.60r): %s; others like it are masked in silence",
                         self._name, which, prompt.text, key)  # fmt: skip
+
+
+def groups(prompts: Sequence[Prompt]) -> list[list[int]]:
+    """Places of the videos that were made of the same text and, if there is one, the same image."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        found.setdefault((prompt.text, str(prompt.columns.get("image"))), []).append(i)
+    return list(found.values())

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from sage_grpo.core.protocols import Prompt, Scores
-from sage_grpo.rewards.diversity import groups
 from sage_grpo.rewards.errors import RewardError
+from sage_grpo.rewards.frames import groups
 from sage_grpo.worlds.shapes import FRAMES, SIZE, fit, parse_prompt
 
 
