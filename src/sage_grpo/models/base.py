@@ -1,7 +1,6 @@
 """What all adapters of diffusers pipelines share: loading, guidance, placement, cached conditions, frames.
 
-An adapter adds what differs: how a text becomes tensors, how the transformer is asked, the shape of its latents. See
-docs/add-a-model.md.
+An adapter adds what differs: text to tensors, how the transformer is asked, the shape of latents (docs/add-a-model.md).
 """
 
 import inspect
