@@ -14,7 +14,7 @@ from sage_grpo import build
 from sage_grpo.cli import app
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.config.load import shipped_recipes
-from sage_grpo.rehearse import Rehearsal, find_rewards
+from sage_grpo.rehearsal.toy import Rehearsal, find_rewards
 from sage_grpo.rewards import videoalign_convert
 from sage_grpo.rewards.errors import MissingWeights, RewardError
 from sage_grpo.rewards.videoalign import VideoAlign

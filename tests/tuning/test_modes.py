@@ -72,6 +72,19 @@ def test_base_policy_is_the_adapter_switched_off():
     assert all(p.requires_grad for n, p in model.module.named_parameters() if ".lora_" in n)
 
 
+def test_a_visit_to_a_copy_freezes_nothing():
+    """FSDP2 looks once, in its first forward pass, at what is trained; that pass may be one of a copy."""
+    model = tiny_model(tuning={"mode": "lora"})
+    trained = {name for name, p in model.module.named_parameters() if p.requires_grad}
+    bank = make_bank(model.module)
+    bank.save("base")
+    disturb(model)
+    bank.save("adapter")
+    for name in ("base", "adapter"):
+        with bank.using(name):
+            assert trained == {n for n, p in model.module.named_parameters() if p.requires_grad}
+
+
 def test_anchor_is_a_second_adapter_and_no_second_model():
     model = tiny_model(tuning={"mode": "lora"})
     disturb(model)

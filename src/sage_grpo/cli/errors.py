@@ -27,4 +27,5 @@ def user_errors(*more: type[Exception]) -> Iterator[None]:
 EXPLAINED = {
     "PromptError", "ReplayError", "RewardFailure", "DamagedCheckpoint", "MissingExtra", "ModelError", "TuningError",
     "DeviceError", "SilentTraining", "CheckpointError", "StorageError", "RewardError", "MissingWeights", "FleetError",
+    "ProcessFailure",
 }  # fmt: skip

@@ -15,17 +15,21 @@ def rehearse(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that differ from the recipe.")
     ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, max=4, help="Start so many; by default two on each axis of the layout.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Keep the rehearsed run here; by default it is thrown away.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was covered as JSON.")] = False,
 ) -> None:
     """Run two iterations of a recipe on this computer, with the same classes at toy size.
 
-    Covers loading, rollout, decoding, rewards, update, anchor, checkpoint, resume, export and sampling, and says what
-    had to be replaced. No weights are downloaded and no GPU is needed.
+    The processes are real: a recipe for 64 GPUs runs with four that share weights and videos as the 64 would. Covers
+    loading, rollout, decoding, rewards, update, anchor, averaging, samples, checkpoint, resume and export, and says
+    what it reduced and what it had to replace. No weights are downloaded and no GPU is needed. `--processes 1` is the
+    quick form.
 
     Example: `sage-grpo rehearse hunyuan15-64gpu --out rehearsal`
     """
-    import importlib.util
     import tempfile
     from contextlib import nullcontext
 
@@ -37,16 +41,13 @@ def rehearse(
         load_recipe(recipe, overrides or [])  # a mistake in the recipe is told before anything is loaded
         console = Console(stderr=as_json)
         with console.status("loading the libraries") as status:
-            from sage_grpo.rehearse import rehearse as run
+            from sage_grpo.models.quiet import quiet_libraries
+            from sage_grpo.rehearsal.run import rehearse as run
 
-            if importlib.util.find_spec("diffusers"):
-                from sage_grpo.models.quiet import quiet_libraries
-
-                quiet_libraries()
-
+            quiet_libraries()
             with nullcontext(str(out)) if out else tempfile.TemporaryDirectory() as place:
                 folder = out or Path(place)
-                told = run(recipe, overrides or [], folder, Console(quiet=True), tell=status.update)
+                told = run(recipe, overrides or [], folder, Console(quiet=True), status.update, processes)
     if as_json:
         import json
         from dataclasses import asdict
@@ -60,6 +61,8 @@ def rehearse(
         console.print(f"  [green]✓[/] {name} ({seconds:.1f} s)", highlight=False)
     facts = ", ".join(f"{name} {value}" for name, value in told.facts.items())
     console.print(f"  {facts}", highlight=False)
+    for text in told.reduced:
+        console.print(f"  [cyan]reduced[/]  {escape(text)}", highlight=False)
     for text in told.stand_ins:
         console.print(f"  [yellow]replaced[/] {escape(text)}", highlight=False)
     if out:

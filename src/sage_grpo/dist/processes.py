@@ -28,6 +28,10 @@ def launched() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def launched_rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
 class Processes:
     """The `Comm` of several processes. Rank and world count replicas: processes that share a video are one."""
 

@@ -134,14 +134,21 @@ class LoraBank:
     def using(self, name: str) -> Iterator[None]:
         if name not in self:
             raise KeyError(name)
-        base = name in self._base
-        for layer in self._layers:
-            layer.enable_adapters(False) if base else layer.set_adapter(name, inference_mode=True)
+        self._answer_with(None if name in self._base else name)
         try:
             yield
         finally:
-            for layer in self._layers:
-                layer.enable_adapters(True) if base else layer.set_adapter(POLICY)
+            self._answer_with(POLICY)
+
+    def _answer_with(self, name: str | None) -> None:
+        """Which adapter speaks; none for the base model.
+
+        Not by peft's methods: they also freeze the policy's weights, and FSDP2 decides for good in its first forward
+        pass, which may be this one, how gradients are reduced.
+        """
+        for layer in self._layers:
+            layer._disable_adapters = name is None
+            layer._active_adapter = [name or POLICY]
 
     @torch.no_grad()
     def adopt(self, name: str) -> None:

@@ -1,0 +1,65 @@
+"""Several processes started from one: torchrun on this machine, watched until all have ended."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+FAILURES, LOG = "failures", "processes.log"
+
+
+class ProcessFailure(RuntimeError):
+    """One of the processes ended with an error; the message is that of the first one that did."""
+
+
+def launch(
+    processes: int, module: str, arguments: Sequence[str], folder: Path, look: Callable[[], None] = lambda: None
+) -> None:
+    """Run `python -m module` that many times; `look` is called now and then. What they print goes to a log."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    # what this process can import, the others can: a reward of the user's may lie beside the recipe
+    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    settings = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": paths}
+    with (folder / LOG).open("wb") as log:
+        started = subprocess.Popen(
+            [*command, "-m", module, *arguments], env=settings, stdout=log, stderr=subprocess.STDOUT
+        )
+        try:
+            while started.poll() is None:
+                look()
+                time.sleep(0.2)
+        finally:
+            if started.poll() is None:  # Ctrl-C
+                started.terminate()
+                started.wait()
+    if started.returncode:
+        raise ProcessFailure(_first_failure(folder) or f"a process was killed; {_tail(folder / LOG)}")
+
+
+@contextmanager
+def failures_told(folder: Path, rank: int, world: int) -> Iterator[None]:
+    """In a launched process: the reason of its end, for the one that launched it."""
+    try:
+        yield
+    except Exception as error:
+        ours = type(error).__module__.startswith("sage_grpo")  # these explain themselves
+        text = str(error) if ours else "".join(traceback.format_exception(error)).rstrip()
+        told = {"time": time.time(), "text": f"process {rank} of {world}: {text}"}
+        (folder / FAILURES).mkdir(exist_ok=True)
+        (folder / FAILURES / f"{rank}.json").write_text(json.dumps(told))
+        raise
+
+
+def _first_failure(folder: Path) -> str | None:
+    """The others often fail only because one did."""
+    told = [json.loads(path.read_text()) for path in (folder / FAILURES).glob("*.json")]
+    return str(min(told, key=lambda one: one["time"])["text"]) if told else None
+
+
+def _tail(log: Path) -> str:
+    return "its last words:\n" + "\n".join(log.read_text(errors="replace").splitlines()[-15:])

@@ -1,0 +1,82 @@
+"""What each process of a rehearsal does: one iteration, a resume, another. A launcher starts it with `python -m`."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
+from sage_grpo.core.protocols import whole
+from sage_grpo.dist.launch import failures_told
+from sage_grpo.dist.processes import launched, launched_rank, leave
+from sage_grpo.models.quiet import quiet_libraries
+from sage_grpo.rehearsal.toy import Rehearsal, find_prompts, find_rewards
+from sage_grpo.tracking.files import atomic_write
+from sage_grpo.trainer import Trainer
+
+ORIGINAL, SMALL, RECORD, PROGRESS = "original.yaml", "toy.yaml", "record.json", "progress.txt"
+
+
+def run_iterations(
+    config: RecipeConfig,
+    small: RecipeConfig,
+    folder: Path,
+    record: Rehearsal,
+    tell: Callable[[str], None],
+    console: Console,
+) -> None:
+    """Two iterations with a restart between them, in this process and those that were started with it."""
+    prompts = find_prompts(config, folder, record)
+    rewards, weights = find_rewards(config, record)
+    if small.policy.reward_weights is None:
+        small = small.model_copy(update={"policy": small.policy.model_copy(update={"reward_weights": weights})})
+
+    def trainer(iterations: int) -> Trainer:
+        run = small.run.model_copy(update={"iterations": iterations})
+        return Trainer(config=small.model_copy(update={"run": run}), rewards=rewards, prompts=prompts, console=console)
+
+    tell("first iteration: rollout, decode, rewards, update, anchor, checkpoint")
+    with record.phase("load, rollout, decode, rewards, update, anchor, checkpoint"):
+        first = trainer(1)
+        start = {name: p.detach().clone() for name, p in first.model.module.named_parameters() if p.requires_grad}
+        first.train()
+    del first
+
+    tell("resume and second iteration")
+    with record.phase("resume, second iteration"):
+        second = trainer(2)
+        result = second.train()
+    live = dict(second.model.module.named_parameters())
+    moved = [name for name, before in start.items() if float(whole((live[name].detach() - before).norm())) > 0]
+    if not moved:
+        raise ConfigError(
+            "the updates changed no weight: all rewards of a group are equal, or optimizer.lr is too small"
+        )
+    record.facts |= {
+        "processes": small.parallel.processes, "trained parameters": sum(v.numel() for v in start.values()),
+        "changed tensors": len(moved), "of tensors": len(start), "updates": second.loop.updates,
+        "iterations": result.iterations, "alarms": len(result.alarms),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """One of several processes: what is asked lies in the folder, and so does the answer."""
+    folder, rank = Path(sys.argv[1]), launched_rank()
+    quiet_libraries()
+    record = Rehearsal("")
+    with failures_told(folder, rank, launched()):
+        config, small = load_recipe(folder / ORIGINAL), load_recipe(folder / SMALL)
+        run_iterations(
+            config, small, folder, record,
+            lambda text: atomic_write(folder / PROGRESS, text.encode()) if rank == 0 else None, Console(quiet=True),
+        )  # fmt: skip
+        if rank == 0:
+            atomic_write(folder / RECORD, json.dumps(asdict(record)).encode())
+    leave()
+
+
+if __name__ == "__main__":
+    main()

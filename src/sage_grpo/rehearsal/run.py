@@ -1,0 +1,90 @@
+"""`rehearse`: a recipe acted out from loading to sampling what was exported, as it would run."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from sage_grpo import build
+from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
+from sage_grpo.dist.launch import launch
+from sage_grpo.exporting import export_run
+from sage_grpo.rehearsal import iterations
+from sage_grpo.rehearsal.toy import Rehearsal, find_monitors, find_prompts, find_rewards, shrink
+from sage_grpo.sampling import open_source, sample_videos, write_samples
+from sage_grpo.tuning.export import load_adapters
+
+Tell = Callable[[str], None]
+
+
+def rehearse(
+    source: str | Path,
+    overrides: Sequence[str],
+    folder: Path,
+    console: Console,
+    tell: Tell = print,
+    processes: int | None = None,
+) -> Rehearsal:
+    """Two iterations with a restart between them, then export and a look; raises what a real run would raise.
+
+    `processes` of this machine share the work; none means the axes of the recipe's own layout, two on each.
+    """
+    config, record = load_recipe(source, overrides), Rehearsal(str(source))
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty; a rehearsal needs a folder of its own")
+    folder.mkdir(parents=True, exist_ok=True)
+    small = find_monitors(shrink(config, folder, record, processes), record)
+    adapter = build.resolve(config.model.type, build.MODELS, "model")
+    if hasattr(adapter, "tiny"):
+        tell("1 of 4: making a tiny checkpoint of the same classes")
+        with record.phase("checkpoint of the same classes"):
+            adapter.tiny().save_pretrained(str(folder / "checkpoint"))
+    if small.parallel.processes == 1:
+        iterations.run_iterations(config, small, folder, record, lambda text: tell(f"2 of 4: {text}"), console)
+    else:
+        _launch(config, small, folder, record, tell)
+
+    tell("3 of 4: export")
+    with record.phase("export"):
+        written = export_run(folder / "run", folder / "export")
+    record.facts["export"] = written["kind"]
+    with record.phase("load the export"):
+        record.facts["export loads"] = _load_export(small, folder)
+    tell("4 of 4: sample")
+    with record.phase("sample"):
+        opened = open_source(folder / "run")
+        prompts = list(build.build_prompts(small, find_prompts(config, folder, Rehearsal("")))(0, 1))
+        write_samples(folder / "samples", prompts, [("rehearsed", sample_videos(opened, prompts, 0))], 0)
+    return record
+
+
+def _launch(config: RecipeConfig, small: RecipeConfig, folder: Path, record: Rehearsal, tell: Tell) -> None:
+    find_rewards(config, record)  # what is wrong with them is told before anything is started
+    find_prompts(config, folder, record)
+    (folder / iterations.ORIGINAL).write_text(dump_recipe(config))
+    (folder / iterations.SMALL).write_text(dump_recipe(small))
+    progress = folder / iterations.PROGRESS
+
+    def look() -> None:
+        doing = progress.read_text() if progress.exists() else "starting"
+        tell(f"2 of 4, {small.parallel.processes} processes: {doing}")
+
+    launch(small.parallel.processes, iterations.__name__, [str(folder)], folder, look)
+    answer = json.loads((folder / iterations.RECORD).read_text())
+    record.covered |= answer["covered"]
+    record.facts |= answer["facts"]
+
+
+def _load_export(config: RecipeConfig, folder: Path) -> str:
+    """As a user would: the whole checkpoint by its path, adapters into the base checkpoint."""
+    adapter = build.resolve(config.model.type, build.MODELS, "model")
+    if not hasattr(adapter, "tiny"):
+        adapter.from_pretrained(str(folder / "export"))
+        return "as a recipe's model"
+    pipeline = adapter.pipeline_class
+    if config.tuning.mode == "full":
+        pipeline.from_pretrained(str(folder / "export"))
+    else:
+        load_adapters(pipeline.from_pretrained(str(folder / "checkpoint")), folder / "export")
+    return "by plain diffusers"

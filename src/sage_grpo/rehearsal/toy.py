@@ -1,0 +1,220 @@
+"""A recipe at toy size: what is shrunk, what stands in for what cannot be had here, and a record of both.
+
+Shrunk are sizes, counts and the checkpoint. Not shrunk: the model's classes, training mode, precision, guidance, the
+trust region, averaging, optimizer, and rewards and prompts where they can be had.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import InvalidCxxCompiler
+
+from sage_grpo import build
+from sage_grpo.config import ConfigError, ParallelConfig, RecipeConfig, load_recipe
+from sage_grpo.core.protocols import Reward, Scores
+from sage_grpo.dist.device import HOST
+from sage_grpo.rewards.errors import MissingWeights
+
+PROMPTS = (
+    "a red cat runs over the grass",
+    'a shop sign that says "open late"',
+    "two boats on a lake",
+    "a kite in the wind",
+)
+RANK, STEPS, BATCH, GROUP = 4, 4, 2, 2
+PROCESSES = 4  # the most that a rehearsal starts
+
+
+@dataclass
+class Rehearsal:
+    """What happened, in words and seconds."""
+
+    recipe: str
+    covered: dict[str, float] = field(default_factory=dict)  # phase → seconds
+    reduced: list[str] = field(default_factory=list)  # the same at toy size
+    stand_ins: list[str] = field(default_factory=list)  # something else in its place
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.covered[name] = round(time.perf_counter() - started, 2)
+
+    def reduce(self, what: str, small: object, real: object) -> None:
+        if small != real:
+            self.reduced.append(f"{what}: {small} for {real}")
+
+
+class StandIn:
+    """Brightness under the names of a reward that cannot run here: it exercises the loop, it judges nothing."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+
+    def score(self, videos: torch.Tensor, prompts: Sequence[Any]) -> Scores:
+        values = videos.double().flatten(1).mean(1, keepdim=True).expand(-1, len(self.names)) / 255
+        return Scores(values, torch.ones_like(values, dtype=torch.bool))
+
+
+def toy_layout(layout: ParallelConfig, processes: int | None = None) -> ParallelConfig:
+    """Two processes on each axis that the layout has, as far as four processes, or `processes`, go round.
+
+    A shared video comes first, then copies of the weights, then shards: weights are cut over those of a video, too.
+    """
+    room = processes or min(layout.processes, PROCESSES)
+    sequence = 2 if layout.sequence > 1 and room % 2 == 0 else 1
+    room //= sequence
+    replicate = 2 if layout.replicate > 1 and room % 2 == 0 else 1
+    room //= replicate
+    shards = room if processes else min(room, 2, layout.replicas // layout.replicate)
+    return ParallelConfig(processes=sequence * replicate * shards, sequence=sequence, replicate=replicate)
+
+
+def shrink(config: RecipeConfig, folder: Path, record: Rehearsal, processes: int | None = None) -> RecipeConfig:
+    """The same recipe at toy size. Every change that leaves something out is written into `record`."""
+    values = config.model_dump(mode="json")
+    layout = toy_layout(config.parallel, processes)
+    _describe_layout(config.parallel, layout, record)
+    values["parallel"] = layout.model_dump()
+    _shrink_model(values, config, folder, record)
+    _shrink_sampling(values["sampling"], record)
+    policy, tuning, run = values["policy"], values["tuning"], values["run"]
+    small = {
+        "prompts_per_iteration": max(2, layout.replicas), "num_generations": GROUP,
+        "batch_size": min(policy["batch_size"], BATCH), "num_iterations": min(policy["num_iterations"], 2),
+        "num_minibatches": 1,
+    }  # fmt: skip
+    rollouts = small["prompts_per_iteration"] * GROUP
+    record.reduce("rollouts an iteration", rollouts, config.rollouts)
+    policy |= small
+    values["kl"]["ref_model_sync_steps"] = 1  # so that the anchor is renewed
+    _shrink_tuning(tuning, config, record)
+    dropped = [name for name in run["trackers"] if name != "tensorboard"]
+    record.stand_ins += [f"tracker {name}: left out" for name in dropped]
+    run |= {
+        "out": str(folder / "run"), "iterations": 1, "save_every": 1, "sample_every": min(run["sample_every"], 1),
+        "samples": 1, "resume": "auto", "checkpoints": None,
+        "trackers": [name for name in run["trackers"] if name not in dropped],
+    }  # fmt: skip
+    values["gauge"]["every"] = min(values["gauge"]["every"], 1)
+    return load_recipe(values)
+
+
+def _describe_layout(real: ParallelConfig, small: ParallelConfig, record: Rehearsal) -> None:
+    def words(layout: ParallelConfig) -> str:
+        parts = {"copies": layout.replicate, "shards": layout.replicas // layout.replicate, "a video": layout.sequence}
+        axes = " × ".join(f"{n} {name}" for name, n in parts.items() if n > 1)
+        return f"{layout.processes}" + (f" ({axes})" if axes else "")
+
+    record.reduce("processes", words(small), words(real))
+    if real.ring > 1:
+        record.stand_ins.append("ring: heads are traded instead, for attention on the CPU cannot go round a ring")
+
+
+def _shrink_model(values: dict[str, Any], config: RecipeConfig, folder: Path, record: Rehearsal) -> None:
+    adapter = build.resolve(config.model.type, build.MODELS, "model")
+    if not hasattr(adapter, "tiny"):
+        return
+    model, size = values["model"], adapter.tiny_size
+    names = ("frames", "height", "width")
+    real = [model[name] or default for name, default in zip(names, adapter.default_size, strict=True)]
+    record.reduce("video", "×".join(map(str, size)), "×".join(map(str, real)))
+    record.reduced.append(f"checkpoint: a tiny one of the same classes for {model['path']}")
+    model |= dict(zip(names, size, strict=True)) | {"path": str(folder / "checkpoint"), "revision": None}
+    model["options"] |= dict(adapter.tiny_options)
+
+
+def _shrink_sampling(sampling: dict[str, Any], record: Rehearsal) -> None:
+    record.reduce("steps", min(sampling["steps"], STEPS), sampling["steps"])
+    sampling["steps"] = min(sampling["steps"], STEPS)
+    stochastic = max(sampling["steps"] - (sampling["last_step"] == "ode"), 1)
+    if sampling["window_size"] is not None:
+        sampling["window_size"] = min(sampling["window_size"], stochastic - 1) or 1
+        sampling["window_start"] = "random"
+
+
+def _shrink_tuning(tuning: dict[str, Any], config: RecipeConfig, record: Rehearsal) -> None:
+    if tuning["mode"] == "lora":
+        record.reduce("rank", min(tuning["rank"], RANK), tuning["rank"])
+    tuning |= {"rank": min(tuning["rank"], RANK), "device": HOST.type, "conditions": None}
+    if tuning["alpha"]:
+        tuning["alpha"] *= tuning["rank"] / config.tuning.rank
+    if tuning["compile"] == "inductor" and not _has_compiler():
+        record.stand_ins.append("compile: backend aot_eager for inductor (no C++ compiler here; it makes no code)")
+        tuning["compile"] = "aot_eager"
+    if tuning["attention"]:
+        record.stand_ins.append(f"attention: native for {tuning['attention']}, which needs its device")
+        tuning["attention"] = None
+
+
+def _has_compiler() -> bool:
+    try:
+        return bool(get_cpp_compiler())
+    except InvalidCxxCompiler:
+        return False
+
+
+def find_prompts(config: RecipeConfig, folder: Path, record: Rehearsal) -> Any:
+    adapter = build.resolve(config.model.type, build.MODELS, "model")
+    if config.prompts.path is None and not hasattr(adapter, "tiny"):
+        return None
+    if config.prompts.path and Path(config.prompts.path).expanduser().exists():
+        return None  # the recipe's own, checked row by row
+    record.stand_ins.append(f"prompts: a few of ours, for there is no {config.prompts.path or 'prompts.path'} here")
+    rows: list[dict[str, Any]] = [{"prompt": text} for text in PROMPTS]
+    if getattr(adapter, "needs_image", False):
+        for i, row in enumerate(rows):
+            path = folder / f"first-frame-{i}.png"
+            if not path.exists():
+                Image.linear_gradient("L").rotate(90 * i).convert("RGB").save(path)
+            row["image"] = str(path)
+    return rows
+
+
+def find_rewards(config: RecipeConfig, record: Rehearsal) -> tuple[list[Reward], tuple[float, ...]]:
+    """The recipe's own where they can be built here, one by one."""
+    parts: list[Reward] = []
+    weights: list[float] = []
+    for entry in config.rewards:
+        here = {"device": HOST.type} if "device" in entry.options else {}
+        moved = entry.model_copy(update={"options": entry.options | here})
+        alone = config.model_copy(update={"rewards": (moved,)})
+        try:
+            part, weight = build.build_rewards(alone)
+        except (ConfigError, MissingWeights) as error:
+            if ":" not in entry.type and not isinstance(error, MissingWeights):
+                raise  # a built-in name that is wrong here is wrong everywhere
+            given = {} if isinstance(entry.weights, str) else entry.weights
+            names = tuple(given) or _names_of(entry.type)
+            record.stand_ins.append(f"reward {entry.type}: brightness under the names {', '.join(names)} ({error})")
+            part, weight = StandIn(names), tuple(given.get(name, 1.0) for name in names)
+        parts.append(part)
+        weights += weight
+    return parts, tuple(weights)
+
+
+def find_monitors(config: RecipeConfig, record: Rehearsal) -> RecipeConfig:
+    """Without those that cannot be built here."""
+    kept = []
+    for entry in config.monitors:
+        try:
+            build.build_reward(entry)
+        except (ConfigError, MissingWeights) as error:
+            record.stand_ins.append(f"monitor {entry.type}: left out ({error})")
+        else:
+            kept.append(entry)
+    return config.model_copy(update={"monitors": tuple(kept)})
+
+
+def _names_of(reward: str) -> tuple[str, ...]:
+    """A built-in scorer says its names without its checkpoint."""
+    found = build.resolve(reward, build.REWARDS, "reward") if reward in build.REWARDS else None
+    return tuple(getattr(found, "names", ())) or (reward,)
