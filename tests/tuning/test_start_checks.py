@@ -19,9 +19,9 @@ from support import make_config, make_loop
 from tiny_models import disturb, tiny_model
 
 
-def loop_for(model, **settings):
+def loop_for(model, policy=None, **settings):
     prompts = contract.prompts_for(model)
-    policy = {"prompts_per_iteration": 2, "num_generations": 2, "batch_size": 2}
+    policy = {"prompts_per_iteration": 2, "num_generations": 2, "batch_size": 2} | (policy or {})
     config = make_config(policy=policy, sampling={"steps": 4}, **settings)
     bank = make_bank(model.module)
     return make_loop(config, model=model, prompts=lambda start, count: (prompts * count)[:count], bank=bank)
@@ -105,13 +105,48 @@ def test_gate_names_another_batch_shape():
         check_replay(model, joined(first, second), loop.table)
 
 
-def test_gate_takes_rounding_where_timesteps_share_a_pass_and_nothing_more():
+def test_gate_takes_rounding_where_a_rollout_serves_one_update_and_nothing_more():
     model = disturb(tiny_model(PicksKernelsBySize))
     loop, (first, _) = rollout_of(model)
-    check_replay(model, first, loop.table, together=2)
+    assert 0 < check_replay(model, first, loop.table, together=2, exact=False) < 1e-5
+    with pytest.raises(ReplayError, match=r"exactly 0.*this is rounding.*policy\.num_iterations=1"):
+        check_replay(model, first, loop.table, together=2)
     model.guidance_scale = 3.1
     with pytest.raises(ReplayError, match="guidance_scale was 3"):
-        check_replay(model, first, loop.table, together=2)
+        check_replay(model, first, loop.table, together=2, exact=False)
+
+
+class RoundsWithGradient(Wan):
+    """As compilers and cuDNN do: other kernels, where there is something to differentiate."""
+
+    off = 0.0
+
+    def predict(self, x, sigma, inputs):
+        v = super().predict(x, sigma, inputs)
+        return v * (1 + self.off * torch.randn_like(v)) if torch.is_grad_enabled() else v
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), [("float32", 1e-6), ("bfloat16", 4e-3)])
+def test_one_update_of_a_rollout_bears_rounding(dtype, rounding):
+    """Ratio 1 and no pull to the previous policy by construction; what is above rounding is refused all the same."""
+    for off, policy, message in (
+        (rounding, {}, None),
+        (rounding, {"num_iterations": 2}, r"exactly 0"),
+        (30 * rounding, {}, r"moves the velocity by 0\.\d+ of its size; it must be within|moves the velocity by .*e-"),
+    ):
+        model = disturb(tiny_model(RoundsWithGradient, {"precision": dtype}))
+        model.off = off
+        loop, seen = loop_for(model, policy=policy)
+        if message:
+            with pytest.raises(ReplayError, match=message):
+                loop.iterate()
+            continue
+        metrics = loop.iterate()
+        assert 0 < metrics["replay_deviation"] < 20 * rounding
+        assert set(seen.updates[0].per_step["ratio"]) == {1.0}
+        assert set(seen.updates[0].per_step["kl_previous"]) == {0.0}
+        assert seen.updates[0].stepped
+        assert "replay_deviation" not in loop.iterate()
 
 
 def test_gate_names_other_guidance():

@@ -66,6 +66,10 @@ class PolicyConfig(Settings):
     )
     max_failed_rewards: float = Field(0.5, ge=0, le=1, description="share of failures that stops the run")
 
+    @property
+    def updates_per_rollout(self) -> int:
+        return self.num_iterations * self.num_minibatches
+
 
 class KLConfig(Settings):
     """The dual trust region and its weight λ."""

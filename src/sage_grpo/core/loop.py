@@ -145,10 +145,12 @@ class Loop:
         policy, group = self.config.policy, self.config.policy.num_generations
         table = self.window()
         rollouts = self.rollout(table)
+        checked: Metrics = {}
         if not self._checked:
-            check_replay(self.model, rollouts.trajectories[0], table, policy.replay_timesteps, self.comm)
-            check_training(self.model, rollouts.trajectories[0], table, self.config, self.comm)
-            self._checked = True
+            first, exact = rollouts.trajectories[0], policy.updates_per_rollout > 1
+            off = check_replay(self.model, first, table, policy.replay_timesteps, self.comm, exact=exact)
+            check_training(self.model, first, table, self.config, self.comm)
+            self._checked, checked = True, {"replay_deviation": off}
         scores, valid = self.score(rollouts)
         self._tell("on_rollout", rollouts, scores, valid)
         reward, ok = (x.view(-1, group) for x in weighted_reward(scores, valid, policy.reward_weights))
@@ -163,7 +165,8 @@ class Loop:
                 scores, valid, policy.reward_weights, group, limit=policy.advantage_limit
             )
         results = self._train(table, rollouts, advantage, used) if used.any() else []
-        metrics = self._metrics(reward[ok], advantage, used, results) | {"reward/failed": (~ok).double().mean().item()}
+        metrics = self._metrics(reward[ok], advantage, used, results) | checked
+        metrics["reward/failed"] = (~ok).double().mean().item()
         self.iteration += 1
         self._tell("on_iteration", metrics)
         return metrics

@@ -101,8 +101,8 @@ def update(
     """One optimizer update over `steps` of all batches; `samples` counts those of weight 1 on all ranks.
 
     The loss is a mean over samples and timesteps, so neither masks nor batching change its scale. If the
-    loss or the gradient is not finite on any rank, no rank steps. `fresh` weights are those of the rollout:
-    its velocities are then the network's own, even where timesteps share a pass and rounding differs.
+    loss or the gradient is not finite on any rank, no rank steps. `fresh` weights are those of the rollout: the
+    old velocity is then the network's own, and its ratio 1, even where replay rounds differently than the rollout.
     """
     policy, size = config.policy, config.policy.replay_timesteps
     items = [(list(steps[i : i + size]), batch) for i in range(0, len(steps), size) for batch in batches]
@@ -117,7 +117,7 @@ def update(
         losses = []
         for i, v in enumerate(velocities(model, batch.trajectory, chunk, table)):
             step, k, taken = chunk[i], table.k[chunk[i]].item(), batch.trajectory.transitions[chunk[i]]
-            old = v.detach() if fresh and len(chunk) > 1 else taken.velocity
+            old = v.detach() if fresh else taken.velocity
             t = terms(v, old, taken.noise, reference[i] if reference else None, batch.advantage, k, config)
             loss = sage_loss(t.surrogate, equalizer[step].item(), kl_weight, t.penalty)
             losses.append((loss * batch.weight).sum())
