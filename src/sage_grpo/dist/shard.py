@@ -13,20 +13,50 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from sage_grpo.core.protocols import VideoModel, networks
 
+MATRICES = (nn.Linear, nn.modules.conv._ConvNd)  # layers whose weights autocast casts
 Adapter = Callable[[str, tuple[int, ...]], Tensor]
 
 
 def shard(model: VideoModel, mesh: DeviceMesh, compute: torch.dtype | None = None) -> None:
-    """Each repeated block is a unit that is gathered while it works; the rest of a network is another."""
-    policy = (
-        MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32) if compute else MixedPrecisionPolicy()
-    )
+    """Each repeated block is gathered while it works; the rest of a network is another unit.
+
+    What a process computes must not depend on how many there are: weights are gathered as one process holds them,
+    inputs are left alone, and autocast does the rest, as it does there. Where blocks are trained in float32, their
+    matrices travel in the type that autocast turns them into (`compute`): half the bytes, the same numbers.
+    """
     for block in model.shard_blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
+        if compute and not _adapted(block) and not _compiled(block):
+            _shard_matrices(block, mesh, MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False))
+        fully_shard(block, mesh=mesh)
     for part in networks(model.module).values():
         # By default the outermost unit stays gathered after a forward pass: copies, anchors and checkpoints made
         # between passes would then see old or whole weights.
-        fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        fully_shard(part, mesh=mesh, reshard_after_forward=True)
+
+
+def _adapted(block: nn.Module) -> bool:
+    """The block's own weights are frozen, and kept in the type of the arithmetic."""
+    return any(".lora_" in name for name, _ in block.named_parameters())
+
+
+def _compiled(block: nn.Module) -> bool:
+    """One graph: units inside it would break it."""
+    return block._compiled_call_impl is not None
+
+
+def _shard_matrices(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+    """Units inside a block, as large as they can be; norms and tables, which autocast leaves alone, stay outside."""
+    for child in module.children():
+        own = [layer for layer in child.modules() if next(layer.parameters(recurse=False), None) is not None]
+        others = [layer for layer in own if not isinstance(layer, MATRICES)]
+        if len(own) == len(others):
+            continue  # no matrix inside: it goes with the block
+        if child in others or isinstance(child, nn.ModuleList | nn.ModuleDict):  # its own, or nobody calls it
+            _shard_matrices(child, mesh, policy)
+            continue
+        for layer in others:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(child, mesh=mesh, mp_policy=policy)
 
 
 def local(x: Tensor) -> Tensor:
