@@ -16,6 +16,7 @@ from sage_grpo.models import contract
 from sage_grpo.models.shapes import ShapesModel
 from sage_grpo.runs import open_run
 from sage_grpo.trainer import Trainer
+from sage_grpo.tuning.export import load_adapters
 
 runner = CliRunner()
 TYPES = ("hunyuan15", "hunyuan15-i2v", "wan", "wan2.2", "ltx", "sd3")
@@ -80,6 +81,24 @@ def test_same_video_from_diffusers_alone(kind, mode, merge, tmp_path):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     untrained, _ = video(adapter, contract.load(adapter, str(tmp_path / "base")), loaded_by_readme(tmp_path / "x"))
     assert (got - untrained).abs().max() > 0.05, "training changed nothing: the comparison would prove nothing"
+
+
+@pytest.mark.parametrize("kind", ["hunyuan15", "wan"])
+def test_a_merged_update_is_the_adapter_of_a_run_in_bfloat16(kind, tmp_path):
+    """The weights of such a run are too coarse for its update; the merged checkpoint has it all the same."""
+    adapter = train(kind, tmp_path, mode="lora", precision="bfloat16")
+    for name, arguments in (("merged", ["--merge"]), ("adapter", []), ("coarse", ["--merge", "--dtype", "bfloat16"])):
+        result = runner.invoke(app, ["export", str(tmp_path / "run"), "--out", str(tmp_path / name), *arguments])
+        assert result.exit_code == 0, result.output
+        assert ("survives" in result.output) == (name != "adapter")
+        assert ("## Precision" in (tmp_path / name / "README.md").read_text()) == (name != "adapter")
+    run = open_run(tmp_path / "run")
+    base = adapter.pipeline_class.from_pretrained(run.config.model.path, dtype=torch.bfloat16).to(torch.float32)
+    load_adapters(base, tmp_path / "adapter")
+    pipes = loaded_by_readme(tmp_path / "merged"), base, loaded_by_readme(tmp_path / "coarse")
+    merged, beside, coarse = (video(adapter, run.model, pipe.to(torch.float32))[1] for pipe in pipes)
+    torch.testing.assert_close(merged, beside, rtol=1e-4, atol=1e-4)
+    assert (coarse - beside).abs().max() > 1e-3, "rounding changed nothing: the comparison would prove nothing"
 
 
 def test_adapter_file_holds_the_policy_alone(tmp_path):

@@ -10,6 +10,8 @@ import typer
 
 from sage_grpo.cli.errors import user_errors
 
+LOSS = 0.01  # of the update; more is worth a warning
+
 
 class Dtype(StrEnum):
     float32 = "float32"
@@ -22,13 +24,16 @@ def export(
     out: Annotated[Path, typer.Option(help="Folder to write; it must not exist yet.")],
     merge: Annotated[bool, typer.Option("--merge", help="Merge adapters into a whole checkpoint.")] = False,
     last: Annotated[bool, typer.Option("--last", help="The last weights, even if the run averaged them.")] = False,
-    dtype: Annotated[Dtype | None, typer.Option(help="Of the written weights; by default as they are.")] = None,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Of the written weights; by default as they are, merged layers float32.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Write what a run trained as a folder that plain diffusers loads.
 
     A LoRA run gives its adapter, or with --merge a whole pipeline; a run of all weights gives the pipeline. A README in
-    the folder has the lines that load it.
+    the folder has the lines that load it. What --merge prints and writes there is how much of the update each precision
+    keeps: half precision loses most of a small one.
 
     Example: `sage-grpo export runs/first --out cat-lora`
     """
@@ -37,7 +42,7 @@ def export(
     with user_errors():
         if out.exists():
             raise ConfigError(f"{out} is there already; choose another --out")
-        from sage_grpo.exporting import export_run
+        from sage_grpo.exporting import export_run, survival_lines
 
         written = export_run(run, out, merge=merge, average=not last, dtype=dtype.value if dtype else None)
     if as_json:
@@ -54,3 +59,12 @@ def export(
         f"How to load it stands in {out}/README.md.",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
+    if update := written["update"]:
+        console.print(*(f"  {line}" for line in survival_lines(update)), sep="\n", highlight=False, soft_wrap=True)
+        kept, name = next(iter(update.values()))["survives"], next(iter(update))
+        if abs(kept - 1) > LOSS:
+            console.print(
+                f"[yellow]warning:[/] {name} does not hold the update of this run: {kept:.1%} of it survives. "
+                "Use --dtype float32, or leave out --merge for the adapter, which loses nothing.",
+                highlight=False, soft_wrap=True,
+            )  # fmt: skip

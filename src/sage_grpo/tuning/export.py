@@ -6,25 +6,29 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 from sage_grpo.core.protocols import VideoModel, networks
+from sage_grpo.tuning.merge import merge_adapters
 from sage_grpo.tuning.parts import TuningError, has_adapters
 
 FILE = "pytorch_lora_weights.safetensors"  # where diffusers looks
 
 
-def export(model: VideoModel, folder: Path, *, merge: bool = False, dtype: torch.dtype | None = None) -> str:
-    """Write `folder`; returns what it is: `lora` or `full`."""
+def export(model: VideoModel, folder: Path, *, merge: bool = False, dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """Write `folder`; returns what it is, `lora` or `full`, and what survives of a merged update by precision.
+
+    Merged layers are float32 unless `dtype` says otherwise, for half precision would lose most of a small update.
+    """
+    told: dict[str, Any] = {"kind": "full", "update": None}
     if has_adapters(model.module) and not merge:
         save_adapters(model, folder, dtype)
-        return "lora"
+        return told | {"kind": "lora"}
     if has_adapters(model.module):
-        merge_adapters(model.module)
+        told["update"] = merge_adapters(model.module, dtype or torch.float32)
     if dtype is not None:
         model.module.to(dtype)
     model.save_pretrained(str(folder))
-    return "full"
+    return told
 
 
 def save_adapters(model: VideoModel, folder: Path, dtype: torch.dtype | None) -> None:
@@ -55,16 +59,3 @@ def load_adapters(pipe: Any, folder: Path) -> None:
     pipe.load_lora_weights(str(folder))
     if (folder / "transformer_2").is_dir():
         pipe.load_lora_weights(str(folder / "transformer_2"), load_into_transformer_2=True)
-
-
-def merge_adapters(module: nn.Module) -> None:
-    """W + (alpha/rank)·B·A in place of the adapters; the module is then a plain one again."""
-    from peft.tuners.lora import LoraLayer  # noqa: PLC0415 - an extra
-
-    for name, layer in [(n, m) for n, m in module.named_modules() if isinstance(m, LoraLayer)]:
-        layer.merge(safe_merge=True, adapter_names=["default"])
-        module.set_submodule(name, layer.get_base_layer())
-    for part in module.modules():
-        if getattr(part, "_hf_peft_config_loaded", False):
-            setattr(part, "_hf_peft_config_loaded", False)  # noqa: B010 - diffusers' own mark
-            del part.peft_config
