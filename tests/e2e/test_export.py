@@ -112,6 +112,26 @@ def test_adapter_file_holds_the_policy_alone(tmp_path):
     assert not [p for p in (tmp_path / "x").rglob("*") if p.suffix in (".bin", ".pt", ".pth", ".pkl")]
 
 
+@pytest.mark.parametrize("mode", ["lora", "full"])
+def test_half_precision_as_diffusers_loads_it(mode, tmp_path):
+    """Some layers of Wan, such as the time's, lose too much in half precision: diffusers keeps them, and so do we."""
+    adapter = train("wan", tmp_path, mode=mode, targets=["to_q", "time_embedder.linear_1"])
+    arguments = ["--dtype", "bfloat16", *(["--merge"] if mode == "lora" else [])]
+    result = runner.invoke(app, ["export", str(tmp_path / "run"), "--out", str(tmp_path / "x"), *arguments])
+    assert result.exit_code == 0, result.output
+    with safe_open(tmp_path / "x" / "transformer" / "diffusion_pytorch_model.safetensors", "pt") as file:
+        written = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    kind = type(adapter.tiny().transformer)
+    loaded = kind.from_pretrained(tmp_path / "x" / "transformer", dtype=torch.bfloat16).state_dict()
+    assert {key: w.dtype for key, w in written.items()} == {key: w.dtype for key, w in loaded.items()}
+    run = open_run(tmp_path / "run")
+    if mode == "full":  # what is kept is kept whole
+        exact = run.model.module.state_dict()
+        kept = [key for key, w in written.items() if w.dtype == torch.float32]
+        assert any("time_embedder" in key for key in kept)
+        assert all(torch.equal(written[key], exact[key]) for key in kept)
+
+
 def test_last_or_averaged_weights(tmp_path):
     train("wan", tmp_path, mode="lora", ema=0.9)
     averaged, last = open_run(tmp_path / "run"), open_run(tmp_path / "run", average=False)

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from sage_grpo.core.protocols import VideoModel, networks
 from sage_grpo.tuning.merge import merge_adapters
-from sage_grpo.tuning.parts import TuningError, has_adapters
+from sage_grpo.tuning.parts import TuningError, has_adapters, kept_in_float32
 
 FILE = "pytorch_lora_weights.safetensors"  # where diffusers looks
 
@@ -26,9 +27,17 @@ def export(model: VideoModel, folder: Path, *, merge: bool = False, dtype: torch
     if has_adapters(model.module):
         told["update"] = merge_adapters(model.module, dtype or torch.float32)
     if dtype is not None:
-        model.module.to(dtype)
+        for part in networks(model.module).values():
+            round_weights(part, dtype)
     model.save_pretrained(str(folder))
     return told
+
+
+def round_weights(part: nn.Module, dtype: torch.dtype) -> None:
+    """As diffusers would load them in this precision."""
+    for name, weight in part.state_dict(keep_vars=True).items():
+        if weight.is_floating_point():
+            weight.data = weight.data.to(torch.float32 if kept_in_float32(part, name) else dtype)
 
 
 def save_adapters(model: VideoModel, folder: Path, dtype: torch.dtype | None) -> None:

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sage_grpo.core.protocols import networks
+from sage_grpo.tuning.parts import kept_in_float32
+
 
 @dataclass
 class Survival:
@@ -41,15 +44,15 @@ def merge_adapters(module: nn.Module, dtype: torch.dtype = torch.float32) -> dic
     from peft.tuners.lora import LoraLayer  # noqa: PLC0415 - an extra
 
     survival = {kind: Survival() for kind in (dtype, torch.bfloat16)}
-    for name, layer in [(n, m) for n, m in module.named_modules() if isinstance(m, LoraLayer)]:
-        plain = layer.get_base_layer()
-        weight, update = plain.weight.float(), layer.get_delta_weight("default").float()
-        merged = weight + update
-        for kind, found in survival.items():
-            found.add(weight, update, merged.to(kind))
-        plain.weight = nn.Parameter(merged.to(dtype), requires_grad=False)
-        module.set_submodule(name, plain)
-    for part in module.modules():
+    for part in networks(module).values():
+        for name, layer in [(n, m) for n, m in part.named_modules() if isinstance(m, LoraLayer)]:
+            plain, exact = layer.get_base_layer(), kept_in_float32(part, name)
+            weight, update = plain.weight.float(), layer.get_delta_weight("default").float()
+            merged = weight + update
+            for kind, found in survival.items():
+                found.add(weight, update, merged if exact else merged.to(kind))
+            plain.weight = nn.Parameter(merged if exact else merged.to(dtype), requires_grad=False)
+            part.set_submodule(name, plain)
         if getattr(part, "_hf_peft_config_loaded", False):
             setattr(part, "_hf_peft_config_loaded", False)  # noqa: B010 - diffusers' own mark
             del part.peft_config
