@@ -365,7 +365,7 @@ def test_events_arrive_in_order():
 
     loop, _ = make_loop(callbacks=[Order()])
     loop.run(1)
-    assert order == ["on_start", "on_rollout", "on_update", "on_iteration", "on_end"]
+    assert order == ["on_start", "on_scores", "on_rollout", "on_update", "on_iteration", "on_end"]
 
 
 def test_a_callback_can_stop_the_run():

@@ -69,7 +69,7 @@ def test_one_rank_sleeps_and_all_tell_where_they_stand(tmp_path):
     assert lines[0].startswith("error: no progress for 0.1 minutes (run.hang_minutes)")
     assert str(tmp_path / "run" / "hang") in lines[0]
     assert "rank 1" in lines[1]  # the least progress
-    assert "1 iterations and 2 updates, last seen at a batch to be scored 0.1 min ago" in lines[1]
+    assert "1 iterations and 2 updates, last seen at a pass of the network 0.1 min ago" in lines[1]
     assert "rank 0" in lines[2]
     assert "last seen at a scored batch" in lines[2]
     assert stderr.count(files["report.txt"]) == 1

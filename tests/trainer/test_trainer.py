@@ -14,6 +14,7 @@ from rich.console import Console
 from dist.launcher import environment
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.loop import Callback
+from sage_grpo.core.protocols import Scores
 from sage_grpo.models.gaussian import GaussianModel
 from sage_grpo.models.shapes import ShapesModel
 from sage_grpo.tracking.metrics import read_metrics
@@ -272,3 +273,38 @@ def test_a_model_of_your_own_is_tuned_as_the_recipe_says(tmp_path):
     trained = [name for name, p in trainer.model.module.named_parameters() if p.requires_grad]
     assert trained
     assert all(".lora_" in name for name in trained)
+
+
+def test_an_ordinary_run_overlaps_scoring_and_knows_how_long_it_waited(tmp_path):
+    """Nothing that watches a run may stand between the loop and a reward that works elsewhere."""
+    log, waited = [], []
+
+    class Elsewhere:
+        names = ("elsewhere",)
+
+        def begin(self, videos, prompts):
+            log.append("begun")
+
+            def ask():
+                started = time.perf_counter()
+                time.sleep(0.1)
+                log.append("asked")
+                values = videos.double().flatten(1).mean(1, keepdim=True)
+                waited.append(time.perf_counter() - started)
+                return Scores(values, values.isfinite())
+
+            return ask
+
+        def score(self, videos, prompts):
+            raise AssertionError("it was asked to begin only when its scores were needed")
+
+    settings = recipe(tmp_path / "run", iterations=2, sample_every=0, hang_minutes=1)
+    settings["policy"]["batch_size"] = 4
+    trainer = Trainer(GaussianModel(), [Elsewhere()], settings, ["a", "b"], console=Console(quiet=True))
+    decode = trainer.model.decode
+    trainer.model.decode = lambda x0: (log.append("made"), decode(x0))[1]
+    trainer.train()
+    assert log == ["made", "begun", "made", "begun", "asked", "asked"] * 2
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    for row, spent in zip(rows, (sum(waited[:2]), sum(waited[2:])), strict=True):
+        assert row["seconds/score"] == pytest.approx(spent, abs=0.05)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -47,6 +46,7 @@ class Callback:
     """Logging, gauges and saving hang on here; the core knows none of them."""
 
     def on_start(self, loop: "Loop") -> None: ...
+    def on_scores(self, loop: "Loop", scores: Scores) -> None: ...  # of one batch of this rank
     def on_rollout(self, loop: "Loop", rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None: ...
     def on_update(self, loop: "Loop", result: UpdateResult) -> None: ...
     def on_iteration(self, loop: "Loop", metrics: Metrics) -> None: ...
@@ -121,7 +121,7 @@ class Loop:
         if getattr(self.reward, "groupwise", False):  # such a scorer compares the videos of one prompt
             size = self.config.policy.num_generations
         fresh = rollouts.videos[len(rollouts.scores) * size // batch :]
-        begin = getattr(self.reward, "begin", lambda *asked: partial(self.reward.score, *asked))
+        begin = getattr(self.reward, "begin", lambda *asked: lambda: self.reward.score(*asked))
         for videos in torch.split(torch.cat(fresh), size) if len(fresh) * batch % size == 0 else ():
             start = len(rollouts.scores) * size
             rollouts.scores.append(begin(videos, rollouts.prompts[start : start + size]))
@@ -137,6 +137,7 @@ class Loop:
                     f"{size} videos; one row a video and one column a name are needed"
                 )
             parts.append((part.values.double().cpu(), (part.valid & part.values.isfinite()).cpu()))
+            self._tell("on_scores", part)
         values, valid = (torch.cat(column) for column in zip(*parts, strict=True))
         return self.comm.gather(values), self.comm.gather(valid)
 

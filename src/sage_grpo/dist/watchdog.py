@@ -4,15 +4,14 @@ import faulthandler
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from sage_grpo.core.loop import Callback, Loop
-from sage_grpo.core.protocols import Prompt, Reward, Scores, networks
+from sage_grpo.core.protocols import networks
 from sage_grpo.dist.hang import STDERR, report_hang
 from sage_grpo.dist.processes import Processes
 
@@ -31,7 +30,8 @@ class Watchdog(Callback):
     dead. It looks into the run folder: where one has given up, all write their stacks.
     """
 
-    on_start, on_rollout = _event("the first iteration"), _event("the rewards of all ranks")
+    on_start, on_scores = _event("the first iteration"), _event("a scored batch")
+    on_rollout = _event("the rewards of all ranks")
     on_update, on_iteration, on_end = _event("an update"), _event("the end of an iteration"), _event("the end")
 
     def __init__(self, loop: Loop, folder: Path, minutes: float, processes: Processes | None = None) -> None:
@@ -50,11 +50,10 @@ class Watchdog(Callback):
         if not self.limit:
             yield
             return
-        loop, reward, parts = self.loop, self.loop.reward, networks(self.loop.model.module).values()
+        parts = networks(self.loop.model.module).values()
         # Before the hook of FSDP2, which waits for the others: a rank that waits has come further. A function and no
         # method, for whoever copies the network would copy the watchdog with it.
         hooks = [part.register_forward_pre_hook(lambda *details: self._pass(), prepend=True) for part in parts]
-        loop.reward = MarkedReward(reward, self.mark)
         thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self.mark("the start")
         self._last_resort(self.limit + self.grace / 2)
@@ -65,7 +64,6 @@ class Watchdog(Callback):
             self._over.set()
             thread.join()
             faulthandler.cancel_dump_traceback_later()
-            loop.reward = reward
             for hook in hooks:
                 hook.remove()
 
@@ -91,17 +89,3 @@ class Watchdog(Callback):
         done = f"{self.marks} marks, {self.loop.iteration} iterations and {self.loop.updates} updates"
         place = f"last seen at {self.place} {(time.monotonic() - self.at) / 60:.1f} min ago"
         report_hang(self.folder, self.rank, self.world, f"{done}, {place}", self.limit / 60, self.grace)
-
-
-class MarkedReward:
-    """A reward whose calls are marks."""
-
-    def __init__(self, reward: Reward, mark: Callable[[str], None]) -> None:
-        self.reward, self.mark, self.names = reward, mark, reward.names
-        self.groupwise = getattr(reward, "groupwise", False)
-
-    def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
-        self.mark("a batch to be scored")
-        scores = self.reward.score(videos, prompts)
-        self.mark("a scored batch")
-        return scores
