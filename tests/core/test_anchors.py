@@ -114,3 +114,24 @@ def test_frozen_parameters_are_not_copied():
 def test_when_an_anchor_is_due(anchor, due):
     config = KLConfig(anchor=anchor, ref_model_sync_steps=4)
     assert [u for u in range(10) if anchor_is_due(config, u)] == due
+
+
+def test_copies_of_a_checkpoint_go_to_the_weights_or_to_the_bank_s_own_device():
+    """A checkpoint is read on the host; `meta` stands for an accelerator."""
+
+    def made(device):
+        return torch.nn.Linear(2, 3, device=device)
+
+    written, read = CopyBank(made("cpu")), CopyBank(made("meta"))
+    written.save("ema")
+    read.load_state_dict(written.state_dict())
+    assert {copy.device.type for copy in read.state_dict()["ema"].values()} == {"meta"}
+    waiting = CopyBank(made("meta"), torch.device("cpu"))
+    waiting.load_state_dict(written.state_dict())
+    assert {copy.device.type for copy in waiting.state_dict()["ema"].values()} == {"cpu"}
+    here, there = (torch.optim.AdamW(made(device).parameters()) for device in ("cpu", "meta"))
+    for parameter in here.param_groups[0]["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    here.step()
+    there.load_state_dict(here.state_dict())
+    assert {state["exp_avg"].device.type for state in there.state.values()} == {"meta"}

@@ -25,7 +25,7 @@ class CopyBank:
     def __init__(self, module: nn.Module, device: torch.device | None = None) -> None:
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._copies: dict[str, dict[str, Tensor]] = {}
-        self._device = device
+        self._places = {name: device or p.device for name, p in self._parameters.items()}
 
     @torch.no_grad()
     def save(self, name: str, decay: float = 0.0) -> None:
@@ -61,4 +61,5 @@ class CopyBank:
         self._copies = {name: self._kept(copy) for name, copy in state.items()}
 
     def _kept(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {key: x.detach().to(self._device or x.device, copy=True) for key, x in values.items()}
+        """Each in its place, wherever it came from: a checkpoint comes on the host."""
+        return {key: x.detach().to(self._places[key], copy=True) for key, x in values.items()}
