@@ -174,3 +174,34 @@ def test_device_and_backend():
     for name, message in (("cuda", "not available here"), ("nonsense", "is not a device")):
         with pytest.raises(DeviceError, match=message):
             choose_device(name)
+
+
+@pytest.mark.parametrize(("name", "local_rank", "found"), [
+    ("auto", None, "cuda:0"), ("auto", 2, "cuda:2"), ("cuda", None, "cuda:0"), ("cuda", 2, "cuda:2"),
+    ("cuda:1", None, "cuda:1"), ("cpu", 2, "cpu"),
+])  # fmt: skip
+def test_every_process_has_an_accelerator_of_its_own(monkeypatch, name, local_rank, found):
+    current = pretend_accelerators(monkeypatch, 3)
+    assert choose_device(name, local_rank) == torch.device(found)
+    assert current == ([int(found[-1])] if found != "cpu" else [])
+
+
+@pytest.mark.parametrize(("name", "local_rank", "message"), [
+    ("cuda:1", 0, "would put all processes on one device; use auto or cuda"),
+    ("cuda:0", 1, "would put all processes on one device"),
+    ("cuda:3", None, "is not there: this machine has 3 of cuda"),
+    ("auto", 3, "process 3 has no device of its own: this machine has 3 of cuda, counted from 0; start 3 processes"),
+])  # fmt: skip
+def test_a_device_that_is_shared_or_missing_is_refused(monkeypatch, name, local_rank, message):
+    pretend_accelerators(monkeypatch, 3)
+    with pytest.raises(DeviceError, match=message):
+        choose_device(name, local_rank)
+
+
+def pretend_accelerators(monkeypatch, count):
+    """Names of GPUs without any; returns the numbers that became the current one."""
+    current = []
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", current.append)
+    return current

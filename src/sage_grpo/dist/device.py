@@ -9,22 +9,42 @@ class DeviceError(ValueError):
     """The device that was asked for is not there."""
 
 
-def choose_device(name: str = "auto", local_rank: int = 0) -> torch.device:
-    """`auto` is this process's accelerator, or the host where there is none."""
+def choose_device(name: str = "auto", local_rank: int | None = None) -> torch.device:
+    """This process's own: `auto` is an accelerator, or the host where there is none.
+
+    `local_rank` is given where several processes share a machine: each then takes the accelerator of its number.
+    """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if name == "auto":
-        if accelerator is None:
-            return HOST
-        torch.accelerator.set_device_index(local_rank)
-        return torch.device(accelerator.type, local_rank)
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise DeviceError(f"tuning.device={name!r} is not a device; use auto, cpu, cuda or cuda:1") from error
-    if device.type != HOST.type and (accelerator is None or accelerator.type != device.type):
+        device = torch.device(accelerator.type) if accelerator else HOST
+    else:
+        try:
+            device = torch.device(name)
+        except RuntimeError as error:
+            raise DeviceError(f"tuning.device={name!r} is not a device; use auto, cpu, cuda or cuda:1") from error
+    if device.type == HOST.type:
+        return HOST
+    if accelerator is None or accelerator.type != device.type:
         there = accelerator.type if accelerator else "none"
         raise DeviceError(f"tuning.device={name!r} is not available here (accelerator: {there}); use auto or cpu")
-    return device
+    return _numbered(device, local_rank)
+
+
+def _numbered(device: torch.device, local_rank: int | None) -> torch.device:
+    """The accelerator with its number, as the current one of this process."""
+    named, count = device.index, torch.accelerator.device_count()
+    if local_rank is not None and named is not None:
+        raise DeviceError(
+            f"tuning.device={str(device)!r} would put all processes on one device; use auto or {device.type}"
+        )
+    index = named or local_rank or 0
+    if index >= count:
+        there = f"this machine has {count} of {device.type}, counted from 0"
+        if named is None:
+            raise DeviceError(f"process {index} has no device of its own: {there}; start {count} processes")
+        raise DeviceError(f"tuning.device={str(device)!r} is not there: {there}")
+    torch.accelerator.set_device_index(index)
+    return torch.device(device.type, index)
 
 
 def backend_for(device: torch.device) -> str:
