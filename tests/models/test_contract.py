@@ -260,18 +260,39 @@ def test_half_a_file_is_made_again(checkpoint, tmp_path):
 
 
 def test_encoders_and_decoder_only_visit_the_device(checkpoint):
-    """Without an accelerator here, the moves themselves are watched."""
-    model, moves = contract.load(Wan, checkpoint(Wan)), []
-    for name in ("text_encoder", "vae", "transformer"):
-        part = getattr(model.pipe, name)
-        part.to = lambda device, name=name: moves.append((name, str(device)))
-    meta = torch.device("meta")
-    model.place(model.device, parking=meta)
-    assert moves == [("transformer", "cpu"), ("text_encoder", "meta"), ("vae", "meta")]
-    moves.clear()
+    """`meta` stands for an accelerator: nothing can be copied back from it, and nothing needs to be."""
+    model, seen = contract.load(Wan, checkpoint(Wan)), []
+    parts = {name: getattr(model.pipe, name) for name in ("transformer", "text_encoder", "vae")}
+
+    def where():
+        found = {name: {t.device.type for t in (*part.parameters(), *part.buffers())} for name, part in parts.items()}
+        return {name: kinds.pop() if len(kinds) == 1 else kinds for name, kinds in found.items()}
+
+    def answer(value):
+        seen.append(where())
+        return value
+
+    at_home = {"transformer": "meta", "text_encoder": "cpu", "vae": "cpu"}
+    model.place(torch.device("meta"), parking=torch.device("cpu"))
+    assert where() == at_home
+    frozen = [*parts["text_encoder"].named_parameters(), *parts["vae"].named_parameters()]
+    values = [weight.clone() for _, weight in frozen]
+    count = len({id(weight) for weight in parts["text_encoder"].parameters()})
+    model.embed_text = lambda text: answer({"text": torch.zeros(1, 2, 2)})
+    model.to_pixels = lambda x0: answer(torch.zeros(1, 3, 1, 2, 2))
     prompts = contract.prompts_for(model)
     model.encode(prompts[:1])
-    assert moves[:2] == [("text_encoder", "cpu"), ("text_encoder", "meta")]
-    moves.clear()
+    assert {tuple(place.items()) for place in seen} == {tuple((at_home | {"text_encoder": "meta"}).items())}
+    seen.clear()
     model.decode(torch.zeros(1, *model.latent_shape(prompts[0])))
-    assert moves == [("vae", "cpu"), ("vae", "meta")]
+    assert seen == [at_home | {"vae": "meta"}]
+    assert where() == at_home
+    again = [*parts["text_encoder"].named_parameters(), *parts["vae"].named_parameters()]
+    for (_, before), (name, after), value in zip(frozen, again, values, strict=True):
+        assert before is after, name
+        assert torch.equal(after, value), name
+    with model.visiting("text_encoder"):  # tied weights travel once
+        assert len({id(weight) for weight in parts["text_encoder"].parameters()}) == count
+    with pytest.raises(KeyError), model.visiting("vae"):
+        raise KeyError
+    assert where() == at_home

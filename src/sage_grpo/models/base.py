@@ -20,6 +20,7 @@ from sage_grpo.models.conditions import ConditionStore, fingerprint
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.guidance import in_turn
 from sage_grpo.models.loading import empty_parts, full_size, read_image
+from sage_grpo.models.offload import lent
 
 __all__ = ["NEGATIVE", "DiffusersModel", "ModelError", "read_image"]
 
@@ -205,13 +206,8 @@ class DiffusersModel(ABC):
     def visiting(self, *names: str) -> Iterator[None]:
         """These components on the device for a while."""
         parts = [part for name in names if (part := getattr(self.pipe, name, None)) is not None]
-        for part in parts if self.parking else ():
-            part.to(self.device)
-        try:
+        with lent(parts, self.device) if self.parking else nullcontext():
             yield
-        finally:
-            for part in parts if self.parking else ():
-                part.to(self.parking)
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt]) -> Condition:
