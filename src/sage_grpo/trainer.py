@@ -19,7 +19,7 @@ from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
 from sage_grpo.core.loop import Callback, Loop, Metrics
 from sage_grpo.core.protocols import Reward, VideoModel
 from sage_grpo.dist.checkpoint import Saver, load_newest
-from sage_grpo.dist.device import HOST
+from sage_grpo.dist.device import HOST, DeviceRandom
 from sage_grpo.dist.processes import join
 from sage_grpo.dist.watchdog import Watchdog
 from sage_grpo.rewards.function import CompositeReward
@@ -121,6 +121,7 @@ class Trainer:
         optimizer = build_optimizer(self.model.module, recipe.optimizer)
         self._parameters = {name for name, _ in self.model.module.named_parameters()}
         self.gauge = DriftGauge(recipe.gauge)
+        self.random = DeviceRandom(next(self.model.module.parameters()).device)
         bank = make_bank(self.model.module, HOST if recipe.tuning.offload_copies else None)
         try:
             self.loop = Loop(self.model, self.reward, self.prompts, recipe, optimizer, bank=bank, comm=self.processes)
@@ -157,7 +158,8 @@ class Trainer:
         parts.append(ProgressCallback(config.run.iterations, config.rollouts, console=self.console))
         parts.append(agree := Agree())
         saver = Saver(config.run.checkpoint_root, config.run.keep, self.processes)
-        parts.append(Save(saver.save, config, {"gauge": self.gauge}))  # after the others: it saves what they did
+        kept = {"gauge": self.gauge, "random": self.random}
+        parts.append(Save(saver.save, config, kept))  # after the others: it saves what they did
         parts.append(clock)
         loop.callbacks = parts
         try:
@@ -196,6 +198,7 @@ class Trainer:
             raise ConfigError(f"the prompts are not those of {name}; restore them, or start anew with another run.out")
         self.loop.load_state_dict(state["loop"])
         self.gauge.load_state_dict(state["parts"]["gauge"])
+        self.random.load_state_dict(state["parts"].get("random", {}))  # older checkpoints have none
         self.console.print(f"resumed from {name} at iteration {self.loop.iteration}", highlight=False)
         return True
 

@@ -17,6 +17,7 @@ from sage_grpo.core.loop import Callback
 from sage_grpo.core.protocols import Scores
 from sage_grpo.models.gaussian import GaussianModel
 from sage_grpo.models.shapes import ShapesModel
+from sage_grpo.tracking.callbacks import Save
 from sage_grpo.tracking.metrics import read_metrics
 from sage_grpo.tracking.video import read_mp4
 from sage_grpo.trainer import Trainer
@@ -308,3 +309,38 @@ def test_an_ordinary_run_overlaps_scoring_and_knows_how_long_it_waited(tmp_path)
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     for row, spent in zip(rows, (sum(waited[:2]), sum(waited[2:])), strict=True):
         assert row["seconds/score"] == pytest.approx(spent, abs=0.05)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_the_accelerator_s_random_numbers_are_resumed(tmp_path, monkeypatch, old):
+    """A generator of our own stands for that of a GPU. Checkpoints of before have none, and are read all the same."""
+    device, generator = torch.device("cuda", 0), torch.Generator().manual_seed(7)
+
+    class Module:
+        @staticmethod
+        def get_rng_state(of):
+            assert of == device
+            return generator.get_state()
+
+        @staticmethod
+        def set_rng_state(state, of):
+            assert of == device
+            generator.set_state(state)
+
+    monkeypatch.setattr(torch, "get_device_module", lambda of: Module)
+
+    def part(iterations):
+        trainer = make(tmp_path / "run", iterations=iterations, sample_every=0)
+        trainer.random.device = device
+        trainer.train()
+
+    with monkeypatch.context() as before:
+        if old:
+            without = lambda save, config, parts: Save(save, config, {"gauge": parts["gauge"]})  # noqa: E731
+            before.setattr("sage_grpo.trainer.Save", without)
+        part(2)
+    expected = torch.rand(3, generator=generator)
+    other = torch.rand(3, generator=generator.manual_seed(8))
+    generator.manual_seed(8)  # a new process
+    part(4)
+    assert torch.equal(torch.rand(3, generator=generator), other if old else expected)

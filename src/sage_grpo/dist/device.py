@@ -1,5 +1,8 @@
 """The one place that decides on a device. Nothing else names one."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 HOST = torch.device("cpu")
@@ -50,3 +53,20 @@ def _numbered(device: torch.device, local_rank: int | None) -> torch.device:
 def backend_for(device: torch.device) -> str:
     """How processes talk: NCCL between GPUs, gloo between hosts; on GPUs both, for small news travels on the host."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+class DeviceRandom:
+    """The accelerator's random state, for a model or reward that draws its own numbers; the loop keeps the host's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.device.type == HOST.type:
+            return {}
+        return {self.device.type: torch.get_device_module(self.device).get_rng_state(self.device)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """That of another kind of device, or of a run on the host, says nothing here."""
+        if self.device.type in state:
+            torch.get_device_module(self.device).set_rng_state(state[self.device.type], self.device)
