@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from sage_grpo.config import GaugeConfig
+from sage_grpo.dist.watch import Watch
 from sage_grpo.models.gaussian import GaussianModel
 from sage_grpo.tracking.gauge import DriftGauge, diversity, look
 from support import make_config, make_loop
@@ -66,8 +67,23 @@ def test_diversity_is_the_mean_pair_distance():
 def test_look():
     white, black = torch.full((1, 4, 2, 2, 3), 255), torch.zeros(1, 4, 2, 2, 3)
     flicker = torch.cat([white[:, :1], black[:, :1]] * 2, 1).to(torch.uint8)
-    assert look(flicker) == {"saturation": 1.0, "exposure": 0.5, "motion": 1.0}
-    assert look(torch.full((1, 4, 2, 2, 3), 128, dtype=torch.uint8))["motion"] == 0
+    assert look([flicker]) == {"saturation": 1.0, "exposure": 0.5, "motion": 1.0}
+    assert look([torch.full((1, 4, 2, 2, 3), 128, dtype=torch.uint8)])["motion"] == 0
+
+
+def test_look_needs_room_for_frames_and_not_for_videos():
+    batches = [torch.randint(0, 256, (2, 24, 16, 16, 3), dtype=torch.uint8) for _ in range(3)]
+    with Watch() as watch:
+        found = look(batches)
+    assert watch.peak < 4 * 4 * batches[0][:, 0].numel()  # four frames of a batch in float32
+    videos = torch.cat(batches).double()
+    assert found == pytest.approx({
+        "saturation": ((videos <= 2) | (videos >= 253)).double().mean().item(),
+        "exposure": videos.mean().item() / 255,
+        "motion": videos.diff(dim=1).abs().mean().item() / 255,
+    }, abs=1e-6)  # fmt: skip
+    shades = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16, 1)
+    assert look([shades]) == pytest.approx({"saturation": 6 / 256, "exposure": 0.5, "motion": 0.0})
 
 
 @pytest.mark.parametrize(

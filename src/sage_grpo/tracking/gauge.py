@@ -5,7 +5,7 @@ model on its own samples: all later ones are told relative to it.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,12 +53,28 @@ def diversity(x0: Tensor, group: int) -> float:
     return mean / math.sqrt(flat.shape[1])
 
 
-def look(videos: Tensor) -> Metrics:
-    """Saturation, exposure and motion of uint8 frames (B, F, H, W, 3)."""
-    level = videos.float() / 255
-    motion = level.diff(dim=1).abs().mean().item() if level.shape[1] > 1 else 0.0
-    saturated = ((videos <= 2) | (videos >= 253)).float().mean().item()
-    return {"saturation": saturated, "exposure": level.mean().item(), "motion": motion}
+def look(batches: Sequence[Tensor]) -> Metrics:
+    """Saturation, exposure and motion of uint8 frames (B, F, H, W, 3), where they are and one frame at a time."""
+    ends, light, change = list[Tensor](), list[Tensor](), list[Tensor]()
+    for videos in batches:
+        before = None
+        for frame in videos.unbind(1):
+            ends.append((frame + 3 <= 5).count_nonzero())  # uint8 wraps: these are 253 to 255 and 0 to 2
+            now = frame.float()
+            light.append(now.sum())
+            if before is not None:
+                change.append(before.sub_(now).abs_().sum())
+            before = now
+    values, changes = (sum(videos[:, first:].numel() for videos in batches) for first in (0, 1))
+    return {
+        "saturation": _total(ends) / values,
+        "exposure": _total(light) / values / 255,
+        "motion": _total(change) / max(changes, 1) / 255,
+    }
+
+
+def _total(parts: Sequence[Tensor]) -> float:
+    return torch.stack(list(parts)).cpu().double().sum().item() if parts else 0.0
 
 
 class DriftGauge(Callback):
@@ -79,12 +95,11 @@ class DriftGauge(Callback):
             x0, group = torch.cat([t.x0 for t in rollouts.trajectories]), loop.config.policy.num_generations
             if len(x0) % group:  # a group spans processes
                 x0 = loop.comm.gather(x0)
-            videos = torch.cat([v.cpu() for v in rollouts.videos])
             raw = {
                 "base_error": base_error(loop, first),
                 "diversity": diversity(x0, group),
             }
-            raw |= look(videos) | {"kl_initial": initial_kl(loop, first)}
+            raw |= look(rollouts.videos) | {"kl_initial": initial_kl(loop, first)}
             mean = loop.comm.mean(torch.tensor(list(raw.values()), dtype=torch.float64)).tolist()
             raw = dict(zip(raw, mean, strict=True))  # all processes see, and decide, the same
             self.base = self.base or raw
