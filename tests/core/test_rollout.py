@@ -5,14 +5,16 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from oracle import linear_velocity
+from sage_grpo.core.loop import Callback
 from sage_grpo.core.protocols import Prompt, SingleProcess
 from sage_grpo.core.rollout import keyed_noise, keyed_rng, sample
 from sage_grpo.math.kernels import KERNELS, kernel_table
 from sage_grpo.math.schedule import sigma_schedule
 from sage_grpo.models.gaussian import GaussianModel
-from support import make_config, make_loop
+from support import FunctionReward, make_config, make_loop, mean_brightness
 
 CPU = torch.device("cpu")
 
@@ -126,3 +128,31 @@ def test_last_step_convention():
 def test_a_kernel_without_noise_is_refused():
     with pytest.raises(ValueError, match="no noise to learn from"):
         make_loop(make_config(sampling={"kernel": "ode"}))
+
+
+@pytest.mark.parametrize(("groupwise", "batch"), [(False, 4), (True, 2), (True, 4), (True, 8)])
+def test_videos_are_held_once_and_let_go_before_training(groupwise, batch):
+    """What is scored is the very memory of what was decoded; in the updates it is free."""
+    scored, freed = [], []
+
+    def look(videos):
+        scored.append(StorageWeakRef(videos.untyped_storage()))
+        return mean_brightness(videos)
+
+    class Watching(Callback):
+        def on_rollout(self, loop, rollouts, scores, valid):
+            held = {StorageWeakRef(videos.untyped_storage()).cdata for videos in rollouts.videos}
+            assert held == {storage.cdata for storage in scored}
+            assert [len(videos) for videos in rollouts.videos] == [batch] * (8 // batch)
+
+        def on_update(self, loop, result):
+            freed.append(all(storage.expired() for storage in scored))
+
+    reward = FunctionReward(look)
+    reward.groupwise = groupwise
+    config = make_config(policy={"prompts_per_iteration": 2, "num_generations": 4, "batch_size": batch})
+    loop, _ = make_loop(config, reward=reward)
+    loop.callbacks = [Watching()]
+    loop.iterate()
+    assert freed
+    assert all(freed)

@@ -117,14 +117,16 @@ class Loop:
 
     def _begin_scoring(self, rollouts: Rollouts) -> None:
         """Hand over what can be scored already: a fleet works on it while the next videos are made."""
-        size = batch = self.config.policy.batch_size
-        if getattr(self.reward, "groupwise", False):  # such a scorer compares the videos of one prompt
-            size = self.config.policy.num_generations
-        fresh = rollouts.videos[len(rollouts.scores) * size // batch :]
+        batch, group = self.config.policy.batch_size, self.config.policy.num_generations
+        size = group if getattr(self.reward, "groupwise", False) else batch  # such a scorer compares a prompt's videos
         begin = getattr(self.reward, "begin", lambda *asked: lambda: self.reward.score(*asked))
-        for videos in torch.split(torch.cat(fresh), size) if len(fresh) * batch % size == 0 else ():
-            start = len(rollouts.scores) * size
-            rollouts.scores.append(begin(videos, rollouts.prompts[start : start + size]))
+        fresh = slice(len(rollouts.scores) * size // batch, None)
+        held = rollouts.videos[fresh]
+        if len(held) * batch % size == 0:
+            videos = held[0] if len(held) == 1 else torch.cat(held)
+            rollouts.videos[fresh] = torch.split(videos, batch)  # views: no video is held twice
+            for part in torch.split(videos, size):
+                rollouts.scores.append(begin(part, rollouts.prompts[len(rollouts.scores) * size :][:size]))
 
     def score(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
         """Scores of all ranks (N, R) and which of them are valid."""
@@ -143,8 +145,8 @@ class Loop:
 
     def iterate(self) -> Metrics:
         """One rollout and all its updates."""
-        policy, group = self.config.policy, self.config.policy.num_generations
-        table = self.window()
+        policy, table = self.config.policy, self.window()
+        group, limit = policy.num_generations, policy.advantage_limit
         rollouts = self.rollout(table)
         checked: Metrics = {}
         if not self._checked:
@@ -154,34 +156,31 @@ class Loop:
             self._checked, checked = True, {"replay_deviation": off}
         scores, valid = self.score(rollouts)
         self._tell("on_rollout", rollouts, scores, valid)
+        paths = rollouts.trajectories
+        del rollouts  # the videos are scored and seen: training needs their room
         reward, ok = (x.view(-1, group) for x in weighted_reward(scores, valid, policy.reward_weights))
         if 1 - ok.double().mean().item() > policy.max_failed_rewards:
             raise RewardFailure(
                 f"{(~ok).sum().item()} of {ok.numel()} rewards failed in iteration {self.iteration}; at most "
                 f"{policy.max_failed_rewards:.0%} may (policy.max_failed_rewards): look at the scorer first"
             )
-        advantage, used = group_advantages(reward, ok, limit=policy.advantage_limit)
+        advantage, used = group_advantages(reward, ok, limit=limit)
         if policy.aggregation == "advantages":
-            advantage, used = dimension_advantages(
-                scores, valid, policy.reward_weights, group, limit=policy.advantage_limit
-            )
-        results = self._train(table, rollouts, advantage, used) if used.any() else []
+            advantage, used = dimension_advantages(scores, valid, policy.reward_weights, group, limit=limit)
+        results = self._train(table, paths, advantage, used) if used.any() else []
         metrics = self._metrics(reward[ok], advantage, used, results) | checked
         metrics["reward/failed"] = (~ok).double().mean().item()
         self.iteration += 1
         self._tell("on_iteration", metrics)
         return metrics
 
-    def _train(self, table: Table, rollouts: Rollouts, advantage: Tensor, used: Tensor) -> list[UpdateResult]:
-        start, size = self.comm.rank * len(rollouts.prompts), self.config.policy.batch_size
-        cut = [slice(start + i * size, start + (i + 1) * size) for i in range(len(rollouts.trajectories))]
-        batches = [
-            Batch(t, advantage.flatten()[c].to(t.x0.device), used.flatten()[c].to(t.x0.device))
-            for t, c in zip(rollouts.trajectories, cut, strict=True)
-        ]
+    def _train(self, table: Table, paths: list[Trajectory], advantage: Tensor, used: Tensor) -> list[UpdateResult]:
+        x0, first = paths[0].x0, self.comm.rank * len(paths)
+        rows = (torch.split(x.flatten().to(x0.device), len(x0))[first : first + len(paths)] for x in (advantage, used))
+        batches = [Batch(*batch) for batch in zip(paths, *rows, strict=True)]
         results: list[UpdateResult] = []
         for epoch in range(self.config.policy.num_iterations):
-            for steps in trained_steps(list(rollouts.trajectories[0].transitions), self.config, self.iteration, epoch):
+            for steps in trained_steps(list(paths[0].transitions), self.config, self.iteration, epoch):
                 if anchor_is_due(self.config.kl, self.updates):
                     self.bank.save(ANCHOR)
                 results.append(
