@@ -5,22 +5,22 @@ import torch
 from sage_grpo.config import load_recipe
 from sage_grpo.models import contract
 from sage_grpo.models.hunyuan15 import HunyuanVideo15
-from sage_grpo.tuning.prepare import prepare, storage_dtype
+from sage_grpo.tuning.prepare import prepare, storage_dtypes
 
 
 def tiny_model(adapter=HunyuanVideo15, tuning=None, folder=None, **settings):
     """Through save, load and prepare, as a recipe would."""
     config = load_recipe({"tuning": {"rank": 4, **(tuning or {})}}).tuning
-    path = str(folder) if folder else None
+    kinds, path = storage_dtypes(config), str(folder) if folder else None
     if path is None:
         frames, height, width = adapter.tiny_size
         sizes = {"frames": frames, "height": height, "width": width, "guidance_scale": 3.0, "negative_prompt": "blurry"}
         pipe = adapter.tiny()
-        if storage_dtype(config) != torch.float32:
-            pipe.to(storage_dtype(config))
+        if kinds["dtype"] != torch.float32:
+            pipe.to(kinds["dtype"])
         model = adapter(pipe, **(sizes | dict(adapter.tiny_options) | settings))
     else:
-        model = contract.load(adapter, path, dtype=storage_dtype(config), **settings)
+        model = contract.load(adapter, path, **kinds, **settings)
     prepare(model, config)
     return model
 

@@ -16,7 +16,7 @@ from sage_grpo.dist.processes import Processes
 from sage_grpo.dist.shard import fill, shard
 from sage_grpo.rewards.function import CompositeReward, FunctionReward
 from sage_grpo.tracking.callbacks import EMA
-from sage_grpo.tuning.prepare import initial_weights, prepare, reserve_copies, storage_dtype
+from sage_grpo.tuning.prepare import initial_weights, prepare, reserve_copies, storage_dtypes
 
 EXTRAS = {  # which extra brings a library that a built-in name needs
     **dict.fromkeys(("diffusers", "transformers", "peft", "accelerate", "ftfy"), "models"),
@@ -125,7 +125,7 @@ def build_model(config: RecipeConfig, processes: Processes | None = None) -> Vid
     known = accepted(factory, load)
     refuse_unknown(settings, known, f"model.{{}}: {config.model.type} has no such setting")
     for name, value in (
-        ("dtype", storage_dtype(config.tuning)),
+        *storage_dtypes(config.tuning).items(),
         ("conditions", config.tuning.conditions or str(Path(config.run.out) / "conditions")),
     ):
         if name in known:
@@ -152,7 +152,7 @@ def outline_model(config: RecipeConfig) -> VideoModel:
     factory = resolve(config.model.type, MODELS, "model")
     if hasattr(factory, "outline"):
         settings = {name: value for name, value in model_settings(config.model).items() if name != "revision"}
-        model: VideoModel = factory.outline(config.model.path, dtype=storage_dtype(config.tuning), **settings)
+        model: VideoModel = factory.outline(config.model.path, **storage_dtypes(config.tuning), **settings)
         prepare(model, config.tuning, config.seed)
     else:
         model = build_model(config)

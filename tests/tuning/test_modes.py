@@ -366,3 +366,29 @@ def test_branches_of_guidance_one_after_the_other(adapter, checkpointing):
     assert torch.equal(v, other)
     assert gradients.keys() == others.keys()
     assert all(torch.allclose(gradients[n], others[n], rtol=1e-5, atol=1e-7) for n in gradients)
+
+
+@pytest.mark.parametrize(
+    ("kind", "adapter", "vae"), [("wan", Wan, torch.float32), ("hunyuan15", HunyuanVideo15, torch.bfloat16)]
+)
+def test_only_what_is_trained_is_float32(kind, adapter, vae, tmp_path):
+    """With all weights trained, encoders and decoder have the precision of the recipe; the plan counts the same."""
+    from sage_grpo.build import build_model, outline_model
+
+    path, (frames, height, width) = contract.make_checkpoint(adapter, tmp_path / kind), adapter.tiny_size
+    size = {"frames": frames, "height": height, "width": width, "guidance_scale": 3.0}
+    recipe = {
+        "model": {"type": kind, "path": path, **size, "options": dict(adapter.tiny_options)},
+        "tuning": {"mode": "full", "precision": "bfloat16", "conditions": str(tmp_path / "c")},
+    }
+    model, outline = build_model(load_recipe(recipe)), outline_model(load_recipe(recipe))
+    encoders = [name for name in adapter.encoders if hasattr(model.pipe, name)]
+    expected = dict.fromkeys(encoders, torch.bfloat16) | {"transformer": torch.float32, "vae": vae}
+    for name, dtype in expected.items():
+        loaded, planned = getattr(model.pipe, name), getattr(outline.pipe, name)
+        assert loaded.dtype == planned.dtype == dtype, name
+    assert {p.dtype for p in model.module.parameters()} == {torch.float32}
+    prompt = contract.prompts_for(model)[0]
+    condition, x = model.encode([prompt]), torch.randn(1, *model.latent_shape(prompt))
+    assert model.velocity(x, torch.tensor([0.5]), condition).isfinite().all()
+    assert len(model.decode(x)) == 1

@@ -19,7 +19,7 @@ from sage_grpo.core.protocols import Condition, Prompt
 from sage_grpo.models.conditions import ConditionStore, fingerprint
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.guidance import in_turn
-from sage_grpo.models.loading import empty_parts, full_size, read_image
+from sage_grpo.models.loading import empty_parts, full_size, precisions, read_image
 from sage_grpo.models.offload import lent
 
 __all__ = ["NEGATIVE", "DiffusersModel", "ModelError", "read_image"]
@@ -130,16 +130,16 @@ class DiffusersModel(ABC):
 
     @classmethod
     def from_pretrained(
-        cls, path: str, *, dtype: torch.dtype | None = None, revision: str | None = None, empty: bool = False,
-        **settings: Any,
+        cls, path: str, *, dtype: torch.dtype | None = None, frozen_dtype: torch.dtype | None = None,
+        revision: str | None = None, empty: bool = False, **settings: Any,
     ) -> "DiffusersModel":  # fmt: skip
         """Real loading code: a folder or hub name; safetensors only. `empty` leaves out the weights to be trained."""
         if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
             raise ModelError(f"model.path: there is no folder {path}")
-        kinds = {"default": dtype or torch.float32} | dict.fromkeys(cls.float32_parts, torch.float32)
+        kinds = precisions(cls, dtype or torch.float32, frozen_dtype)
         try:
             folder = path if Path(path).is_dir() or not empty else cls.pipeline_class.download(path, revision=revision)
-            parts = empty_parts(cls.pipeline_class, folder, cls.denoisers, kinds["default"]) if empty else {}
+            parts = empty_parts(cls.pipeline_class, folder, cls.denoisers, kinds) if empty else {}
             pipe = cls.pipeline_class.from_pretrained(
                 folder, dtype=kinds, revision=revision, use_safetensors=True, **parts
             )
@@ -155,13 +155,14 @@ class DiffusersModel(ABC):
 
     @classmethod
     def outline(
-        cls, path: str | None = None, *, dtype: torch.dtype = torch.float32, **settings: Any
-    ) -> "DiffusersModel":
+        cls, path: str | None = None, *, dtype: torch.dtype = torch.float32, frozen_dtype: torch.dtype | None = None,
+        **settings: Any,
+    ) -> "DiffusersModel":  # fmt: skip
         """The model at full size without weights, to be planned: sizes of a checkpoint folder, or of the release."""
         small = cls.tiny()
         sizes = next((sizes for word, sizes in cls.released.items() if word in (path or "")), {})
-        parts = full_size(small, path, (*cls.denoisers, "vae"), cls.encoders, dtype, cls.encoder_sizes | sizes)
-        parts |= {name: parts[name].float() for name in cls.float32_parts if name in parts}
+        kinds = precisions(cls, dtype, frozen_dtype)
+        parts = full_size(small, path, (*cls.denoisers, "vae"), cls.encoders, kinds, cls.encoder_sizes | sizes)
         own = {name: small.config[name] for name in inspect.signature(cls.pipeline_class).parameters}
         return cls(cls.pipeline_class(**(own | small.components | parts)), **settings)
 

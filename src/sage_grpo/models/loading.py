@@ -12,8 +12,16 @@ from PIL import Image
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.models.errors import ModelError
 
+Precisions = Mapping[str, torch.dtype]  # by component; `default` for all others
 
-def empty_parts(pipeline: Any, folder: str, names: Sequence[str], dtype: torch.dtype) -> dict[str, Any]:
+
+def precisions(adapter: Any, dtype: torch.dtype, frozen: torch.dtype | None) -> Precisions:
+    """`dtype` is that of the networks; encoders and decoder may do with less, but for some."""
+    kinds = {"default": frozen or dtype} | dict.fromkeys(adapter.denoisers, dtype)
+    return kinds | dict.fromkeys(adapter.float32_parts, torch.float32)
+
+
+def empty_parts(pipeline: Any, folder: str, names: Sequence[str], kinds: Precisions) -> dict[str, Any]:
     """The networks of a checkpoint without their weights, in the precision that loading them would give."""
     from accelerate import init_empty_weights  # noqa: PLC0415 - only for several processes
 
@@ -24,23 +32,24 @@ def empty_parts(pipeline: Any, folder: str, names: Sequence[str], dtype: torch.d
             network = getattr(diffusers, kind)
             with init_empty_weights(include_buffers=False):
                 part = network.from_config(network.load_config(folder, subfolder=name))
-            parts[name] = _as_loaded(part, dtype)
+            parts[name] = _as_loaded(part, _precision(kinds, name))
     return parts
 
 
 def default_parts(
-    pipe: Any, names: Sequence[str], dtype: torch.dtype, sizes: Mapping[str, Mapping[str, Any]]
+    pipe: Any, names: Sequence[str], kinds: Precisions, sizes: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Networks of a pipeline without weights: at the size that their classes have by default, but for `sizes`."""
     from accelerate import init_empty_weights  # noqa: PLC0415 - only for several processes
 
     classes = {name: type(part) for name in names if (part := getattr(pipe, name, None)) is not None}
     with init_empty_weights(include_buffers=False):
-        return {name: _as_loaded(network(**sizes.get(name, {})), dtype) for name, network in classes.items()}
+        made = {name: network(**sizes.get(name, {})) for name, network in classes.items()}
+    return {name: _as_loaded(part, _precision(kinds, name)) for name, part in made.items()}
 
 
 def empty_encoders(
-    pipe: Any, folder: str | None, names: Sequence[str], dtype: torch.dtype, sizes: Mapping[str, Mapping[str, Any]]
+    pipe: Any, folder: str | None, names: Sequence[str], kinds: Precisions, sizes: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Encoders of the classes of `pipe` without weights: of a checkpoint folder, or of these sizes."""
     from accelerate import init_empty_weights  # noqa: PLC0415 - only for a plan
@@ -51,8 +60,12 @@ def empty_encoders(
             kind = type(small.config)
             config = kind.from_pretrained(folder, subfolder=name) if folder else kind(**sizes[name])
             with init_empty_weights():
-                parts[name] = type(small)(config).to(dtype)
+                parts[name] = type(small)(config).to(_precision(kinds, name))
     return parts
+
+
+def _precision(kinds: Precisions, name: str) -> torch.dtype:
+    return kinds.get(name, kinds["default"])
 
 
 def _as_loaded(part: Any, dtype: torch.dtype) -> Any:
@@ -64,15 +77,15 @@ def _as_loaded(part: Any, dtype: torch.dtype) -> Any:
 
 
 def full_size(
-    pipe: Any, path: str | None, networks: Sequence[str], encoders: Sequence[str], dtype: torch.dtype,
+    pipe: Any, path: str | None, networks: Sequence[str], encoders: Sequence[str], kinds: Precisions,
     sizes: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:  # fmt: skip
     """All networks of a pipeline like `pipe` without weights: sizes of a checkpoint folder, or of its release."""
     folder = path if path and Path(path).is_dir() else None
     if folder and not (Path(folder) / "model_index.json").is_file():
         raise ModelError(f"model.path: {folder} is not a checkpoint: it has no model_index.json")
-    made = empty_parts(type(pipe), folder, networks, dtype) if folder else default_parts(pipe, networks, dtype, sizes)
-    return made | empty_encoders(pipe, folder, encoders, dtype, sizes)
+    made = empty_parts(type(pipe), folder, networks, kinds) if folder else default_parts(pipe, networks, kinds, sizes)
+    return made | empty_encoders(pipe, folder, encoders, kinds, sizes)
 
 
 def read_image(prompt: Prompt) -> Image.Image:

@@ -15,9 +15,11 @@ GRAPHS = 32  # with and without gradient, guided, each batch size: more than tor
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def storage_dtype(config: TuningConfig) -> torch.dtype:
-    """Of the checkpoint as it is loaded: weights that will be trained are kept in float32."""
-    return torch.float32 if config.mode == "full" else DTYPES[config.precision]
+def storage_dtypes(config: TuningConfig) -> dict[str, torch.dtype]:
+    """Of the checkpoint as it is loaded: weights that will be trained are kept in float32, frozen ones need no more
+    than they compute in."""
+    computed = DTYPES[config.precision]
+    return {"dtype": torch.float32 if config.mode == "full" else computed, "frozen_dtype": computed}
 
 
 def prepare(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
