@@ -14,7 +14,7 @@ from sage_grpo.math.kernels import kernel_table
 from sage_grpo.models import contract
 from sage_grpo.models.base import ModelError, read_image
 from sage_grpo.models.hunyuan15 import HunyuanVideo15, HunyuanVideo15ImageToVideo
-from sage_grpo.models.ltx import LTXVideoImageToVideo
+from sage_grpo.models.ltx import LTXVideo, LTXVideoImageToVideo
 from sage_grpo.models.wan import Wan, Wan22, Wan22SmallImageToVideo
 
 
@@ -296,3 +296,17 @@ def test_encoders_and_decoder_only_visit_the_device(checkpoint):
     with pytest.raises(KeyError), model.visiting("vae"):
         raise KeyError
     assert where() == at_home
+
+
+@pytest.mark.parametrize("adapter", [Wan, HunyuanVideo15, LTXVideo])
+def test_an_outline_has_the_size_of_the_checkpoint(adapter, checkpoint):
+    """Tied weights, such as the embedding of Wan's text encoder, are counted once."""
+    frames, height, width = adapter.tiny_size
+    size = {"frames": frames, "height": height, "width": width}
+    loaded = contract.load(adapter, checkpoint(adapter))
+    outline = adapter.outline(checkpoint(adapter), **size, **adapter.tiny_options)
+    for name in (*adapter.denoisers, *adapter.encoders, "vae"):
+        real, planned = (getattr(model.pipe, name, None) for model in (loaded, outline))
+        if real is not None:
+            counts = [sum(w.numel() for w in part.parameters()) for part in (real, planned)]
+            assert counts[0] == counts[1], name

@@ -61,6 +61,7 @@ def empty_encoders(
             config = kind.from_pretrained(folder, subfolder=name) if folder else kind(**sizes[name])
             with init_empty_weights():
                 parts[name] = type(small)(config).to(_precision(kinds, name))
+            parts[name].tie_weights()  # what is tied was made twice, and takes room once
     return parts
 
 
