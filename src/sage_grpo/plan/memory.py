@@ -27,10 +27,9 @@ PHASES = {  # which parts of the memory each phase needs, beside what is always 
     "rollout": ("latents of the trajectory", "conditions", "videos made before", "activations of a rollout"),
     "decode": ("latents of the trajectory", "conditions", "VAE", "activations of the VAE", "videos made before"),
     "score": ("latents of the trajectory", "conditions", "videos"),
-    "step": ("latents of the trajectory", "conditions", "videos", "velocities of the anchor", "gradients",
+    "step": ("latents of the trajectory", "conditions", "velocities of the anchor", "gradients",
              "scratch of the optimizer"),
-    "train": ("latents of the trajectory", "conditions", "videos", "velocities of the anchor", "gradients",
-              "activations"),
+    "train": ("latents of the trajectory", "conditions", "velocities of the anchor", "gradients", "activations"),
 }  # fmt: skip
 ALWAYS = ("trained weights", "frozen weights", "anchor and other copies", "optimizer", "reward models")
 
@@ -149,8 +148,8 @@ def memory(config: RecipeConfig, found: Probe, kept: Held, decoding: Cost | None
         "velocities of the anchor": videos * latents * answer * config.trained_steps // policy.num_minibatches
         if config.kl.anchor != "none" else 0,
         "conditions": videos * condition,
-        "videos": 2 * videos * frames,  # as they are decoded, and together as they are scored
-        "videos made before": 2 * (videos - policy.batch_size) * frames,
+        "videos": videos * frames,  # until they are scored and seen
+        "videos made before": (videos - policy.batch_size) * frames,
         "text encoders": component_bytes(model, tuple(getattr(model, "encoders", ()))),
         "VAE": component_bytes(model, ("vae",)),
         "activations of the VAE": round(decoding.memory) if decoding else 0,
