@@ -9,8 +9,9 @@ SEEDS  ?= 10
 KILLS  ?= 10
 FAULTS ?= 100
 ROUNDS ?= 24
+HOURS  ?= 2
 
-.PHONY: setup check lint format types test docs configuration figures trust-regions lab claims eval audit chaos chaos-alone fleet-chaos fleet-speed plan-check overhead wheel sbom licences audit-dependencies clean
+.PHONY: setup check lint format types test docs configuration figures trust-regions lab claims eval audit chaos chaos-alone fleet-chaos soak fleet-speed plan-check overhead wheel sbom licences audit-dependencies clean
 setup:            ## virtual environment with the pinned versions
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install torch==2.13.0
@@ -79,6 +80,9 @@ chaos-alone:      ## the same for one process that is started again by hand: mak
 
 fleet-chaos:      ## plant faults in a real fleet while a model trains against it: make fleet-chaos FAULTS=100
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(RUN) -m serve.chaos --faults $(FAULTS)
+
+soak:             ## kills, pauses, a full disk and reward faults all at once, compared to the bit: make soak HOURS=2 JSON=soak.json
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(RUN) -m dist.soak --hours $(HOURS) --seed $(SEED) $(if $(JSON),--json $(JSON)) $(SOAK)
 
 fleet-speed:      ## a fleet's rate and overlap beside the same scorers in-process: make fleet-speed ROUNDS=9
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(RUN) -m serve.throughput --rounds $(ROUNDS)

@@ -25,7 +25,7 @@ from sage_grpo.dist.watchdog import Watchdog
 from sage_grpo.rewards.function import CompositeReward
 from sage_grpo.tracking.callbacks import Agree, Clock, Log, Samples, Save, WeightAverage
 from sage_grpo.tracking.environment import describe_environment
-from sage_grpo.tracking.files import atomic_write
+from sage_grpo.tracking.files import atomic_write, sweep
 from sage_grpo.tracking.gauge import DriftGauge
 from sage_grpo.tracking.metrics import make_trackers
 from sage_grpo.tracking.private import clean_text
@@ -204,6 +204,8 @@ class Trainer:
 
     def _describe(self, resumed: bool) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        for folder in (self.folder, *self.folder.glob("samples/*")):
+            sweep(folder)
         count = len(list(self.folder.glob("environment*.json")))
         suffix = f"-{count}" if resumed and count else ""
         atomic_write(self.folder / f"config{suffix}.yaml", dump_recipe(self.config).encode())

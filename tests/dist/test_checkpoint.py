@@ -75,6 +75,14 @@ def test_retention_and_order(tmp_path):
     assert checkpoints(tmp_path) == ["step-00000002", "step-00000010"]
 
 
+def test_parts_of_killed_writers_are_removed(tmp_path):
+    """A run that was killed while it stopped does not save that iteration again."""
+    for left in (".step-00000007.part/tensors", ".step-00000001.part"):
+        (tmp_path / left).mkdir(parents=True)
+    save_checkpoint(tmp_path, 10, STATE)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010"]
+
+
 @pytest.mark.parametrize("name", ["tensors/__0_0.distcp", "tensors/index.json", "state.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["truncate", "flip", "delete"])
 def test_damage_to_any_file_is_found_and_passed_over(tmp_path, name, damage):

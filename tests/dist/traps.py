@@ -30,19 +30,27 @@ def order(folder, place, rank):
     part.rename(folder / "order")
 
 
-def lay(folder):
-    """Set the traps in this process."""
+def told(file):
+    """The order that stands; it may be carried out, or withdrawn, while we look."""
+    try:
+        return json.loads(file.read_text())
+    except FileNotFoundError:
+        return None
+
+
+def lay(folder, more=()):
+    """Set the traps in this process, and `more` of them: place, owner and name of what is called there."""
     rank, file = int(os.environ.get("RANK", "0")), folder / "order"
 
     def trapped(function, place):
         @functools.wraps(function)
         def wrapper(*inputs, **more):
-            if file.exists() and json.loads(file.read_text()) == [place, rank]:
+            if told(file) == [place, rank]:
                 file.unlink()
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*inputs, **more)
 
         return wrapper
 
-    for place, (owner, name) in PLACES.items():
+    for place, owner, name in [*((place, *what) for place, what in PLACES.items()), *more]:
         setattr(owner, name, trapped(getattr(owner, name), place))

@@ -36,7 +36,7 @@ POLICY = {"prompts_per_iteration": PROMPTS, "num_generations": GROUP, "batch_siz
 
 
 @contextmanager
-def running_fleet(port, replicas=2):
+def running_fleet(port, replicas=2, seconds=20, scorer="serve.faults:Faulty", **options):
     """A fleet of scorers that fail on demand; its address and the folder of their notes."""
     from sage_grpo.serve import fleet
 
@@ -45,8 +45,8 @@ def running_fleet(port, replicas=2):
     os.environ["PYTHONPATH"] = os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])])
     sys.path.insert(0, tests)
     notes = tempfile.mkdtemp(prefix="fleet-")
-    scorer = {"type": "serve.faults:Faulty", "options": {"notes": notes}, "replicas": replicas, "cpus": 0.5, "batch": 4}
-    url = fleet.start(FleetConfig(scorers=[scorer], port=port, seconds=20, megabytes=200))
+    entry = {"type": scorer, "options": {"notes": notes, **options}, "replicas": replicas, "cpus": 0.5, "batch": 4}
+    url = fleet.start(FleetConfig(scorers=[entry], port=port, seconds=seconds, megabytes=200))
     try:
         yield url, notes
     finally:

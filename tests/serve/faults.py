@@ -12,6 +12,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import urllib3
@@ -89,7 +90,14 @@ class Relay:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self):
-                self.reply(pool.request("GET", target + self.path, headers=self.passed()))
+                self.reply(self.passed_on("GET"))
+
+            def passed_on(self, method, body=None):
+                """The fleet's answer, or what a proxy says of a fleet that is away."""
+                try:
+                    return pool.request(method, target + self.path, body=body, headers=self.passed())
+                except urllib3.exceptions.HTTPError:
+                    return SimpleNamespace(status=502, data=b"")
 
             def passed(self):
                 return {k: v for k, v in self.headers.items() if k.lower() in ("authorization", "content-type")}
@@ -97,14 +105,14 @@ class Relay:
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 with relay.lock:
-                    fault = relay.faults.pop(0) if relay.faults else ""
+                    fault = relay.choose(body)
                     relay.done += [fault] if fault else []
                 if fault == "5xx":
                     self.send(500, b"planted")
                     return
                 if fault == "slow":
                     time.sleep(slow)
-                answer = pool.request("POST", target + self.path, body=body, headers=self.passed())
+                answer = self.passed_on("POST", body)
                 if answer.status != 200 or not fault or fault == "slow":
                     self.reply(answer)
                 elif fault == "disconnect":
@@ -136,6 +144,10 @@ class Relay:
         self.server.handle_error = lambda *details: None  # the trainer may hang up
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def choose(self, body):
+        """The fault that this request meets."""
+        return self.faults.pop(0) if self.faults else ""
 
     def close(self):
         self.server.shutdown()

@@ -189,6 +189,24 @@ def test_damaged_checkpoints_are_passed_over(tmp_path):
     assert trainer.loop.iteration == 2
 
 
+def test_a_finished_run_is_not_saved_again(tmp_path):
+    """To write its last checkpoint anew would take the old one away first, and a kill in between would lose both."""
+    make(tmp_path, iterations=2).train()
+    newest = tmp_path / "checkpoints" / "step-00000002"
+    before = newest.stat().st_ino
+    assert make(tmp_path, iterations=2).train().iterations == 2
+    assert newest.stat().st_ino == before
+
+
+def test_files_of_killed_writers_are_removed(tmp_path):
+    make(tmp_path, iterations=3).train()
+    left = [tmp_path / ".metrics.jsonl.1.new", tmp_path / "samples" / "000003" / ".00.mp4.1.new"]
+    for file in left:
+        file.write_bytes(b"half")
+    make(tmp_path, iterations=4).train()
+    assert not any(file.exists() for file in left)
+
+
 def test_resume_with_other_prompts_is_refused(tmp_path):
     make(tmp_path, iterations=2).train()
     with pytest.raises(ConfigError, match="the prompts are not those of"):

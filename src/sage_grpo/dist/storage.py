@@ -12,6 +12,7 @@ from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, Fsspec
 from sage_grpo.dist.index import IndexedReader, IndexedWriter
 
 BLOCK = 1 << 20
+PART = ".part"  # ends the name of a local folder that is not whole yet
 
 
 class RemoteWriter(IndexedWriter, FsspecWriter):
@@ -78,11 +79,16 @@ class Storage:
             self.fs.rm(self._path(name), recursive=True)
 
     def begin(self, step: str) -> str:
-        """Where a new checkpoint is written."""
-        work = f".{step}.part" if self.local else step
-        self.remove(work)
+        """Where a new checkpoint is written. Other parts are of writers that were killed: there is one at a time."""
+        work = f".{step}{PART}" if self.local else step
+        for left in {*self._parts(), work}:
+            self.remove(left)
         self.fs.makedirs(self._path(work), exist_ok=True)
         return work
+
+    def _parts(self) -> list[str]:
+        names = os.listdir(self.base) if self.local and os.path.isdir(self.base) else []
+        return [name for name in names if name.startswith(".step-") and name.endswith(PART)]
 
     def publish(self, work: str, step: str) -> None:
         """From here on it counts."""

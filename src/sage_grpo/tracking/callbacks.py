@@ -180,6 +180,9 @@ class Save(Callback):
         self.save, self.config, self.parts = save, config, parts
         self.saved_at: int | None = None
 
+    def on_start(self, loop: Loop) -> None:
+        self.saved_at = loop.iteration  # what a run goes on from is there: to write it anew would first take it away
+
     def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
         if loop.iteration % self.config.run.save_every == 0:
             self.write(loop)
