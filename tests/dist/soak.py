@@ -165,7 +165,6 @@ class Soak:
                 shutil.copytree(disk, place / "evidence")
         if not found:
             shutil.rmtree(place)
-        self.totals.rounds += 1
         self.totals.add(found, number)
         for name, text in found:
             self.tell(f"VIOLATED {name}: {text}")

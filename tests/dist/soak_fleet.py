@@ -6,6 +6,7 @@ python -m dist.soak_fleet PORT NOTES SEED
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,6 +66,7 @@ def own_server(seed):
         over.set()
         living[0].kill()
         thread.join()
+        shutil.rmtree(notes)
 
 
 def main():
