@@ -168,9 +168,9 @@ class Soak:
         self.totals.add(found, number)
         for name, text in found:
             self.tell(f"VIOLATED {name}: {text}")
-        self.tell(
-            f"round over: {self.totals.kills.total()} kills and {self.totals.faults.total()} reward faults so far"
-        )
+        kills, faults = self.totals.kills.total(), self.totals.faults.total()
+        self.tell(f"over, with {kills} kills and {faults} reward faults so far")
+        self.totals.rounds += 1
 
     def runs(self, place, disk, choices):
         mode, save_every, seed = choices

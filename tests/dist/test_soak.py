@@ -25,7 +25,7 @@ def test_a_round_of_kills_and_faults(tmp_path):
     assert found["restarts"] >= 2
     assert found["reward faults"] >= 5
     assert found["masked samples"] > 0
-    assert found["iterations"] % 5 == 0
+    assert found["iterations"] == 5 * found["rounds"] > 0
     assert not list((tmp_path / "soak").glob("round-*"))  # nothing was violated
 
 
