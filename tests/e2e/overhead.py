@@ -45,18 +45,13 @@ class Bare:
         condition = self.model.encode([prompt] * BATCH)
         self.x = torch.randn(BATCH, *self.model.latent_shape(prompt))
         zeros, mask = torch.zeros_like(self.x), torch.zeros_like(self.x[:, :1])
-        tokens = (self.model.pipe.vision_num_semantic_tokens, self.model.pipe.vision_states_dim)
-        names = ("text", "text_mask", "glyphs", "glyphs_mask")
-        self.sides = [[condition[prefix + name] for name in names] for prefix in ("", "negative_")]
-        self.fixed = (zeros, mask, torch.zeros(BATCH, *tokens))
+        names = ("text", "glyphs")
+        self.sides = [{name: condition[prefix + name] for name in names} for prefix in ("", "negative_")]
+        self.fixed = (zeros, mask)
 
     def ask(self, side, t):
-        zeros, mask, image = self.fixed
-        text, text_mask, glyphs, glyphs_mask = side
-        return self.model.pipe.transformer(
-            torch.cat([self.x, zeros, mask], 1), torch.full((BATCH,), t), text, text_mask, None, glyphs, glyphs_mask,
-            image, return_dict=False,
-        )[0]  # fmt: skip
+        seen = torch.cat([self.x, *self.fixed], 1)
+        return self.model.pipe.transformer(seen, torch.full((BATCH,), t), words=side)
 
     def guided(self, t):
         positive, negative = (self.ask(side, t) for side in self.sides)

@@ -3,12 +3,14 @@
 from sage_grpo.build import MODELS, resolve
 from sage_grpo.models import contract
 
+LONG_TEXT = "a cat sees a dog, and both of them run"  # as many tokens as tiny models take, which is what a plan counts
+
 
 def case(kind, mode, size, processes=1, *, group=4, anchor="moving", tuning=None, layout=None, model=None, together=1):
     return {
         "kind": kind, "size": size, "processes": processes,
         "recipe": {
-            "model": {"guidance_scale": 3.0, **(model or {})},
+            "model": {"guidance_scale": 3.0, "negative_prompt": LONG_TEXT, **(model or {})},
             "tuning": {"mode": mode, "rank": 4, **(tuning or {})},
             "parallel": {"processes": processes, **(layout or {})},
             "sampling": {"steps": 4},

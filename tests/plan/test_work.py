@@ -9,12 +9,13 @@ from sage_grpo import build
 from sage_grpo.config import load_recipe
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.dist.imagine import imagine_weights, without_values
+from sage_grpo.models.hunyuan15 import HunyuanVideo15
 from sage_grpo.plan import probe as probing
 from sage_grpo.plan.estimate import alone
 from sage_grpo.plan.probe import passes, probe
 
 SIZES = {(352, 624): (18_018, 248), (480, 848): (33_390, 685), (720, 1280): (75_600, 2_961)}
-PADDING = 1000 + 256 + 729  # tokens of text, glyphs and image, which are filled up to these numbers
+PADDING = 1000 + 256 + 729  # tokens of text, glyphs and image, up to which the library fills
 
 
 def single(height, width, frames=81):
@@ -34,10 +35,9 @@ def test_tokens_and_flops_of_hunyuanvideo(size, expected):
     found = probe(single(*size))
     tflop = found.forward.flops / 1e12
     assert found.tokens == tokens
-    assert tflop == pytest.approx(by_hand(tokens, PADDING), rel=0.005)
-    # the rough count leaves out most of the padding, which the network computes with
-    assert by_hand(tokens, 300) == pytest.approx(rough, rel=0.01)
-    print(f"{size}: {tflop:.1f} TFLOP, by hand {by_hand(tokens, PADDING):.1f}, without padding {rough}")
+    assert tflop == pytest.approx(by_hand(tokens, HunyuanVideo15.typical_text), rel=0.005)
+    assert tflop == pytest.approx(rough, rel=0.01)
+    print(f"{size}: {tflop:.1f} TFLOP; with padding {by_hand(tokens, PADDING):.1f}")
 
 
 def test_flops_are_those_of_torchs_counter_with_all_blocks():

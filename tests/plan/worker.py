@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from memory import PeakMemory
-from plan.cases import recipe
+from plan.cases import LONG_TEXT, recipe
 from sage_grpo.core.loop import Callback
 from sage_grpo.dist.processes import leave
 from sage_grpo.trainer import Trainer
@@ -70,7 +70,7 @@ def main():
     for name in sys.argv[2:]:
         meter = Meter()
         trainer = Trainer(
-            rewards=[first_pixel], config=recipe(name, folder), prompts=["a cat", "a dog"], callbacks=[meter]
+            rewards=[first_pixel], config=recipe(name, folder), prompts=[LONG_TEXT, LONG_TEXT[::-1]], callbacks=[meter]
         )
         trainer.train()
         mine = {"passes": meter.passes, "peaks": dict(meter.peaks)}

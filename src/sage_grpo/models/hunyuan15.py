@@ -1,6 +1,6 @@
 """HunyuanVideo-1.5, text- and image-to-video: two text encoders, condition channels, the pipeline's own guider."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import diffusers as df
@@ -9,8 +9,8 @@ import transformers as hf
 from PIL import Image
 from torch import Tensor
 
-from sage_grpo.core.protocols import Prompt
-from sage_grpo.models import tiny
+from sage_grpo.core.protocols import Condition, Prompt
+from sage_grpo.models import tiny, unpadded
 from sage_grpo.models.base import DiffusersModel, ModelError
 from sage_grpo.models.shared_tokens import JointAttention, check_sharing
 
@@ -23,6 +23,7 @@ class HunyuanVideo15(DiffusersModel):
         "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2",
     )  # fmt: skip
     frame_step = 4
+    typical_text: ClassVar[int] = 300  # tokens that a plan counts for a prompt
     default_size = (121, 480, 848)
     tiny_size = (5, 32, 32)
     tiny_options: ClassVar[Mapping[str, Any]] = {"text_tokens": 24, "glyph_tokens": 16, "image_tokens": 4}
@@ -51,6 +52,7 @@ class HunyuanVideo15(DiffusersModel):
             raise ModelError("this checkpoint is distilled to few steps (use_meanflow); train the undistilled one")
         last = len(self.shard_blocks) - 1  # nobody reads the text stream after the last block
         self.unused = (rf"transformer_blocks\.{last}\.(attn\.to_add_out|ff_context)",)
+        self.unused += () if self.needs_image else (r"^image_embedder\.",)
         guider = pipe.guider
         if not isinstance(guider, df.ClassifierFreeGuidance) or (guider._start, guider._stop) != (0.0, 1.0):
             raise ModelError(
@@ -59,6 +61,7 @@ class HunyuanVideo15(DiffusersModel):
             )
         pipe.guider = guider.new(guidance_scale=self.guidance_scale)
         self._attend(JointAttention())
+        unpadded.install(pipe.transformer)
 
     def _attend(self, processor: JointAttention) -> None:
         for block in self.pipe.transformer.transformer_blocks:
@@ -96,39 +99,35 @@ class HunyuanVideo15(DiffusersModel):
         return (p.num_channels_latents, frames, self.height // space, self.width // space)
 
     def embed_text(self, text: str) -> dict[str, Tensor]:
-        found = self.pipe.encode_prompt([text], device=self.device, dtype=self.dtype)
-        return dict(zip(("text", "text_mask", "glyphs", "glyphs_mask"), found, strict=True))
+        """Without padding. A text that wants nothing written has no glyphs at all."""
+        words, there, glyphs, written = self.pipe.encode_prompt([text], device=self.device, dtype=self.dtype)
+        return {"text": words[:, there[0].bool()], "glyphs": glyphs[:, written[0].bool()]}
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[Prompt]) -> Condition:
+        found = unpadded.together([self._row(prompt) for prompt in prompts])
+        return {name: x if name.endswith(unpadded.COUNT) else x.to(self.device) for name, x in found.items()}
 
     def text_shapes(self) -> dict[str, tuple[int, ...]]:
-        p, config = self.pipe, self.pipe.transformer.config
-        text, glyphs = p.tokenizer_max_length, p.tokenizer_2_max_length
-        return {
-            "text": (text, config.text_embed_dim), "text_mask": (text,),
-            "glyphs": (glyphs, config.text_embed_2_dim), "glyphs_mask": (glyphs,),
-        }  # fmt: skip
+        """Of a text as people write them: the longest has `text_tokens` and `glyph_tokens`."""
+        config = self.pipe.transformer.config
+        text = min(self.typical_text, self.pipe.tokenizer_max_length)
+        return {"text": (text, config.text_embed_dim), "glyphs": (0, config.text_embed_2_dim)}
 
     def _encoding_settings(self) -> str:
-        p = self.pipe
-        return f"{super()._encoding_settings()} {p.tokenizer_max_length} {p.tokenizer_2_max_length} {p.system_message}"
+        p, own = self.pipe, f"{super()._encoding_settings()} without padding"
+        return f"{own} {p.tokenizer_max_length} {p.tokenizer_2_max_length} {p.system_message}"
 
-    def first_frame(self, x: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Condition latents, their mask and the image's embedding: without an image all of them are zero."""
-        image = x.new_zeros(len(x), self.pipe.vision_num_semantic_tokens, self.pipe.vision_states_dim)
-        return torch.zeros_like(x), torch.zeros_like(x[:, :1]), image
+    def first_frame(self, x: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Condition latents and their mask: without an image both are zero."""
+        return torch.zeros_like(x), torch.zeros_like(x[:, :1])
 
     def predict(self, x: Tensor, sigma: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         x = x.to(self.dtype)
-        latents, mask, image = self.first_frame(x, inputs)
-        out: Tensor = self.pipe.transformer(
-            hidden_states=torch.cat([x, latents, mask], dim=1),
-            timestep=self.timestep(sigma).to(self.dtype),
-            encoder_hidden_states=inputs["text"],
-            encoder_attention_mask=inputs["text_mask"],
-            encoder_hidden_states_2=inputs["glyphs"],
-            encoder_attention_mask_2=inputs["glyphs_mask"],
-            image_embeds=image,
-            return_dict=False,
-        )[0]
+        seen = torch.cat([x, *self.first_frame(x, inputs)], dim=1)
+        # counts as plain numbers: FSDP2 moves all tensors that a network is given to the device
+        words = {name: y.tolist() if name.endswith(unpadded.COUNT) else y for name, y in inputs.items()}
+        out: Tensor = self.pipe.transformer(seen, self.timestep(sigma), words=words)
         return out
 
     def guide(self, positive: Tensor, negative: Tensor, sigma: Tensor) -> Tensor:
@@ -186,10 +185,10 @@ class HunyuanVideo15ImageToVideo(HunyuanVideo15):
         channels, _, *size = self.latent_shape(Prompt(""))
         return {"image": image, "first_frame": (channels, 1, *size)}
 
-    def first_frame(self, x: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def first_frame(self, x: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         latents, mask = torch.zeros_like(x), torch.zeros_like(x[:, :1])
         latents[:, :, :1], mask[:, :, :1] = inputs["first_frame"], 1.0
-        return latents, mask, inputs["image"]
+        return latents, mask
 
     @classmethod
     def tiny_image_parts(cls) -> dict[str, Any]:

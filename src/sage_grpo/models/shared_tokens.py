@@ -9,7 +9,9 @@ from diffusers.hooks import apply_context_parallel
 from diffusers.models._modeling_parallel import ContextParallelInput
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry, dispatch_attention_fn
 from diffusers.models.embeddings import apply_rotary_emb
+from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVideo15AttnProcessor2_0
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from sage_grpo.models.errors import ModelError
 
@@ -59,7 +61,8 @@ def share_by_plan(network: Any, attentions: Iterable[Any], exchange: Any, plan: 
 class JointAttention:
     """Attention over video and text together, for one process or for several that share the video.
 
-    Padding is masked as keys alone: the stock processor masks it as queries too, with a mask of tokens × tokens.
+    No mask is ever passed on, for which several kernels have no way or a slow one: samples whose texts differ in length
+    attend one by one. A mask, which only the library's own pipeline gives, is left to the library.
     """
 
     _attention_backend: Any = None
@@ -72,9 +75,15 @@ class JointAttention:
         attn: Any,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor,
-        attention_mask: Tensor,
+        attention_mask: Tensor | tuple[int, ...] | None,
         image_rotary_emb: tuple[Tensor, Tensor],
     ) -> tuple[Tensor, Tensor]:
+        if isinstance(attention_mask, Tensor):
+            stock: tuple[Tensor, Tensor] = HunyuanVideo15AttnProcessor2_0()(
+                attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
+            )
+            return stock
+
         def heads(x: Tensor) -> Tensor:
             return x.view(*x.shape[:2], attn.heads, -1)
 
@@ -91,15 +100,24 @@ class JointAttention:
         )
         if exchange:
             video, words = tuple(map(exchange.to_heads, video)), tuple(map(exchange.my_heads, words))
-        mask = torch.nn.functional.pad(attention_mask, (video[0].shape[1], 0), value=1).bool()
-        out = dispatch_attention_fn(
-            *(torch.cat(pair, dim=1) for pair in zip(video, words, strict=True)),
-            attn_mask=mask,
-            backend=self._attention_backend,
-        )
-        seen, said = out.split([video[0].shape[1], text.shape[1]], dim=1)
+        out = self._attend([torch.cat(pair, dim=1) for pair in zip(video, words, strict=True)], attention_mask, text)
+        tokens = video[0].shape[1]
+        seen, said = out[:, :tokens], out[:, tokens:]
         if exchange:
             seen, said = exchange.to_tokens(seen), exchange.all_heads(said)
         kind = hidden_states.dtype
         seen, said = attn.to_out[0](seen.flatten(2).to(kind)), attn.to_add_out(said.flatten(2).to(kind))
         return attn.to_out[1](seen), said
+
+    def _attend(self, joint: list[Tensor], lengths: tuple[int, ...] | None, text: Tensor) -> Tensor:
+        """`lengths` are those of the texts, which are filled up to the longest."""
+        if lengths is None:
+            out: Tensor = dispatch_attention_fn(*joint, backend=self._attention_backend)
+            return out
+        missing = [text.shape[1] - length for length in lengths]
+        there = joint[0].shape[1]
+        rows = [
+            dispatch_attention_fn(*(x[i : i + 1, : there - n] for x in joint), backend=self._attention_backend)
+            for i, n in enumerate(missing)
+        ]
+        return torch.cat([pad(row, (0, 0, 0, 0, 0, n)) for row, n in zip(rows, missing, strict=True)])
