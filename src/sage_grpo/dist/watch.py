@@ -47,6 +47,7 @@ class Watch(TorchDispatchMode):
         self.sent: Counter[str] = Counter()  # bytes of the whole that a message is a part of
         self.messages: Counter[str] = Counter()
         self.peak = 0
+        self.largest = 0  # elements that a convolution reads or writes
         self._now = 0
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
 
@@ -80,6 +81,8 @@ class Watch(TorchDispatchMode):
                 self.sent[purpose] += max(sizes((args, out)))
                 self.messages[purpose] += 1
         elif not func.is_view:
+            if func._overloadpacket is aten.convolution:
+                self.largest = max(self.largest, args[0].numel(), out.numel())
             moved = sum(sizes((args, kwargs, out)))
             self.operations[flops(func, args, kwargs, out), float(moved)] += 1
         return out

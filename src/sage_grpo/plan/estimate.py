@@ -38,6 +38,7 @@ class Plan:
     saving: Saving
     score_seconds: float
     calibrated: str  # on which GPUs, if it is
+    convolution: int  # elements of the largest one in decoding
 
     @property
     def iteration(self) -> float:
@@ -160,4 +161,5 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
     return Plan(
         config, gpu, layout.processes, single.tokens, single.forward.flops, kept, room, counts, seconds,
         {"forward": forward, "training": training}, repeated, moved, flops, saving, score, known.gpu or "",
+        decoded.largest if decoded else 0,
     )  # fmt: skip

@@ -32,6 +32,7 @@ class Cost:
     sent: dict[str, float]  # bytes of messages by purpose
     messages: dict[str, float]
     memory: float  # newly held at once, beyond what is held between passes
+    largest: int = 0  # elements that a convolution reads or writes
 
     @property
     def flops(self) -> float:
@@ -68,7 +69,7 @@ def stacks(model: Any) -> list[tuple[nn.Module, str]]:
 def watched(act: Callable[[], Any]) -> Cost:
     with Watch() as watch, uncollected():
         act()
-    return Cost(dict(watch.operations), dict(watch.sent), dict(watch.messages), watch.peak)
+    return Cost(dict(watch.operations), dict(watch.sent), dict(watch.messages), watch.peak, watch.largest)
 
 
 def passes(config: RecipeConfig, depth: int | None) -> tuple[int, Cost, Cost]:

@@ -13,6 +13,7 @@ from sage_grpo.plan.interruptions import GPU_HOURS_PER_FAILURE, lost_share
 from sage_grpo.plan.sweep import Cell, pays
 
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+INDEXED = 2**31  # elements that 32 bits can count
 
 
 def in_units(size: float) -> str:
@@ -54,6 +55,15 @@ def assumptions(plan: Plan, gpu: str) -> list[str]:
     return told
 
 
+def warnings(plan: Plan) -> list[str]:
+    if plan.convolution <= INDEXED:
+        return []
+    return [
+        f"decoding has a convolution of {plan.convolution / INDEXED:.2f} × 2^31 elements, which older cuDNN refuses or "
+        "answers with a large workspace; use tuning.vae_tiling=true"
+    ]
+
+
 def summary(plan: Plan, gpu: str, price: float | None) -> dict[str, Any]:
     """For programs: bytes, seconds and plain numbers."""
     config, counts, every = plan.config, plan.counts, plan.best_save_every
@@ -83,7 +93,7 @@ def summary(plan: Plan, gpu: str, price: float | None) -> dict[str, Any]:
             "best_save_every": every,
             "best_lost_share": lost_share(every * plan.iteration, plan.saving, plan.between_failures),
         },
-        "assumptions": assumptions(plan, gpu),
+        "warnings": warnings(plan), "assumptions": assumptions(plan, gpu),
     }  # fmt: skip
 
 
@@ -110,6 +120,8 @@ def show(plan: Plan, gpu: str, price: float | None, console: Console) -> None:
     console.print(f"{verdict}: {in_units(memory.peak)} at most; {FRACTION:.0%} of a GPU may be used", highlight=False)
     if not plan.fits:
         console.print(advice(plan), highlight=False)
+    for line in told["warnings"]:
+        console.print(f"[yellow]warning:[/] {line}", highlight=False)
     seconds = [
         [phase, in_time(value), f"{value / plan.iteration:.0%}"] for phase, value in plan.seconds.items() if value
     ]
