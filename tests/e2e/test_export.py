@@ -98,7 +98,8 @@ def test_a_merged_update_is_the_adapter_of_a_run_in_bfloat16(kind, tmp_path):
     pipes = loaded_by_readme(tmp_path / "merged"), base, loaded_by_readme(tmp_path / "coarse")
     merged, beside, coarse = (video(adapter, run.model, pipe.to(torch.float32))[1] for pipe in pipes)
     torch.testing.assert_close(merged, beside, rtol=1e-4, atol=1e-4)
-    assert (coarse - beside).abs().max() > 1e-3, "rounding changed nothing: the comparison would prove nothing"
+    off, rounded = ((x - beside).abs().max() for x in (merged, coarse))
+    assert rounded > 10 * off, "rounding changed nothing: the comparison would prove nothing"
 
 
 def test_adapter_file_holds_the_policy_alone(tmp_path):
