@@ -13,8 +13,8 @@ FLOORS = {
     "models": 2, "rewards": 2, "data": 2, "dist": 2, "tracking": 2, "tuning": 2,
     "report": 3,
     "build": 4,
-    "plan": 5, "runs": 5, "scoring": 5, "serve": 5, "trainer": 5, "exporting": 6, "sampling": 6, "rehearsal": 7,
-    "lab": 7, "evaluation": 7, "study": 6,
+    "plan": 5, "runs": 5, "scoring": 5, "serve": 5, "trainer": 5, "exporting": 6, "sampling": 6,
+    "rehearsal": 7, "first_run": 7, "lab": 7, "evaluation": 7, "study": 6,
     "cli": 8, "__main__": 9,
 }  # fmt: skip
 FORBIDDEN = {

@@ -9,6 +9,7 @@ from sage_grpo.cli import lab, rewards, study
 from sage_grpo.cli.evaluate import evaluate
 from sage_grpo.cli.explain import explain
 from sage_grpo.cli.export import export
+from sage_grpo.cli.first_run import first_run
 from sage_grpo.cli.plan import plan
 from sage_grpo.cli.rehearse import rehearse
 from sage_grpo.cli.report import report
@@ -50,6 +51,7 @@ app.command()(train)
 app.command()(plan)
 app.command()(report)
 app.command()(rehearse)
+app.command("first-run")(first_run)
 app.command()(sample)
 app.command("eval")(evaluate)
 app.command()(export)

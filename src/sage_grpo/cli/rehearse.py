@@ -19,6 +19,14 @@ def rehearse(
         int | None, typer.Option(min=1, max=4, help="Start so many; by default two on each axis of the layout.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Keep the rehearsed run here; by default it is thrown away.")] = None,
+    full_size: Annotated[
+        bool,
+        typer.Option(
+            "--full-size",
+            help="The real number of weights, random ones, with a tiny video: memory and seconds of loading, "
+            "training, saving, resuming and exporting, beside the plan. Needs the memory.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was covered as JSON.")] = False,
 ) -> None:
     """Run two iterations of a recipe on this computer, with the same classes at toy size.
@@ -39,6 +47,11 @@ def rehearse(
         from sage_grpo.config import load_recipe
 
         load_recipe(recipe, overrides or [])  # a mistake in the recipe is told before anything is loaded
+        if full_size:
+            from sage_grpo.cli.rehearse_full import rehearse_full
+
+            rehearse_full(recipe, overrides or [], out, as_json)
+            return
         console = Console(stderr=as_json)
         with console.status("loading the libraries") as status:
             from sage_grpo.models.quiet import quiet_libraries

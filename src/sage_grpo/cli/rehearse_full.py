@@ -1,0 +1,40 @@
+"""`sage-grpo rehearse --full-size`: the real number of weights, here, before a GPU is rented."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def rehearse_full(recipe: Path, overrides: list[str], out: Path | None, as_json: bool) -> None:
+    """Memory and seconds of loading, training, resuming and exporting, beside the plan."""
+    import json
+    import tempfile
+    from contextlib import nullcontext
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from sage_grpo.models.quiet import quiet_libraries
+    from sage_grpo.rehearsal.full_size import rehearse_full_size, summary
+
+    quiet_libraries()
+    console = Console(stderr=as_json)
+    place = nullcontext(str(out)) if out else tempfile.TemporaryDirectory()
+    with console.status("loading the libraries") as status, place as folder:
+        found = rehearse_full_size(recipe, overrides, Path(folder), status.update)
+    if as_json:
+        print(json.dumps(summary(found)))
+        return
+    table = Table("stage", "seconds", "GB loading", "GB working", box=None, pad_edge=False)
+    for name, stage in found.stages.items():
+        seconds = ", ".join(f"{step} {taken:.0f}" for step, taken in stage.seconds.items())
+        table.add_row(name, seconds, *(f"{size / 1e9:.2f}" if size else "" for size in (stage.loading, stage.working)))
+    console.print(f"[bold]{recipe}[/] with {found.parameters / 1e9:.2f} billion weights", highlight=False)
+    console.print(table)
+    planned = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in found.planned.items())
+    written = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in found.disk.items())
+    console.print(f"  planned, GB: {planned}", highlight=False)
+    console.print(f"  planned peak / measured peak of an iteration: {found.ratio:.2f}", highlight=False)
+    console.print(f"  on disk, GB: {written}", highlight=False)
+    for text in found.reduced:
+        console.print(f"  [cyan]reduced[/]  {text}", highlight=False)

@@ -1,0 +1,122 @@
+"""Checks, attention, real iterations, a calibrated plan: one file that can be sent back."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
+from sage_grpo.dist.device import HOST, choose_device
+from sage_grpo.dist.launch import ProcessFailure, launch
+from sage_grpo.first_run import iterations
+from sage_grpo.first_run.attention import attention_report
+from sage_grpo.first_run.checks import Check, device_name, files_checks, machine_checks
+from sage_grpo.plan.calibration import Calibration, calibrate, write_calibration
+from sage_grpo.plan.estimate import Plan, estimate
+from sage_grpo.plan.hardware import GPUS, find_gpu
+from sage_grpo.plan.show import disk
+from sage_grpo.tracking.environment import describe_environment
+from sage_grpo.tracking.files import atomic_write
+from sage_grpo.tracking.metrics import read_metrics
+from sage_grpo.tracking.private import clean_text
+
+REPORT, CALIBRATION = "first-run.json", "calibration.yaml"
+PHASES = ("rollout", "score", "update")
+Tell = Callable[[str], None]
+
+
+def guess_gpu(name: str) -> str | None:
+    """The plan's name of a GPU, from its maker's: `NVIDIA H100 80GB HBM3` is h100-80g."""
+    plain = name.lower().replace(" ", "").replace("geforce", "")
+    known = [gpu for gpu in GPUS if gpu.split("-")[0] in plain]
+    exact = [gpu for gpu in known if gpu.split("-")[1] in plain]
+    return next(iter([*exact, *known]), None)
+
+
+def first_run(
+    source: str | Path, overrides: Sequence[str], folder: Path, count: int, gpu: str | None, tell: Tell = print
+) -> dict[str, Any]:
+    """The report; it is also in `folder`, and is written there whatever happens."""
+    config = recipe_for(source, overrides, folder, count)
+    if (folder / REPORT).exists():
+        raise ConfigError(f"{folder} holds a first run already; choose another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    device = choose_device(config.tuning.device)
+    kind = gpu or guess_gpu(device_name(device)) or "h100-80g"
+    report: dict[str, Any] = {
+        "recipe": clean_text(dump_recipe(config)), "environment": describe_environment(), "gpu": kind, "error": None,
+    }  # fmt: skip
+    try:
+        tell("1 of 4: looking for files")
+        passed(files_checks(config), report)
+        tell("2 of 4: planning, and looking at the machine")
+        plan = estimate(config, find_gpu(kind), Calibration())
+        passed(machine_checks(config, plan.memory, sum(disk(plan).values())), report)
+        tell("3 of 4: attention with and without gradient")
+        report["attention"] = attention_report(device)
+        run_iterations(config, folder, tell)
+        report |= measured(config, folder, plan)
+        if gpu or device != HOST:  # of the host there is no plan to calibrate
+            report["calibration"] = calibration(config, folder, plan, kind)
+    except (ConfigError, ProcessFailure) as error:
+        report["error"] = clean_text(str(error))
+        raise
+    finally:
+        atomic_write(folder / REPORT, json.dumps(report, indent=1).encode())
+    return report
+
+
+def passed(checks: Iterable[Check], report: dict[str, Any]) -> None:
+    """Into the report, all of them; what is wrong ends the run in one message."""
+    done = list(checks)
+    report["checks"] = report.get("checks", []) + [asdict(check) for check in done]
+    if wrong := [f"{check.name}: {check.found}; {check.fix}" for check in done if not check.ok]:
+        raise ConfigError("\n".join(wrong))
+
+
+def recipe_for(source: str | Path, overrides: Sequence[str], folder: Path, count: int) -> RecipeConfig:
+    """The recipe itself but for its length, its folder, and that it saves and samples within it."""
+    short = [f"run.iterations={count}", f"run.out={folder / 'run'}", f"run.save_every={count}", "run.resume=never"]
+    return load_recipe(source, [*overrides, *short, f"run.sample_every={count}", "run.trackers=[]"])
+
+
+def run_iterations(config: RecipeConfig, folder: Path, tell: Tell) -> None:
+    (folder / iterations.RECIPE).write_text(dump_recipe(config))
+    log, total = folder / "run" / "metrics.jsonl", config.run.iterations
+
+    def look() -> None:
+        rows = read_metrics(log) if log.exists() else []
+        taken = sum(row.get(f"seconds/{phase}") or 0.0 for row in rows for phase in PHASES)
+        left = f", {taken / len(rows) * (total - len(rows)):.0f} s left" if rows else ""
+        tell(f"4 of 4: iteration {min(len(rows) + 1, total)} of {total}{left}")
+
+    launch(config.parallel.processes, iterations.__name__, [str(folder)], folder, look)
+
+
+def measured(config: RecipeConfig, folder: Path, plan: Plan) -> dict[str, Any]:
+    """Seconds by phase, memory and deviation of replay, beside what was planned."""
+    rows = read_metrics(folder / "run" / "metrics.jsonl")
+    later = rows[1:] or rows  # the first one warms up
+    seconds = {phase: median(row.get(f"seconds/{phase}") or 0.0 for row in later) for phase in PHASES}
+    planned = {
+        "rollout": plan.seconds["rollout"] + plan.seconds["decode"], "score": plan.seconds["score"],
+        "update": plan.seconds["anchor"] + plan.seconds["train"],
+    }  # fmt: skip
+    peaks = [json.loads(path.read_text()) for path in sorted(folder.glob(iterations.MEMORY.format("*")))]
+    return {
+        "iterations": len(rows),
+        "replay_deviation": rows[0].get("replay_deviation"),
+        "seconds": {phase: {"measured": seconds[phase], "planned": planned[phase]} for phase in PHASES},
+        "memory": {"planned": plan.memory.peak, "measured": max(map(max, peaks)) if peaks else None},
+        "reward": [row.get("reward/mean") for row in rows],
+        "skipped_updates": sum(row.get("skipped_updates") or 0.0 for row in rows),
+    }
+
+
+def calibration(config: RecipeConfig, folder: Path, plan: Plan, kind: str) -> Mapping[str, Any]:
+    rows = read_metrics(folder / "run" / "metrics.jsonl")
+    found = calibrate(rows, plan.seconds, config.rollouts // config.parallel.replicas, kind, "first run")
+    write_calibration(folder / CALIBRATION, found)
+    return found.model_dump()

@@ -1,0 +1,80 @@
+"""The first run on a new machine, here on the host: the whole path, and one report that can be sent."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from sage_grpo.cli import app
+from sage_grpo.dist.device import HOST
+from sage_grpo.first_run import attention
+from sage_grpo.first_run.run import guess_gpu
+
+runner = CliRunner()
+
+
+def test_the_whole_path(tmp_path):
+    out = tmp_path / "first"
+    asked = ["first-run", "lab-fast", "--iterations", "3", "--gpu", "rtx4090-24g", "--out", str(out), "--json"]
+    result = runner.invoke(app, asked)
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout.splitlines()[-1])
+    assert told == json.loads((out / "first-run.json").read_text())
+    assert told["error"] is None
+    assert told["iterations"] == 3
+    assert told["replay_deviation"] == 0.0
+    assert all(check["ok"] for check in told["checks"])
+    assert {"torch", "devices", "memory", "disk", "prompts", "rewards"} <= {check["name"] for check in told["checks"]}
+    assert all(row["measured"] > 0 for row in told["seconds"].values())
+    assert told["calibration"]["gpu"] == "rtx4090-24g"
+    assert (out / "calibration.yaml").exists()
+    assert str(tmp_path.home()) not in (out / "first-run.json").read_text()
+    again = runner.invoke(app, asked)
+    assert again.exit_code == 2
+    assert "holds a first run already" in " ".join((again.stderr or again.output).split())
+
+
+def test_what_is_missing_is_told_and_written_down(tmp_path):
+    """Before any process is started: a reward that cannot be had, and prompts that are not there."""
+    out = tmp_path / "first"
+    wrong = ["prompts.path=nowhere.txt", "rewards=[{type: videoalign, options: {path: nowhere}}]"]
+    result = runner.invoke(app, ["first-run", "lab-fast", *wrong, "--out", str(out)])
+    assert result.exit_code == 2
+    words = " ".join((result.stderr or result.output).split())
+    assert "prompts:" in words
+    assert "rewards:" in words
+    report = json.loads((out / "first-run.json").read_text())
+    assert "nowhere" in report["error"]
+    assert {check["name"] for check in report["checks"] if not check["ok"]} == {"prompts", "rewards"}
+    assert not (out / "run").exists()
+
+
+def test_attention_that_rounds_differently_is_seen(monkeypatch):
+    """On the host both ways give the same bits; a kernel that does not is planted."""
+    rows = attention.attention_report(HOST)
+    chosen = [row for row in rows if row["kernel"] == "torch's choice"]
+    assert [row["equal"] for row in chosen] == [True, True]
+    assert all(row["equal"] is None and row["why"] for row in rows if row["kernel"] == "cuDNN")
+    plain = attention.scaled_dot_product_attention
+
+    def rounds(query, key, value, attn_mask=None):
+        out = plain(query, key, value, attn_mask=attn_mask)
+        return out * (1 + 2**-7) if torch.is_grad_enabled() and query.requires_grad else out
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", rounds)
+    row = attention.attention_report(HOST)[0]
+    assert row["equal"] is False
+    assert row["steady"] is True
+    assert row["deviation"] == pytest.approx(2**-7, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-80g"), ("NVIDIA A100-SXM4-40GB", "a100-40g"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80g"), ("NVIDIA GeForce RTX 4090", "rtx4090-24g"), ("cpu", None),
+    ],
+)  # fmt: skip
+def test_gpus_are_recognised_by_name(name, kind):
+    assert guess_gpu(name) == kind
