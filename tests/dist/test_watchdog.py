@@ -48,7 +48,7 @@ def train(folder, reward, limit=LIMIT):
     return Trainer(rewards=[reward], config=settings(folder, limit), prompts=prompts).train()
 
 
-def run(folder, processes, *arguments, timeout=120):
+def run(folder, processes, *arguments, timeout=300):
     """As a program of its own: the code, what it wrote to stderr, and the files of its report."""
     module = ["dist.test_watchdog", str(folder), *arguments]
     command = torchrun(processes, *module) if processes > 1 else [sys.executable, "-m", *module]
