@@ -79,7 +79,7 @@ def test_gate_names_other_weights_dtype():
         check_replay(model, dataclasses.replace(trajectory, condition=double), loop.table)
 
 
-class PicksKernelsBySize(HunyuanVideo15):
+class PicksKernelsBySize(Wan):
     """As on accelerators, where another batch size means other kernels and other rounding."""
 
     def predict(self, x, sigma, inputs):

@@ -153,7 +153,8 @@ class Loop:
             first, exact = rollouts.trajectories[0], policy.updates_per_rollout > 1
             off = check_replay(self.model, first, table, policy.replay_timesteps, self.comm, exact=exact)
             check_training(self.model, first, table, self.config, self.comm)
-            self._checked, checked = True, {"replay_deviation": off}
+            self._checked = True
+            checked = {} if self.iteration else {"replay_deviation": off}  # a resumed run logs as an unbroken one
         scores, valid = self.score(rollouts)
         self._tell("on_rollout", rollouts, scores, valid)
         paths = rollouts.trajectories
