@@ -95,7 +95,9 @@ def test_the_test_sees_faults(room, source):
 
 
 DEVICES = re.compile(r"""\.cuda\(|["'](cuda|cpu|mps|xpu|npu)(:\d+)?["']|torch\.cuda\.""")
-MAY_NAME_DEVICES = {"dist/device.py", "tracking/environment.py"}  # the one that decides, the one that describes
+MAY_NAME_DEVICES = {  # the one that decides, the one that describes, those that pretend there is one
+    "dist/device.py", "tracking/environment.py", "rehearsal/fake_device.py", "rehearsal/fake_patches.py",
+}  # fmt: skip
 
 
 def test_one_place_decides_on_the_device():

@@ -27,6 +27,14 @@ def rehearse(
             "training, saving, resuming and exporting, beside the plan. Needs the memory.",
         ),
     ] = False,
+    fake_cuda: Annotated[
+        bool,
+        typer.Option(
+            "--fake-cuda",
+            help="On CUDA tensors without values: finds tensors on the wrong device, and lists waits and transfers by "
+            "file and line. Needs g++ and a CPU build of torch. Does not see values, kernels, NCCL, streams or memory.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was covered as JSON.")] = False,
 ) -> None:
     """Run two iterations of a recipe on this computer, with the same classes at toy size.
@@ -34,7 +42,7 @@ def rehearse(
     The processes are real: a recipe for 64 GPUs runs with four that share weights and videos as the 64 would. Covers
     loading, rollout, decoding, rewards, update, anchor, averaging, samples, checkpoint, resume and export, and says
     what it reduced and what it had to replace. No weights are downloaded and no GPU is needed. `--processes 1` is the
-    quick form.
+    quick form, `--fake-cuda` finds what a GPU would refuse.
 
     Example: `sage-grpo rehearse hunyuan15-64gpu --out rehearsal`
     """
@@ -44,13 +52,20 @@ def rehearse(
     from rich.console import Console
 
     with user_errors():
-        from sage_grpo.config import load_recipe
+        from sage_grpo.config import ConfigError, load_recipe
 
+        if full_size and fake_cuda:
+            raise ConfigError("--full-size needs values and --fake-cuda has none; give one of them at a time")
         load_recipe(recipe, overrides or [])  # a mistake in the recipe is told before anything is loaded
         if full_size:
             from sage_grpo.cli.rehearse_full import rehearse_full
 
             rehearse_full(recipe, overrides or [], out, as_json)
+            return
+        if fake_cuda:
+            from sage_grpo.cli.rehearse_fake import rehearse_fake
+
+            rehearse_fake(recipe, overrides or [], out, as_json, processes)
             return
         console = Console(stderr=as_json)
         with console.status("loading the libraries") as status:

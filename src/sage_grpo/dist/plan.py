@@ -15,10 +15,10 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sage_grpo.core.loop import my_samples
 from sage_grpo.dist.device import HOST
+from sage_grpo.dist.fake_group import fake_group
 from sage_grpo.dist.processes import Processes, lay_out
 from sage_grpo.dist.shard import local
 
@@ -74,11 +74,8 @@ def pretend(processes: int, sequence: int = 1, replicate: int = 1, rank: int = 0
     """One process of many, as it would see them. Nothing that it sends arrives."""
     if dist.is_initialized():
         raise RuntimeError("a plan needs a process of its own: this one belongs to a run")
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=processes)
-    try:
+    with fake_group(processes, rank):
         yield lay_out(processes, sequence, replicate, HOST)
-    finally:
-        dist.destroy_process_group()
 
 
 def plan_layout(

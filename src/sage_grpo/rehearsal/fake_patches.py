@@ -1,0 +1,146 @@
+"""What torch and three of our checks must be told where tensors have no values. Only for a process of its own."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from sage_grpo.core import loop
+from sage_grpo.core.checks import ReplayError, check_replay
+from sage_grpo.dist.fake_group import FakeStreams, sharding_modules
+from sage_grpo.rehearsal.fake_device import DEVICE
+
+
+class Patch(NamedTuple):
+    owner: Any
+    name: str
+    replacement: Any
+    why: str
+
+
+def _answer(value: Any) -> Callable[..., Any]:
+    return lambda *args, **named: value
+
+
+def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """`nn.Module._apply` with new parameters in place of old ones."""
+    for child in self.children() if recurse else ():
+        child._apply(fn)  # type: ignore[no-untyped-call]
+    for name, parameter in self._parameters.items():
+        if parameter is not None:
+            with torch.no_grad():
+                moved = fn(parameter)
+            if moved is not parameter:
+                self._parameters[name] = nn.Parameter(moved, requires_grad=parameter.requires_grad)
+    for name, buffer in self._buffers.items():
+        if buffer is not None:
+            self._buffers[name] = fn(buffer)
+    return self
+
+
+def _constructor(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`torch.tensor` by way of the host."""
+
+    def tensor(data: Any, *, device: Any = None, requires_grad: bool = False, **rest: Any) -> Tensor:
+        made = make(data, **rest)
+        return (made if device is None else made.to(device)).requires_grad_(requires_grad)
+
+    return tensor
+
+
+def _new_tensor(self: Tensor, data: Any, *, dtype: Any = None, device: Any = None, **rest: Any) -> Tensor:
+    return torch.tensor(data, dtype=dtype or self.dtype, device=device or self.device, **rest)
+
+
+def _address(ask: Callable[[Any], int]) -> Callable[[Any], int]:
+    """`data_ptr` of a storage or tensor; one without memory has a number all the same, and views share it."""
+
+    def data_ptr(self: Any) -> int:
+        fake = isinstance(self, FakeTensor) or self.device.type == "meta"
+        return int((self.untyped_storage() if isinstance(self, Tensor) else self)._cdata) if fake else ask(self)
+
+    return data_ptr
+
+
+def torch_patches() -> list[Patch]:
+    cuda, one = torch.cuda, torch.accelerator
+    handle = FakeStreams()
+    return [
+        Patch(one, "current_accelerator", _answer(DEVICE), "a CPU build knows no accelerator"),
+        Patch(one, "current_stream", handle.current_stream, "FSDP2 makes it wait for an event of those streams"),
+        Patch(one, "set_device_index", _answer(None), "there is one device, and it is chosen"),
+        Patch(cuda, "_lazy_init", _answer(None), "there is no driver to start"),
+        Patch(cuda, "is_available", _answer(True), "libraries ask before they name a device"),
+        Patch(cuda, "is_initialized", _answer(True), "the process group asks before it picks a device"),
+        Patch(cuda, "device_count", _answer(1), "a mesh of devices wants to know how many there are"),
+        Patch(cuda, "current_device", _answer(0), "the same mesh asks which one is chosen"),
+        Patch(cuda, "set_device", _answer(None), "the same mesh chooses one"),
+        Patch(cuda, "get_device_name", _answer("none (rehearsed without values)"), "a run writes down its devices"),
+        Patch(cuda, "get_device_capability", _answer((9, 0)), "kernels are chosen by it; here none run"),
+        Patch(cuda, "is_bf16_supported", _answer(True), "autocast refuses bfloat16 without it"),
+        Patch(cuda, "manual_seed_all", _answer(None), "there are no generators of random numbers on the device"),
+        Patch(cuda, "get_rng_state", lambda device: torch.get_rng_state(), "a checkpoint keeps their state"),
+        Patch(cuda, "set_rng_state", _answer(None), "and a resume gives it back"),
+        Patch(cuda.amp.common, "amp_definitely_not_available", _answer(False), "autocast switches itself off"),
+        Patch(nn.Module, "_apply", _apply, "torch swaps a fake parameter in place, which one with a gradient forbids"),
+        Patch(torch, "tensor", _constructor(torch.tensor), "it copies to the device without asking any mode"),
+        Patch(Tensor, "new_tensor", _new_tensor, "as torch.tensor does"),
+        Patch(torch.UntypedStorage, "data_ptr", _address(torch.UntypedStorage.data_ptr), "writers look for sharing"),
+        Patch(Tensor, "data_ptr", _address(Tensor.data_ptr), "the same writers compare it with the storage's"),
+        Patch(
+            FakeTensor, "tolist", lambda x: x.cpu().tolist(), "torch asks the device for each number, on one axis only"
+        ),
+        Patch(FakeTensorMode, "avoid_device_init", True, "with a device `available` torch would start its driver"),
+        *(
+            Patch(module, "_get_device_handle", _answer(handle), "FSDP2 asks torch.cuda for streams and events")
+            for module in sharding_modules()
+        ),
+    ]
+
+
+class Progress:
+    """Whether an optimizer has made a step: it decides what an adapter's values would say."""
+
+    stepped = False
+
+    def note(self, *details: Any) -> None:
+        self.stepped = True
+
+
+def project_patches(progress: Progress) -> list[Patch]:
+    """Questions about values whose true answer is known without them. They are asked all the same."""
+
+    def without_values(*asked: Any, **named: Any) -> float:
+        with suppress(ReplayError):  # made-up values agree with nothing
+            check_replay(*asked, **named)
+        return 0.0
+
+    patches = [Patch(loop, "check_replay", without_values, "there are no velocities to compare")]
+    try:
+        from sage_grpo.tuning.lora import LoraBank  # noqa: PLC0415 - peft is an extra
+    except ModuleNotFoundError:
+        return patches
+    ask = LoraBank._untouched
+
+    def untouched(self: LoraBank) -> bool:
+        ask(self)
+        return not progress.stepped
+
+    return [*patches, Patch(LoraBank, "_untouched", untouched, "adapters are 0 until the first step, and not after")]
+
+
+@contextmanager
+def pretended_cuda() -> Iterator[None]:
+    """All patches, for a while."""
+    progress = Progress()
+    hook = register_optimizer_step_post_hook(progress.note)
+    with ExitStack() as stack:
+        stack.callback(hook.remove)
+        for patch in [*torch_patches(), *project_patches(progress)]:
+            stack.enter_context(mock.patch.object(patch.owner, patch.name, patch.replacement))
+        yield

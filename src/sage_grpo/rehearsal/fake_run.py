@@ -1,0 +1,186 @@
+"""Two whole iterations of a recipe on a device without values, with a resume between, by the trainer as shipped."""
+
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from rich.console import Console
+from torch import Tensor
+from torch.utils._pytree import tree_flatten_with_path
+
+from sage_grpo import build
+from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
+from sage_grpo.core.anchors import CopyBank
+from sage_grpo.core.checks import check_replay, check_training
+from sage_grpo.core.loop import Callback, Loop, Metrics
+from sage_grpo.core.protocols import Reward
+from sage_grpo.core.update import update
+from sage_grpo.dist.device import HOST
+from sage_grpo.dist.fake_group import first_of
+from sage_grpo.exporting import export_run
+from sage_grpo.rehearsal.fake_device import FakeDevice
+from sage_grpo.rehearsal.fake_ledger import Ledger, place_of_error
+from sage_grpo.rehearsal.fake_patches import pretended_cuda
+from sage_grpo.rehearsal.fake_report import FakeCudaReport, Row
+from sage_grpo.rehearsal.toy import Rehearsal, find_monitors, find_prompts, find_rewards, shrink
+from sage_grpo.tracking.callbacks import Samples, Save, WeightAverage
+from sage_grpo.tracking.gauge import DriftGauge
+from sage_grpo.trainer import Trainer
+
+ITERATION = "load, sample, rollout, decode, score, checks, update, anchor, EMA, gauge, save"
+AGAIN = "resume, second iteration"
+
+
+def phases(model: Any) -> dict[CodeType, str]:
+    """Which function of the project begins what."""
+    named: dict[Callable[..., Any], str] = {
+        Trainer.__init__: "load", Trainer._resume: "resume", Samples.write: "sample", Loop.rollout: "rollout",
+        Loop.score: "score", check_replay: "checks", check_training: "checks", Loop._train: "update", update: "update",
+        CopyBank.save: "copies", WeightAverage.on_start: "copies", WeightAverage.on_update: "copies",
+        DriftGauge.on_start: "gauge", DriftGauge.on_rollout: "gauge", Save.write: "save", export_run: "export",
+    }  # fmt: skip
+    if hasattr(model, "decode"):
+        named[model.decode] = "decode"
+    return {inspect.unwrap(function).__code__: phase for function, phase in named.items()}
+
+
+def smallest(config: RecipeConfig, small: RecipeConfig, record: Rehearsal) -> RecipeConfig:
+    """The shrunk recipe on the device, smaller still: where there are no values one batch shows what many would."""
+    values, replicas = small.model_dump(mode="json"), small.parallel.replicas
+    policy = {
+        "prompts_per_iteration": max(replicas // 2, 1),
+        "num_iterations": 1,
+        "batch_size": 1 if replicas > 1 else 2,
+    }
+    values["policy"] |= policy
+    steps = 1 + max(small.policy.replay_timesteps, 1)  # the last one may have no noise
+    values["sampling"] |= {"steps": min(small.sampling.steps, steps), "window_size": None}
+    values["tuning"] |= {"device": "auto", "compile": None}
+    values["gauge"]["action"] = "warn"  # made-up values are no reason to stop
+    if small.parallel.processes > 1:
+        record.stand_ins.append(f"processes: the first of {small.parallel.processes}; the others are pretended")
+    if config.tuning.compile:
+        record.stand_ins.append(f"compile: none for {config.tuning.compile}, which would trace the pretence")
+    return load_recipe(values)
+
+
+class Whereabouts(Callback):
+    """Finds weights, copies and optimizer state that wait on the host although the recipe did not ask for that."""
+
+    def __init__(self, config: RecipeConfig, gauge: Callable[[], dict[str, Any]]) -> None:
+        self.offloaded, self.gauge = config.tuning.offload_copies, gauge
+        self.found: dict[str, str] = {}  # what, and what is wrong with it
+
+    def on_start(self, loop: Loop) -> None:
+        self.look(loop, f"at the start from iteration {loop.iteration}")
+
+    def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
+        self.look(loop, f"after iteration {loop.iteration}")
+
+    def look(self, loop: Loop, when: str) -> None:
+        state = loop.state_dict()
+        kept = {name: state[name] for name in ("model", "optimizer", "bank")} | {"gauge": self.gauge()}
+        lost: dict[str, list[tuple[str, Any]]] = defaultdict(list)
+        for path, x in tree_flatten_with_path(kept)[0]:
+            section, *rest = (str(getattr(step, "key", getattr(step, "idx", ""))) for step in path)
+            if not isinstance(x, Tensor):
+                continue
+            by_wish = section == "bank" and self.offloaded
+            counter = section == "optimizer" and x.dim() == 0  # torch keeps the count of steps on the host
+            if x.device.type == HOST.type and not by_wish and not counter:
+                lost[f"{section}/{rest[0]}" if section == "bank" else section].append(("/".join(rest), x))
+        for what, tensors in lost.items():
+            names = ", ".join(name for name, _ in tensors[:3]) + (", …" if len(tensors) > 3 else "")
+            origin = getattr(tensors[0][1], "origin", None)
+            wish = ", though tuning.offload_copies is off" if what.startswith("bank") else ""
+            self.found.setdefault(
+                what,
+                f"{origin.place if origin else '?'}: {what} is on the host {when}{wish} "
+                f"({len(tensors)} of its tensors: {names}); move them with .to(device)",
+            )
+
+
+def act_out(
+    source: str, overrides: Sequence[str], folder: Path, tell: Callable[[str], None], processes: int | None = None
+) -> FakeCudaReport:
+    """Faults of the recipe, and whatever a run raises, become errors of the report."""
+    report, record, ledger = FakeCudaReport(source), Rehearsal(source), Ledger({})
+    try:
+        tell("1 of 4: making a tiny checkpoint of the same classes")
+        config = load_recipe(source, overrides)
+        small = find_monitors(smallest(config, shrink(config, folder, record, processes), record), record)
+        report.processes = small.parallel.processes
+        ledger.phases = phases(build.resolve(config.model.type, build.MODELS, "model"))
+        _play(_set_up(config, small, folder, record, report), ledger, folder, record, tell)
+    except Exception as error:
+        report.errors.append(_sentence(error))
+    report.covered, report.reduced, report.stand_ins = record.covered, record.reduced, record.stand_ins
+    report.rows = [
+        Row(e.kind, e.phase, e.place.project, e.place.inside, e.operation, total.count, total.bytes)
+        for e, total in ledger.totals.items()
+    ]
+    return report
+
+
+def _sentence(error: Exception) -> str:
+    """With the place, unless the words are for a user or name it already."""
+    place = place_of_error(error)
+    explained = isinstance(error, ConfigError) or type(error).__module__.startswith("sage_grpo")
+    return str(error) if explained else f"{place}: {type(error).__name__}: {error}"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What both iterations share."""
+
+    small: RecipeConfig
+    rewards: Sequence[Reward]
+    prompts: Any
+    report: FakeCudaReport
+
+    def iterate(self, iterations: int) -> None:
+        """A trainer of its own, as a process that is started anew would have."""
+        run = self.small.run.model_copy(update={"iterations": iterations})
+        config = self.small.model_copy(update={"run": run})
+        trainer = Trainer(config=config, rewards=self.rewards, prompts=self.prompts, console=Console(quiet=True))
+        trainer.callbacks.append(watch := Whereabouts(config, trainer.gauge.state_dict))
+        try:
+            reached = trainer.train()
+        finally:
+            self.report.errors += watch.found.values()
+        if reached.iterations != iterations:
+            self.report.errors.append(f"iteration {iterations} was not reached: {reached.stop_reason}")
+        self.report.facts |= {"iterations": reached.iterations, "updates": trainer.loop.updates}
+
+
+def _set_up(
+    config: RecipeConfig, small: RecipeConfig, folder: Path, record: Rehearsal, report: FakeCudaReport
+) -> Stage:
+    adapter = build.resolve(config.model.type, build.MODELS, "model")
+    if hasattr(adapter, "tiny"):
+        with record.phase("checkpoint of the same classes"):
+            adapter.tiny().save_pretrained(str(folder / "checkpoint"))
+    rewards, weights = find_rewards(config, record)
+    if small.policy.reward_weights is None:
+        small = small.model_copy(update={"policy": small.policy.model_copy(update={"reward_weights": weights})})
+    return Stage(small, rewards, find_prompts(config, folder, record), report)
+
+
+def _play(stage: Stage, ledger: Ledger, folder: Path, record: Rehearsal, tell: Callable[[str], None]) -> None:
+    processes = stage.small.parallel.processes
+    with pretended_cuda():
+        with first_of(processes), FakeDevice(ledger):
+            for i, part in enumerate((ITERATION, AGAIN), 1):
+                tell(f"{i + 1} of 4: {part}")
+                with record.phase(part):
+                    stage.iterate(i)
+        if processes > 1:
+            record.stand_ins.append("export: left out, for the other processes' shards were never written")
+            return
+        tell("4 of 4: export")
+        with record.phase("export"), FakeDevice(ledger):
+            export_run(folder / "run", folder / "export")

@@ -1,0 +1,79 @@
+"""The small library that makes a CPU build of torch accept CUDA devices: compiled once, kept in the user's cache."""
+
+import hashlib
+import importlib.util
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sage_grpo.config import ConfigError
+
+SOURCE = Path(__file__).with_name("fake_device.cpp")
+COMPILER = "g++"
+
+
+def torch_folder() -> Path:
+    """Without importing torch: the library must be there before torch first asks about CUDA."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        raise ConfigError("--fake-cuda needs torch: pip install torch")
+    return Path(found.origin).parent
+
+
+def check_build(version: dict[str, Any], platform: str = sys.platform) -> None:
+    """Only CPU builds for Linux were tried; on others two sets of CUDA's hooks would meet."""
+    if platform != "linux":
+        raise ConfigError(f"--fake-cuda was only tried on Linux, and this is {platform}; use a Linux container")
+    for toolkit in ("CUDA", "HIP", "XPU"):
+        if built := version.get(toolkit.lower()):
+            raise ConfigError(
+                f"--fake-cuda pretends a GPU on a CPU build of torch, and torch {version['__version__']} is built for "
+                f"{toolkit} {built}; use a virtual environment with the CPU build, or on a machine with a GPU "
+                "the plain `sage-grpo rehearse`"
+            )
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sage-grpo"
+
+
+def build_shim(tell: Callable[[str], None] = lambda text: None) -> Path:
+    """The library for the torch that is installed here; whole or not there."""
+    torch = torch_folder()
+    version = runpy.run_path(str(torch / "version.py"))
+    check_build(version)
+    code = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    library = cache_folder() / f"fake-device-{version['__version__']}-{code}.so"
+    if library.exists():
+        return library
+    compiler = shutil.which(COMPILER)
+    if compiler is None:
+        raise ConfigError(
+            f"--fake-cuda compiles a small library once, and there is no {COMPILER} here; install it: "
+            "apt install g++, dnf install gcc-c++ or conda install gxx"
+        )
+    tell("compiling a small library, once for this version of torch")
+    library.parent.mkdir(parents=True, exist_ok=True)
+    handle, part = tempfile.mkstemp(dir=library.parent, suffix=".part")
+    os.close(handle)
+    try:
+        _compile(compiler, torch, part)
+        os.replace(part, library)  # two that compile at once write the same
+    finally:
+        Path(part).unlink(missing_ok=True)
+    return library
+
+
+def _compile(compiler: str, torch: Path, out: str) -> None:
+    command = [compiler, "-std=c++20", "-shared", "-fPIC", f"-I{torch}/include", str(SOURCE), f"-L{torch}/lib"]
+    command += ["-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch}/lib", "-o", out]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        raise ConfigError(f"--fake-cuda: {compiler} could not compile {SOURCE.name}: {' '.join(errors[:1])}")
