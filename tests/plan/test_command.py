@@ -5,12 +5,15 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from plan.every import ask
 from sage_grpo.cli import app
 from sage_grpo.config import load_recipe
+from sage_grpo.config.load import shipped_recipes
+from sage_grpo.plan.hardware import GPUS
 from sage_grpo.plan.layout import check_layout
+from sage_grpo.plan.memory import PHASES
+from sage_grpo.plan.show import remedies
 from sage_grpo.plan.sweep import laid_out, parse_sweep
-
-TINY = ["model.frames=9", "model.height=64", "model.width=64", "model.options={text_tokens: 24}"]
 
 
 def run(*arguments):
@@ -30,6 +33,24 @@ def test_a_table_for_people():
     said = run("lab").stdout
     assert "Memory of the fullest GPU" in said
     assert "GPU-hours" in said
+
+
+@pytest.mark.parametrize("recipe", shipped_recipes())
+@pytest.mark.parametrize("mode", ["lora", "full"])
+def test_every_phase_has_a_remedy(recipe, mode):
+    tries = remedies(load_recipe(recipe, [f"tuning.mode={mode}"]))
+    assert set(tries) == set(PHASES)
+    assert all(any(sensible for _, sensible in options) for options in tries.values())
+
+
+def test_what_does_not_fit_is_answered_with_advice():
+    """All weights and a short video: fullest when the optimizer steps."""
+    said = dict(ask("wan-1.3b-24gb-lora", "full", "short"))
+    assert set(said) == set(GPUS)
+    told = " ".join(said["rtx4090-24g"].split())
+    assert "does not fit" in told
+    assert "fullest while it is in the phase 'step'; try tuning.offload_copies=true, then more GPUs" in told
+    assert "does not fit" not in said["b200-180g"]
 
 
 def test_layouts_that_do_not_divide_are_answered_with_the_nearest_that_do():

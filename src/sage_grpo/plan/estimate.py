@@ -114,21 +114,41 @@ def probed(config: RecipeConfig) -> Probe:
     return _probe(RecipeConfig.model_validate(values).model_dump_json())
 
 
-def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
-    layout, policy = config.parallel, config.policy
+@dataclass(frozen=True)
+class Work:
+    """What an iteration does and holds, on whatever GPU."""
+
+    guided: bool
+    single: Probe  # one branch of guidance, one video: what people call a forward pass
+    passes: Probe
+    decoding: Cost | None
+    counts: Counts
+    held: Held
+    memory: Memory
+
+
+@lru_cache(maxsize=16)
+def _work(settings: str) -> Work:
+    config = RecipeConfig.model_validate_json(settings)
     outline: Any = build.outline_model(config)
     guided = bool(getattr(outline, "guided", False))
-    # one branch of guidance, one video: what people call a forward pass
     single = _probe(alone(config, unguided=guided).model_dump_json())
     found, kept = probed(config), held(config)
-    decoded = _decoding(alone(config, batch=policy.batch_size).model_dump_json())
+    decoded = _decoding(alone(config, batch=config.policy.batch_size).model_dump_json())
     counts = count(config, guided, getattr(outline, "guidance_gradient", "both") == "conditional")
+    return Work(guided, single, found, decoded, counts, kept, memory(config, found, kept, decoded))
+
+
+def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
+    layout, policy = config.parallel, config.policy
+    work = _work(config.model_dump_json())
+    single, found, decoded, counts, kept = work.single, work.passes, work.decoding, work.counts, work.held
     sharded, copies, sequence = groups(config, gpu)
     forward = pass_time(found.forward, gpu, sharded, copies, sequence)
     training = pass_time(found.training, gpu, sharded, copies, sequence)
 
     videos = config.rollouts // layout.replicas
-    batches, branches = videos / policy.batch_size, 2 if guided else 1
+    batches, branches = videos / policy.batch_size, 2 if work.guided else 1
     per_batch = policy.batch_size * branches * layout.replicas  # videos × branches of a pass on all replicas
     times = {name: value / per_batch for name, value in asdict(counts).items()}
     trained = batches * config.trained_steps * policy.num_iterations / policy.replay_timesteps
@@ -157,9 +177,8 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
     flops += layout.processes * batches * (decoded.flops if decoded else 0.0)
     once = single.forward.flops * policy.batch_size * branches
     repeated = max(1 - once / (found.forward.flops * layout.sequence), 0.0)
-    room = memory(config, found, kept, decoded)
     return Plan(
-        config, gpu, layout.processes, single.tokens, single.forward.flops, kept, room, counts, seconds,
+        config, gpu, layout.processes, single.tokens, single.forward.flops, kept, work.memory, counts, seconds,
         {"forward": forward, "training": training}, repeated, moved, flops, saving, score, known.gpu or "",
         decoded.largest if decoded else 0,
     )  # fmt: skip

@@ -6,7 +6,7 @@ Shards are cut so that the first process never holds less than another: what it 
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 
@@ -22,7 +22,8 @@ from sage_grpo.plan.layout import contents
 from sage_grpo.plan.probe import Cost, Probe, config_prompts
 
 FLOAT = 4
-PHASES = {  # which parts of the memory each phase needs, beside what is always held
+Phase = Literal["encode", "rollout", "decode", "score", "step", "train"]
+PHASES: dict[Phase, tuple[str, ...]] = {  # which parts of the memory each phase needs, beside what is always held
     "encode": ("text encoders",),
     "rollout": ("latents of the trajectory", "conditions", "videos made before", "activations of a rollout"),
     "decode": ("latents of the trajectory", "conditions", "VAE", "activations of the VAE", "videos made before"),
@@ -44,12 +45,12 @@ class Memory:
     host: int
     uncounted: tuple[str, ...]  # scorers that do not say how large they are
 
-    def phase(self, name: str) -> int:
+    def phase(self, name: Phase) -> int:
         resident = {"text encoders", "VAE"} - {*self.visiting}
         return sum(self.parts.get(part, 0) for part in {*ALWAYS, *resident, *PHASES[name]})
 
     @property
-    def phases(self) -> dict[str, int]:
+    def phases(self) -> dict[Phase, int]:
         return {name: self.phase(name) for name in PHASES}
 
     @property

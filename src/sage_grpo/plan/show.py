@@ -7,9 +7,11 @@ from rich.console import Console
 from rich.table import Table
 
 from sage_grpo import build
+from sage_grpo.config import RecipeConfig
 from sage_grpo.plan.estimate import FRACTION, PIXELS, Plan
 from sage_grpo.plan.hardware import COMPUTE_SHARE, LINK_SHARE, MEMORY_SHARE
 from sage_grpo.plan.interruptions import GPU_HOURS_PER_FAILURE, lost_share
+from sage_grpo.plan.memory import Phase
 from sage_grpo.plan.sweep import Cell, pays
 
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -152,23 +154,36 @@ def show(plan: Plan, gpu: str, price: float | None, console: Console) -> None:
 
 def advice(plan: Plan) -> str:
     """What to change first when memory is short, from the fullest phase."""
-    config, phase = plan.config, max(plan.memory.phases, key=plan.memory.phases.__getitem__)
-    away = ("tuning.offload=true", not config.tuning.offload)
-    tries = {
-        "encode": [away],
-        "decode": [("tuning.vae_tiling=true", not config.tuning.vae_tiling), away],
-        "score": [("scorers on other GPUs: sage-grpo serve", True)],
-        "rollout": [("policy.batch_size=1", config.policy.batch_size > 1)],
+    phase = max(plan.memory.phases, key=plan.memory.phases.__getitem__)
+    possible = [text for text, sensible in remedies(plan.config)[phase] if sensible]
+    return f"fullest while it is in the phase {phase!r}; try {', then '.join(possible) or 'a GPU with more memory'}"
+
+
+def remedies(config: RecipeConfig) -> dict[Phase, list[tuple[str, bool]]]:
+    """For every phase: settings that make it smaller, the mildest first, and whether the recipe leaves them open."""
+    policy, tuning = config.policy, config.tuning
+    full = tuning.mode == "full"
+    smaller = ("fewer frames or a smaller picture", True)
+    fewer_held = [("policy.batch_size=1", policy.batch_size > 1), ("parallel.sequence=2 or more", True)]
+    less_held = [
+        ("tuning.offload_copies=true", full and not tuning.offload_copies),
+        ("more GPUs, which share the weights", True),
+        ("tuning.mode=lora", full),
+    ]
+    away = ("tuning.offload=true", not tuning.offload)
+    return {
+        "encode": [away, *less_held],
+        "rollout": [*fewer_held, *less_held, smaller],
+        "decode": [("tuning.vae_tiling=true", not tuning.vae_tiling), away, smaller],
+        "score": [("scorers on other GPUs: sage-grpo serve", bool(config.rewards)), *less_held, smaller],
+        "step": less_held,
         "train": [
-            ("tuning.gradient_checkpointing=true", not config.tuning.gradient_checkpointing),
-            ("policy.batch_size=1", config.policy.batch_size > 1),
-            ("tuning.offload_copies=true", config.tuning.mode == "full" and not config.tuning.offload_copies),
-            ("parallel.sequence=2 or more", True),
-            ("more GPUs, or tuning.mode=lora", config.tuning.mode == "full"),
+            ("tuning.gradient_checkpointing=true", not tuning.gradient_checkpointing),
+            *fewer_held,
+            *less_held,
+            smaller,
         ],
-    }  # fmt: skip
-    possible = [text for text, sensible in tries[phase] if sensible]
-    return f"fullest while it is in the phase {phase!r}; try {', then '.join(possible) or 'a smaller video'}"
+    }
 
 
 def cell_summary(cell: Cell, price: float | None, cells: Sequence[Cell]) -> dict[str, Any]:
