@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -14,8 +13,11 @@ from sage_grpo.data.prompts import open_prompts
 from sage_grpo.dist.device import HOST, choose_device
 from sage_grpo.dist.processes import Processes
 from sage_grpo.dist.shard import fill, shard
+from sage_grpo.math.kernels import KERNELS
 from sage_grpo.rewards.function import CompositeReward, FunctionReward
+from sage_grpo.suggest import did_you_mean
 from sage_grpo.tracking.callbacks import EMA
+from sage_grpo.tracking.metrics import NAMES as TRACKERS
 from sage_grpo.tuning.prepare import initial_weights, prepare, reserve_copies, storage_dtypes
 
 EXTRAS = {  # which extra brings a library that a built-in name needs
@@ -80,16 +82,26 @@ def install_line(module: str | None) -> str | None:
     return LINES.get(library) or (f"pip install 'sage-grpo[{EXTRAS[library]}]'" if library in EXTRAS else None)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known)) or 'none'}."
-
-
 def refuse_unknown(given: Iterable[str], known: set[str], sentence: str) -> None:
     """`sentence` has a place for the name."""
     for name in given:
         if name not in known:
-            raise ConfigError(f"{sentence.format(name)}; {nearest(name, known)}")
+            raise ConfigError(f"{sentence.format(name)}; {did_you_mean(name, known)}")
+
+
+def check_names(config: RecipeConfig, *, model: bool = True, rewards: bool = True) -> None:
+    """Whether every name in the recipe stands for something, before anything is loaded.
+
+    What is built in is not imported, for its libraries may be on another machine. `model` and `rewards` are false
+    where objects were given in their place.
+    """
+    refuse_unknown([config.sampling.kernel], set(KERNELS), "sampling.kernel: there is no kernel {!r}")
+    refuse_unknown(config.run.trackers, set(TRACKERS), "run.trackers: there is no tracker {!r}")
+    if model and config.model.type not in MODELS:
+        resolve(config.model.type, MODELS, "model")
+    for entry in (*(config.rewards if rewards else ()), *config.monitors):
+        if entry.type not in REWARDS:
+            resolve(entry.type, REWARDS, "reward")
 
 
 def resolve(name: str, known: dict[str, str], kind: str) -> Any:
@@ -97,7 +109,7 @@ def resolve(name: str, known: dict[str, str], kind: str) -> Any:
     target = known.get(name, name)
     module, sign, attribute = target.partition(":")
     if not sign:
-        raise ConfigError(f"{kind} {name!r} is not known; {nearest(name, known)} Your own: package.module:factory")
+        raise ConfigError(f"{kind} {name!r} is not known; {did_you_mean(name, known)} Your own: package.module:factory")
     try:
         found: Any = import_module(module)
         for part in attribute.split("."):

@@ -88,6 +88,7 @@ class Trainer:
         console: Console | None = None,
     ) -> None:
         recipe = config if isinstance(config, RecipeConfig) else load_recipe(config or {})
+        build.check_names(recipe, model=model is None, rewards=rewards is None)
         layout = recipe.parallel
         # The watchdog must bark first: a collective that times out ends its process without a word on the others.
         minutes = max(30.0, 2 * recipe.run.hang_minutes)
@@ -95,22 +96,10 @@ class Trainer:
             layout.processes, layout.sequence, layout.replicate, recipe.tuning.device, ring=layout.ring, minutes=minutes
         )
         self.main = self.processes is None or self.processes.main  # writes files and talks to people
-        if rewards is not None:
-            self.reward: Reward = CompositeReward([build.as_reward(reward) for reward in rewards])
-        else:
-            self.reward, weights = build.build_rewards(recipe)
-            if recipe.policy.reward_weights is None:
-                recipe = recipe.model_copy(
-                    update={"policy": recipe.policy.model_copy(update={"reward_weights": weights})}
-                )
+        self.reward, recipe = self._rewards(rewards, recipe)
         self.config = recipe
         self.monitors = build.build_monitors(recipe) if self.main else None  # who writes the samples
-        if model is None:
-            model = build.build_model(recipe, self.processes)
-        else:
-            prepare(model, recipe.tuning, recipe.seed)  # a model of your own is trained as the recipe says, too
-            build.share(model, recipe, self.processes)
-        self.model = model
+        self.model = self._model(model)
         self.prompts = build.build_prompts(recipe, prompts)
         self.callbacks, self.console = (
             list(callbacks),
@@ -127,11 +116,35 @@ class Trainer:
             self.loop = Loop(self.model, self.reward, self.prompts, recipe, optimizer, bank=bank, comm=self.processes)
         except ValueError as error:  # a layout or kernel that the recipe should not have asked for
             raise ConfigError(str(error)) from error
-        share, group = recipe.rollouts // self.loop.comm.world, recipe.policy.num_generations
+        self._check_groups()
+
+    def _rewards(
+        self, given: Sequence[Reward | Callable[..., Any]] | None, recipe: RecipeConfig
+    ) -> tuple[Reward, RecipeConfig]:
+        """All of them as one, and the recipe with the weights of its own."""
+        if given is not None:
+            return CompositeReward([build.as_reward(reward) for reward in given]), recipe
+        reward, weights = build.build_rewards(recipe)
+        if recipe.policy.reward_weights is None:
+            policy = recipe.policy.model_copy(update={"reward_weights": weights})
+            recipe = recipe.model_copy(update={"policy": policy})
+        return reward, recipe
+
+    def _model(self, given: VideoModel | None) -> VideoModel:
+        if given is None:
+            return build.build_model(self.config, self.processes)
+        prepare(given, self.config.tuning, self.config.seed)  # a model of your own is trained as the recipe says, too
+        build.share(given, self.config, self.processes)
+        return given
+
+    def _check_groups(self) -> None:
+        """A reward that compares the videos of a prompt must get all of them in one process."""
+        world, group = self.loop.comm.world, self.config.policy.num_generations
+        share = self.config.rollouts // world
         if getattr(self.reward, "groupwise", False) and share % group:
             raise ConfigError(
                 f"a reward compares the videos of a prompt, but a process makes {share} of {group}; use "
-                f"policy.prompts_per_iteration={self.loop.comm.world * max(share // group, 1)} or fewer processes"
+                f"policy.prompts_per_iteration={world * max(share // group, 1)} or fewer processes"
             )
 
     def train(self) -> Result:

@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "src" / "sage_grpo"
 FLOORS = {
+    "errors": -1, "suggest": -1,
     "config": 0, "math": 0, "worlds": 0, "discovery": 0, "statistics": 0,
     "core": 1,
     "models": 2, "rewards": 2, "data": 2, "dist": 2, "tracking": 2, "tuning": 2,
@@ -111,8 +112,3 @@ def test_one_place_decides_on_the_device():
     assert not named
     assert DEVICES.search("x.cuda()")
     assert DEVICES.search('device="cuda:0"')
-
-
-def test_files_stay_readable():
-    long = {str(p.relative_to(ROOT)): n for p in ROOT.rglob("*.py") if (n := len(p.read_text().splitlines())) > 300}
-    assert not long

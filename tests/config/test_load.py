@@ -38,7 +38,13 @@ def test_overrides_reach_every_level(tmp_path):
         ({}, ["policy.clip"], "is not of the form key=value"),
         ({}, ["seed.x=1"], "seed"),
         ({"kl": {"feedback": "paper"}}, [], "kl: feedback='paper' needs a target above 0"),
-        ({"kl": {"anchor": "mooving"}}, [], "kl.anchor: Input should be 'none', 'fixed' or 'moving' (got 'mooving')"),
+        (
+            {"kl": {"anchor": "mooving"}},
+            [],
+            "kl.anchor: Input should be 'none', 'fixed' or 'moving' (got 'mooving'); did you mean 'moving'?",
+        ),
+        ({"optimizer": {"type": "adam"}}, [], "did you mean 'adamw'?"),
+        ({"policy": {"aggregation": "reward"}}, [], "did you mean 'rewards'?"),
     ],
 )
 def test_mistakes(values, overrides, message):

@@ -82,7 +82,7 @@ def kill_all(notes):
 class Relay:
     """Stands between a trainer and its fleet and spoils the answers that it is told to, one after the other."""
 
-    def __init__(self, target, slow=2.0):
+    def __init__(self, target, slow=2.0):  # noqa: C901 - the handler inside counts
         relay, pool = self, urllib3.PoolManager(retries=False, maxsize=32)
         self.faults, self.done, self.lock = [], [], threading.Lock()
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 import yaml
 from rich.console import Console
+from typer.testing import CliRunner
 
 from dist.launcher import environment
+from sage_grpo.cli import app
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.loop import Callback
 from sage_grpo.core.protocols import Scores
@@ -273,10 +275,6 @@ def test_mistakes_in_a_recipe(values, message):
 
 
 def test_json_on_the_command_line(tmp_path):
-    from typer.testing import CliRunner
-
-    from sage_grpo.cli import app
-
     result = CliRunner().invoke(app, ["train", "lab", "policy.clop=1"])
     assert result.exit_code == 2
     assert "did you mean policy.clip" in result.output
@@ -284,6 +282,27 @@ def test_json_on_the_command_line(tmp_path):
     checked = CliRunner().invoke(app, ["train", "lab", "policy.clip=0.5", "--check"])
     assert yaml.safe_load(checked.stdout)["policy"]["clip"] == 0.5
     assert json.dumps(checked.stdout)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("sampling.kernel=sagee", "sampling.kernel: there is no kernel 'sagee'; did you mean 'sage'?"),
+        ("model.type=shape", "model 'shape' is not known; did you mean 'shapes'?"),
+        ("model.type=no.such:Model", "cannot be imported"),
+        ("rewards=[{type: clpi}]", "reward 'clpi' is not known; did you mean 'clip'?"),
+        ("monitors=[{type: motoin}]", "reward 'motoin' is not known; did you mean 'motion'?"),
+        ("run.trackers=[tensorbord]", "run.trackers: there is no tracker 'tensorbord'; did you mean 'tensorboard'?"),
+        ("optimizer.type=adam", "did you mean 'adamw'?"),
+        ("policy.aggregation=reward", "did you mean 'rewards'?"),
+        ("tuning.mode=lore", "did you mean 'lora'?"),
+    ],
+)
+def test_a_check_refuses_names_that_stand_for_nothing(wrong, words):
+    checked = CliRunner().invoke(app, ["train", "lab", "--check", wrong])
+    assert checked.exit_code == 2
+    assert words in " ".join(checked.output.split())
+    assert not checked.stdout
 
 
 def test_a_model_of_your_own_is_tuned_as_the_recipe_says(tmp_path):

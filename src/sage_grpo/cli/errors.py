@@ -1,5 +1,6 @@
 """A user's mistake is told in a sentence, without a stack trace."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -7,25 +8,24 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from sage_grpo.errors import UserError
+
 
 @contextmanager
 def user_errors(*more: type[Exception]) -> Iterator[None]:
     """Print errors that have an explanation for the user, and exit with 2. All others keep their trace."""
-    from sage_grpo.config import ConfigError
-
-    known: tuple[type[Exception], ...] = (ConfigError, *more)
+    explained: tuple[type[Exception], ...] = (UserError, *more)
     try:
         yield
-    except Exception as error:
-        if not isinstance(error, known) and type(error).__name__ not in EXPLAINED:
+    except explained as error:
+        _tell(str(error))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
             raise
-        Console(stderr=True).print("[bold red]error:[/]", Text(str(error)), highlight=False)
-        raise typer.Exit(2) from None
+        where = f" where {error.filename} is written" if error.filename else ""
+        _tell(f"the disk is full{where}; make room, then give the same command again")
 
 
-# By name, so that telling a typing mistake does not import the whole trainer.
-EXPLAINED = {
-    "PromptError", "ReplayError", "RewardFailure", "DamagedCheckpoint", "MissingExtra", "ModelError", "TuningError",
-    "DeviceError", "SilentTraining", "CheckpointError", "StorageError", "RewardError", "MissingWeights", "FleetError",
-    "ProcessFailure",
-}  # fmt: skip
+def _tell(sentence: str) -> None:
+    Console(stderr=True).print("[bold red]error:[/]", Text(sentence), highlight=False)
+    raise typer.Exit(2) from None

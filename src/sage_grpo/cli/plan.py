@@ -84,6 +84,7 @@ def checked(recipe: str, changes: list[str], *, as_json: bool) -> RecipeConfig:
     """The recipe, if its layout works; else the nearest layouts that do are told."""
     import json
 
+    from sage_grpo.build import check_names
     from sage_grpo.config import ConfigError, load_recipe
     from sage_grpo.models.errors import ModelError
     from sage_grpo.plan.layout import check_layout
@@ -91,6 +92,7 @@ def checked(recipe: str, changes: list[str], *, as_json: bool) -> RecipeConfig:
 
     try:
         config = load_recipe(recipe, changes)
+        check_names(config)
         check_layout(config)
     except (ConfigError, ModelError) as error:
         near = nearest_layouts(recipe, changes, check_layout)

@@ -31,6 +31,10 @@ def train(
     with user_errors():
         config = load_recipe(recipe, overrides or [])
     if check:
+        from sage_grpo.build import check_names
+
+        with user_errors():
+            check_names(config)
         print(dump_recipe(config), end="")
         return
     import json

@@ -1,7 +1,7 @@
 """Recipes from YAML with `key=value` overrides, and mistakes told in one line each."""
 
+import re
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -12,11 +12,13 @@ from pydantic import BaseModel, ValidationError
 
 from sage_grpo.config.fleet import FleetConfig
 from sage_grpo.config.recipe import RecipeConfig
+from sage_grpo.errors import UserError
+from sage_grpo.suggest import nearest
 
 T = TypeVar("T", bound=BaseModel)
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
     """The recipe is wrong; the message says where, why and what is nearest."""
 
 
@@ -64,8 +66,8 @@ def _read(path: Path) -> dict[str, Any]:
     if not source.is_file():
         folder = path.parent if path.parent.is_dir() else Path()
         names = {p.name: str(folder / p.name) for p in folder.glob("*.y*ml")} | {n: n for n in shipped_recipes()}
-        close = get_close_matches(path.name, names, n=1)
-        hint = f"did you mean {names[close[0]]}?" if close else f"shipped recipes: {', '.join(shipped_recipes())}"
+        close = nearest(path.name, names)
+        hint = f"did you mean {names[close]}?" if close else f"shipped recipes: {', '.join(shipped_recipes())}"
         raise ConfigError(f"there is no recipe {path}; {hint}")
     return _parse(source, "policy: {clip: 1e-4}")
 
@@ -97,13 +99,16 @@ def _explain(schema: type[BaseModel], location: tuple[int | str, ...], kind: str
     where = ".".join(str(part) for part in location) or "settings"
     if kind == "extra_forbidden":
         names = _fields_at(schema, location[:-1])
-        close = get_close_matches(str(location[-1]), names, n=1, cutoff=0.5)
+        close = nearest(str(location[-1]), names, cutoff=0.5)
         elsewhere = _find(schema, str(location[-1]))
-        here = ".".join([*map(str, location[:-1]), close[0]]) if close else None
+        here = ".".join([*map(str, location[:-1]), close]) if close else None
         meant = elsewhere if elsewhere and elsewhere.endswith(f".{location[-1]}") else here or elsewhere
         return f"{where}: unknown key; " + (f"did you mean {meant}?" if meant else f"known here: {', '.join(names)}")
     message = message.removeprefix("Value error, ")
-    return f"{where}: {message}" + (f" (got {value!r})" if isinstance(value, str | int | float) else "")
+    choices = re.findall(r"'([^']+)'", message) if kind == "literal_error" else []
+    close = nearest(str(value), choices, cutoff=0.4)
+    hint = f"; did you mean {close!r}?" if close else ""
+    return f"{where}: {message}" + (f" (got {value!r})" if isinstance(value, str | int | float) else "") + hint
 
 
 def _fields_at(schema: type[BaseModel], location: Sequence[int | str]) -> list[str]:
@@ -123,5 +128,5 @@ def _find(schema: type[BaseModel], name: str) -> str | None:
     for section, field in schema.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             known.update({key: f"{section}.{key}" for key in field.annotation.model_fields})
-    close = get_close_matches(name, known, n=1, cutoff=0.8)
-    return known[close[0]] if close else None
+    close = nearest(name, known, cutoff=0.8)
+    return known[close] if close else None

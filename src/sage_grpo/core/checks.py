@@ -11,17 +11,18 @@ from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.protocols import Comm, VideoModel, whole
 from sage_grpo.core.rollout import Trajectory, circumstances, velocity_at
 from sage_grpo.core.update import terms, velocities
+from sage_grpo.errors import UserError
 from sage_grpo.math.kernels import Table
 
 # Of a network's velocity, relative rms: several times what two kernels for one operation differ by in a deep network.
 ROUNDING = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
 
-class ReplayError(RuntimeError):
+class ReplayError(UserError, RuntimeError):
     """Replaying a rollout with unchanged weights did not give the rollout's own velocities."""
 
 
-class SilentTraining(RuntimeError):
+class SilentTraining(UserError, RuntimeError):
     """Something that the recipe says is trained would not be."""
 
 

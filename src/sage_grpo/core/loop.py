@@ -13,6 +13,7 @@ from sage_grpo.core.checks import check_replay, check_training
 from sage_grpo.core.protocols import Comm, Prompt, PromptSource, Reward, Scores, SingleProcess, VideoModel, WeightsBank
 from sage_grpo.core.rollout import Key, Trajectory, keyed_rng, sample
 from sage_grpo.core.update import Batch, UpdateResult, trained_steps, update
+from sage_grpo.errors import UserError
 from sage_grpo.math.advantage import dimension_advantages, group_advantages, weighted_reward
 from sage_grpo.math.controller import KLRule, KLWeight, initial_weight, next_weight
 from sage_grpo.math.equalizer import equalizer
@@ -22,7 +23,7 @@ from sage_grpo.math.schedule import sigma_schedule, stochastic_window
 Metrics = dict[str, float]
 
 
-class RewardFailure(RuntimeError):
+class RewardFailure(UserError, RuntimeError):
     """More rewards failed than the configuration allows."""
 
 

@@ -3,7 +3,6 @@
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from difflib import get_close_matches
 from hashlib import blake2b, file_digest, sha256
 from importlib import import_module
 from os import PathLike
@@ -14,13 +13,15 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 
 from sage_grpo.core.protocols import Prompt
+from sage_grpo.errors import UserError
+from sage_grpo.suggest import nearest
 
 Row = dict[str, Any]
 FEISTEL_ROUNDS = 8
 FEISTEL_HALF = 4  # bits, at least: on halves of one or two bits some orders of five prompts come out more often
 
 
-class PromptError(ValueError):
+class PromptError(UserError, ValueError):
     """Prompts that cannot be read: what is wrong, where, and the nearest fix."""
 
 
@@ -49,8 +50,8 @@ def check_columns(column: str, found: Iterable[Any], where: str) -> None:
     if len(set(names)) < len(names):
         raise PromptError(f"{where}: a column name is there twice in {', '.join(names)}; rename one")
     if column not in names:
-        close = get_close_matches(column, names, 1)
-        hint = f"did you mean column={close[0]!r}?" if close else f"rename one to {column!r} or pass column="
+        close = nearest(column, names)
+        hint = f"did you mean column={close!r}?" if close else f"rename one to {column!r} or pass column="
         raise PromptError(f"{where}: no column {column!r}; found {', '.join(map(repr, names)) or 'none'}; {hint}")
 
 
@@ -235,12 +236,12 @@ def found_file(path: Path) -> Path:
     if not path.is_file():
         folder = path if path.is_dir() else path.parent
         names = sorted(p.name for p in folder.iterdir() if p.suffix.lower() in FORMATS) if folder.is_dir() else []
-        near = get_close_matches(path.name, names, 3) or names[:3]
-        hint = f"did you mean {' or '.join(near)}?" if near else f"nor any {', '.join(FORMATS)} in {folder}"
+        near = nearest(path.name, names) or " or ".join(names[:3])
+        hint = f"did you mean {near}?" if near else f"nor any {', '.join(FORMATS)} in {folder}"
         raise PromptError(f"{path}: {'a folder, not a' if path.is_dir() else 'no such'} file; {hint}")
     if path.suffix.lower() not in FORMATS:
-        near = get_close_matches(path.suffix.lower(), FORMATS, 1)
-        hint = f"did you mean {near[0]}?" if near else "convert it, or pass a list or a datasets.Dataset"
+        close = nearest(path.suffix.lower(), FORMATS)
+        hint = f"did you mean {close}?" if close else "convert it, or pass a list or a datasets.Dataset"
         raise PromptError(f"{path}: unknown extension {path.suffix!r}; needs {', '.join(FORMATS)}; {hint}")
     return path
 

@@ -28,6 +28,7 @@ from torch.distributed.tensor import empty as empty_shards
 from sage_grpo.dist.index import INDEX
 from sage_grpo.dist.processes import Processes
 from sage_grpo.dist.storage import Storage
+from sage_grpo.errors import UserError
 
 # On one process DCP says on every call, in a thread of its own too, that there is one process.
 warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load) in a single process.*")
@@ -39,11 +40,11 @@ Sharded = Callable[[str], bool]  # which tensors, by their place in the state, a
 Root = str | Path  # a folder, or a URL that fsspec knows
 
 
-class DamagedCheckpoint(RuntimeError):
+class DamagedCheckpoint(UserError, RuntimeError):
     """A checkpoint whose files are missing or are not those that were written."""
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError, RuntimeError):
     """A checkpoint could not be written."""
 
 

@@ -5,10 +5,12 @@ from typing import Any
 
 import torch
 
+from sage_grpo.errors import UserError
+
 HOST = torch.device("cpu")
 
 
-class DeviceError(ValueError):
+class DeviceError(UserError, ValueError):
     """The device that was asked for is not there."""
 
 

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from sage_grpo.errors import UserError
+
 FAILURES, LOG = "failures", "processes.log"
 
 
-class ProcessFailure(RuntimeError):
+class ProcessFailure(UserError, RuntimeError):
     """One of the processes ended with an error; the message is that of the first one that did."""
 
 
@@ -47,8 +49,7 @@ def failures_told(folder: Path, rank: int, world: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        ours = type(error).__module__.startswith("sage_grpo")  # these explain themselves
-        text = str(error) if ours else "".join(traceback.format_exception(error)).rstrip()
+        text = str(error) if isinstance(error, UserError) else "".join(traceback.format_exception(error)).rstrip()
         told = {"time": time.time(), "text": f"process {rank} of {world}: {text}"}
         (folder / FAILURES).mkdir(exist_ok=True)
         (folder / FAILURES / f"{rank}.json").write_text(json.dumps(told))

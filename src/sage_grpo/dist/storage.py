@@ -10,6 +10,7 @@ import fsspec
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 
 from sage_grpo.dist.index import IndexedReader, IndexedWriter
+from sage_grpo.errors import UserError
 
 BLOCK = 1 << 20
 PART = ".part"  # ends the name of a local folder that is not whole yet
@@ -23,7 +24,7 @@ class RemoteReader(IndexedReader, FsspecReader):
     pass
 
 
-class StorageError(RuntimeError):
+class StorageError(UserError, RuntimeError):
     """The place for checkpoints cannot be used."""
 
 

@@ -8,10 +8,11 @@ A step goes from σ down to σ'. To add a kernel, write one function and put `@k
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 
 import torch
 from torch import Tensor
+
+from sage_grpo.suggest import did_you_mean
 
 Coefficients = tuple[Tensor, Tensor, Tensor]
 KernelFunction = Callable[[Tensor, Tensor, float], Coefficients]
@@ -70,9 +71,7 @@ class Table:
 def kernel_table(name: str, sigmas: Tensor, eta: float) -> Table:
     """The table of kernel `name` along the schedule `sigmas` with noise level η."""
     if name not in KERNELS:
-        close = get_close_matches(name, KERNELS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"unknown kernel {name!r}{hint} (kernels: {', '.join(KERNELS)})")
+        raise ValueError(f"unknown kernel {name!r}; {did_you_mean(name, KERNELS)}")
     if not (math.isfinite(eta) and eta >= 0):
         raise ValueError(f"eta={eta}: use a number from 0 (plain ODE) upwards")
     sigma, sigma_next = sigmas[:-1].double(), sigmas[1:].double()

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sage_grpo.build import nearest
 from sage_grpo.config import ConfigError
 from sage_grpo.dist.watch import Operation
 from sage_grpo.plan.probe import Cost
+from sage_grpo.suggest import did_you_mean
 
 GB, TB, TERA = 1e9, 1e12, 1e12
 
@@ -43,7 +43,7 @@ HOP = 4e-6  # seconds that a message of a ring needs for each further member
 
 def find_gpu(name: str) -> GPU:
     if name not in GPUS:
-        raise ConfigError(f"--gpu {name!r} is not known; {nearest(name, GPUS)}")
+        raise ConfigError(f"--gpu {name!r} is not known; {did_you_mean(name, GPUS)}")
     return GPUS[name]
 
 

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from sage_grpo.dist.device import HOST
+from sage_grpo.errors import UserError
 from sage_grpo.rehearsal.fake_ledger import Ledger, here
 from sage_grpo.rehearsal.fake_values import answer, described, keep_values, signed, values_of
 
@@ -27,11 +28,11 @@ INVERSES = {aten.bitwise_not.default, aten.logical_not.default}
 PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 
 
-class DeviceMixture(RuntimeError):
+class DeviceMixture(UserError, RuntimeError):
     """One operation was given tensors of the host and of the device."""
 
 
-class Unanswerable(RuntimeError):
+class Unanswerable(UserError, RuntimeError):
     """The size of a result depends on values, and there are none."""
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path
 
 from sage_grpo import build
-from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
+from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.core.anchors import CopyBank
 from sage_grpo.core.checks import check_replay, check_training
 from sage_grpo.core.loop import Callback, Loop, Metrics
@@ -21,6 +21,7 @@ from sage_grpo.core.protocols import Reward
 from sage_grpo.core.update import update
 from sage_grpo.dist.device import HOST
 from sage_grpo.dist.fake_group import first_of
+from sage_grpo.errors import UserError
 from sage_grpo.exporting import export_run
 from sage_grpo.rehearsal.fake_device import FakeDevice
 from sage_grpo.rehearsal.fake_ledger import Ledger, place_of_error
@@ -128,9 +129,9 @@ def act_out(
 
 def _sentence(error: Exception) -> str:
     """With the place, unless the words are for a user or name it already."""
-    place = place_of_error(error)
-    explained = isinstance(error, ConfigError) or type(error).__module__.startswith("sage_grpo")
-    return str(error) if explained else f"{place}: {type(error).__name__}: {error}"
+    if isinstance(error, UserError):
+        return str(error)
+    return f"{place_of_error(error)}: {type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)

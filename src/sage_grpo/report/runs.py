@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import numpy.typing as npt
 import yaml
 
 from sage_grpo.config import ConfigError, RecipeConfig
+from sage_grpo.suggest import nearest
 
 Column = npt.NDArray[np.float64]
 Settings = dict[str, Any]
@@ -209,9 +209,9 @@ def check(folder: Path) -> None:
     inside = [str(path) for path in nearby(folder)]
     if not folder.exists():
         siblings = {p.name: str(p) for p in nearby(folder.parent)}
-        close = get_close_matches(folder.name, siblings, n=1)
+        close = nearest(folder.name, siblings)
         known = f"; runs beside it: {', '.join(siblings.values())}" if siblings else ""
-        raise ConfigError(f"there is no {folder}" + (f"; did you mean {siblings[close[0]]}?" if close else known))
+        raise ConfigError(f"there is no {folder}" + (f"; did you mean {siblings[close]}?" if close else known))
     above = next((p for p in folder.resolve().parents if (p / RECIPE).is_file()), None)
     hint = "give a folder that `sage-grpo train` wrote"
     if above:

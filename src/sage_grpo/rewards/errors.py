@@ -1,7 +1,9 @@
 """What can be wrong with a scorer before it has judged anything."""
 
+from sage_grpo.errors import UserError
 
-class RewardError(ValueError):
+
+class RewardError(UserError, ValueError):
     """The scorer's checkpoint, its options or its videos are wrong for all videos alike: what, and the nearest fix."""
 
 

@@ -19,6 +19,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from sage_grpo import build
 from sage_grpo.config import ConfigError, FleetConfig, RewardConfig, ScorerConfig
+from sage_grpo.errors import UserError
 from sage_grpo.rewards.wire import Limits
 from sage_grpo.serve.gate import Ask, Busy, Door, Gate, fingerprint
 from sage_grpo.serve.scorer import Scorer
@@ -27,7 +28,7 @@ APPLICATION = "rewards"
 RESERVE = 100  # requests that a process has under way before others wait
 
 
-class FleetError(RuntimeError):
+class FleetError(UserError, RuntimeError):
     """The fleet cannot be started."""
 
 

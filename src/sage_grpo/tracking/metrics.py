@@ -6,13 +6,14 @@ import math
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 from PIL import Image
 
+from sage_grpo.errors import UserError
+from sage_grpo.suggest import did_you_mean
 from sage_grpo.tracking.files import atomic_write
 from sage_grpo.tracking.video import DEFAULT_FPS, read_mp4
 
@@ -20,7 +21,7 @@ PROJECT = "sage-grpo"
 NAMES = ("jsonl", "tensorboard", "trackio", "wandb")
 
 
-class MissingExtra(ImportError):
+class MissingExtra(UserError, ImportError):
     """A tracker was asked for whose package is not installed."""
 
 
@@ -174,9 +175,7 @@ def make_trackers(
     """The trackers of a run, `metrics.jsonl` always first. Either all of them open or none stays open."""
     for asked in names:
         if asked not in NAMES:
-            close = get_close_matches(asked, NAMES, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"unknown tracker {asked!r}{hint} (trackers: {', '.join(NAMES)})")
+            raise ValueError(f"unknown tracker {asked!r}; {did_you_mean(asked, NAMES)}")
     folder.mkdir(parents=True, exist_ok=True)
     trackers: list[Tracker] = []
     try:

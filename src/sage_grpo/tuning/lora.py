@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from sage_grpo.config import TuningConfig
 from sage_grpo.core.protocols import VideoModel, networks, whole
 from sage_grpo.core.rollout import keyed_rng
+from sage_grpo.suggest import nearest
 from sage_grpo.tuning.parts import TuningError
 
 POLICY = "default"  # peft's own name, so that the exported files look as everybody's
@@ -71,8 +71,8 @@ def check_targets(module: nn.Module, targets: Sequence[str]) -> None:
     endings = {re.sub(r"^.*?\d+\.(?=[a-z])", "", name) for name in names} | {n.rsplit(".", 1)[-1] for n in names}
     for target in targets:
         if not any(name == target or name.endswith("." + target) for name in names):
-            close = get_close_matches(target, sorted(endings), 1, cutoff=0.4)
-            hint = f"did you mean {close[0]!r}?" if close else f"layers end in {', '.join(sorted(endings)[:8])}"
+            close = nearest(target, sorted(endings), cutoff=0.4)
+            hint = f"did you mean {close!r}?" if close else f"layers end in {', '.join(sorted(endings)[:8])}"
             raise TuningError(f"tuning.targets: no layer of the model is called {target!r}; {hint}")
 
 

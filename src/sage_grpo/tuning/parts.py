@@ -4,8 +4,10 @@ from typing import Any
 
 from torch import nn
 
+from sage_grpo.errors import UserError
 
-class TuningError(ValueError):
+
+class TuningError(UserError, ValueError):
     """The recipe would not train what it says it trains."""
 
 

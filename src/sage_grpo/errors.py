@@ -1,0 +1,5 @@
+"""What people are told in a sentence instead of a stack trace. Imports nothing, so every part may raise it."""
+
+
+class UserError(Exception):
+    """Something outside the program is wrong; the message says what, what is needed and the nearest fix."""

@@ -1,0 +1,15 @@
+"""One way to answer a name that nobody knows: with the nearest one that is known."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    return next(iter(get_close_matches(name, list(known), 1, cutoff)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """A sentence: the nearest name, or all of them."""
+    names = sorted(known)
+    close = nearest(name, names, cutoff)
+    return f"did you mean {close!r}?" if close else f"known: {', '.join(names) or 'none'}."
