@@ -4,11 +4,11 @@ import torch
 
 from sage_grpo.config import AlgorithmConfig, KLConfig, PolicyConfig, SamplingConfig
 from sage_grpo.core.loop import Callback, Loop
-from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.core.protocols import Prompt, Reward, Scores
 from sage_grpo.models.gaussian import GaussianModel
 
 
-class FunctionReward:
+class FunctionReward(Reward):
     """A reward from a function videos → (B,) values; non-finite means failed."""
 
     names = ("score",)

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from sage_grpo.config import ConfigError, ModelConfig, RecipeConfig, RewardConfig
 from sage_grpo.core.anchors import ANCHOR
@@ -217,7 +217,14 @@ def parameters(factory: Any, load: Any) -> dict[str, inspect.Parameter]:
 
 
 def as_reward(reward: Reward | Callable[..., Any]) -> Reward:
-    return cast(Reward, reward) if hasattr(reward, "score") else FunctionReward(reward)
+    if isinstance(reward, Reward):
+        return reward
+    if not callable(reward):
+        raise ConfigError(
+            f"rewards: {type(reward).__name__} is neither a reward nor a function; write class "
+            f"{type(reward).__name__}(Reward), with Reward from sage_grpo.core.protocols"
+        )
+    return FunctionReward(reward)
 
 
 def build_rewards(config: RecipeConfig) -> tuple[Reward, tuple[float, ...]]:
@@ -225,8 +232,11 @@ def build_rewards(config: RecipeConfig) -> tuple[Reward, tuple[float, ...]]:
     if not config.rewards:
         raise ConfigError(f"rewards: none is given; a recipe needs at least one (built in: {', '.join(REWARDS)})")
     for entry in config.rewards:
-        if reason := getattr(resolve(entry.type, REWARDS, "reward"), "monitor_only", None):
-            raise ConfigError(f"rewards: {entry.type} cannot be trained on: {reason}; put it under monitors")
+        found = resolve(entry.type, REWARDS, "reward")
+        if isinstance(found, type) and issubclass(found, Reward) and found.monitor_only:
+            raise ConfigError(
+                f"rewards: {entry.type} cannot be trained on: {found.monitor_only}; put it under monitors"
+            )
     parts = [build_reward(entry) for entry in config.rewards]
     weights = [w for entry, part in zip(config.rewards, parts, strict=True) for w in reward_weights(entry, part)]
     return CompositeReward(parts), tuple(weights)
@@ -254,13 +264,12 @@ def reward_weights(entry: RewardConfig, reward: Reward) -> list[float]:
     """One for each of its scores."""
     weights = entry.weights
     if isinstance(weights, str):
-        presets: dict[str, dict[str, float]] = getattr(reward, "presets", {})
-        if weights not in presets:
-            known = ", ".join(presets) or "none"
+        if weights not in reward.presets:
+            known = ", ".join(reward.presets) or "none"
             raise ConfigError(
                 f"rewards: {entry.type} has no preset {weights!r}; it has {known}. Or give weights by name"
             )
-        weights = presets[weights]
+        weights = dict(reward.presets[weights])
     unknown = set(weights) - set(reward.names)
     if unknown:
         raise ConfigError(f"rewards: {entry.type} has the scores {', '.join(reward.names)}, not {sorted(unknown)[0]!r}")

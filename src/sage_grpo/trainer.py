@@ -141,7 +141,7 @@ class Trainer:
         """A reward that compares the videos of a prompt must get all of them in one process."""
         world, group = self.loop.comm.world, self.config.policy.num_generations
         share = self.config.rollouts // world
-        if getattr(self.reward, "groupwise", False) and share % group:
+        if self.reward.groupwise and share % group:
             raise ConfigError(
                 f"a reward compares the videos of a prompt, but a process makes {share} of {group}; use "
                 f"policy.prompts_per_iteration={world * max(share // group, 1)} or fewer processes"

@@ -8,7 +8,7 @@ from torch import nn
 
 from sage_grpo.core.checks import ReplayError, check_replay
 from sage_grpo.core.loop import RewardFailure
-from sage_grpo.core.protocols import Scores
+from sage_grpo.core.protocols import Reward, Scores
 from sage_grpo.core.update import trained_steps
 from sage_grpo.math.gaussian import log_ratio
 from sage_grpo.math.objective import surrogate
@@ -200,7 +200,7 @@ def test_gradient_equals_an_independent_implementation():
 def test_a_failed_reward_leaves_no_trace(garbage):
     """Whatever number stands in a failed score, the update is the same to the bit."""
 
-    class Failing:
+    class Failing(Reward):
         names = ("score",)
 
         def __init__(self, value):

@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from sage_grpo.core.protocols import Scores
+from sage_grpo.core.protocols import Reward, Scores
 from serve.faults import NAMES, NOT_FINITE, ON_THE_WAY, Faulty, Relay, truth
 
 PER_REQUEST = 2  # videos; equal to the batch of the trainer, so that its batches are requests
@@ -57,7 +57,7 @@ def column(key):
     return int(key[-1], 16) % len(NAMES)
 
 
-class Known:
+class Known(Reward):
     """A scorer in the trainer's own process that masks what the fleet would have lost."""
 
     names = NAMES

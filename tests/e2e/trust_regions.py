@@ -22,7 +22,7 @@ from scipy import stats
 
 from sage_grpo.config import AlgorithmConfig, KLConfig, PolicyConfig, SamplingConfig
 from sage_grpo.core.loop import Callback, Loop
-from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.core.protocols import Prompt, Reward, Scores
 from sage_grpo.models.gaussian import RANGE, GaussianModel
 
 ITERATIONS = 36
@@ -37,7 +37,7 @@ STRATEGIES = {
 }
 
 
-class Brightness:
+class Brightness(Reward):
     """Paid for every coordinate alike, on the manifold or off it: a reward that can be hacked."""
 
     names = ("brightness",)

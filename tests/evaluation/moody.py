@@ -2,10 +2,10 @@
 
 import torch
 
-from sage_grpo.core.protocols import Scores
+from sage_grpo.core.protocols import Reward, Scores
 
 
-class Moody:
+class Moody(Reward):
     names = ("mood", "steady")
     mended = False
     calls = 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rewards.test_http import NAMES, PROMPTS, VIDEOS, Server, truth, url  # noqa: F401 - a fixture
-from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.core.protocols import Prompt, Reward, Scores
 from sage_grpo.rewards import client as module
 from sage_grpo.rewards.client import Away, Breaker, Client, Patience, Unanswered
 from sage_grpo.rewards.errors import RewardError
@@ -162,7 +162,7 @@ def test_many_requests_come_back_in_order_and_never_pile_up(url, monkeypatch):  
     assert most[0] <= 3
 
 
-class Elsewhere:
+class Elsewhere(Reward):
     """Works in a thread of its own and notes what happens when."""
 
     names = ("light",)

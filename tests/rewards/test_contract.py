@@ -114,7 +114,7 @@ class NeedsTwoFrames(Good):
 class FailureIsZero(Good):
     def score(self, videos, prompts):
         scores = super().score(videos, prompts)
-        return Scores(scores.values, torch.ones_like(scores.valid))
+        return Scores.of(scores.values.nan_to_num(0.0))
 
 
 class NeverTells(Good):

@@ -8,14 +8,14 @@ from rich.console import Console
 
 from sage_grpo import build
 from sage_grpo.config import ConfigError, load_recipe
-from sage_grpo.core.protocols import Scores
+from sage_grpo.core.protocols import Reward, Scores
 from sage_grpo.models.gaussian import GaussianModel
 from sage_grpo.tracking.metrics import read_metrics
 from sage_grpo.trainer import Trainer
 from trainer.test_trainer import brightness, recipe
 
 
-class Preset:
+class Preset(Reward):
     names = ("VQ", "TA")
     presets = {"A": {"VQ": 1.0, "TA": 1.0}, "B": {"VQ": 0.5}}  # noqa: RUF012
 
@@ -24,7 +24,7 @@ class Preset:
         return Scores(values, torch.ones_like(values, dtype=torch.bool))
 
 
-class Rank:
+class Rank(Reward):
     """Places in the group by brightness: it means nothing for one video alone."""
 
     names, groupwise = ("rank",), True

@@ -2,10 +2,10 @@
 
 import torch
 
-from sage_grpo.core.protocols import Scores
+from sage_grpo.core.protocols import Reward, Scores
 
 
-class Rank:
+class Rank(Reward):
     """Compares the videos of one prompt by their light."""
 
     names, groupwise = ("rank",), True

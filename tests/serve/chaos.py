@@ -20,7 +20,7 @@ import torch
 
 from sage_grpo.config import FleetConfig
 from sage_grpo.core.loop import RewardFailure
-from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.core.protocols import Prompt, Reward, Scores
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.http import HttpReward
 from serve.faults import IN_SCORER, NAMES, NOT_FINITE, ON_THE_WAY, Relay, kill_all, truth
@@ -78,7 +78,7 @@ class Plan:
         return torch.full((len(videos), 2), 7.0, dtype=torch.float64) if constant else truth(videos, prompts)
 
 
-class Injecting:
+class Injecting(Reward):
     """A fleet as the trainer sees it, with a fault for some samples; remembers what came back."""
 
     names = NAMES
@@ -104,7 +104,7 @@ class Injecting:
         return scores
 
 
-class Masked:
+class Masked(Reward):
     """Without a fleet: the true scores, and the mask that the fleet's run ended with."""
 
     names = NAMES
@@ -197,7 +197,7 @@ def check_failure_rate(url):
     """Above the stated rate a run ends with a sentence."""
     reward = HttpReward(url, retries=0)
 
-    class Broken:
+    class Broken(Reward):
         names = NAMES
 
         def score(self, videos, prompts):

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import torch
 import urllib3
 
-from sage_grpo.core.protocols import Scores
+from sage_grpo.core.protocols import Reward, Scores
 from sage_grpo.rewards.wire import Limits, _unpack, pack_answer
 
 NAMES = ("light", "length")
@@ -31,7 +31,7 @@ def truth(videos, prompts):
     return torch.stack([light, torch.tensor([float(len(p.text)) for p in prompts], dtype=torch.float64)], 1)
 
 
-class Faulty:
+class Faulty(Reward):
     """`light` and `length`, or what the prompt's column `fault` says."""
 
     names = NAMES

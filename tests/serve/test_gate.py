@@ -7,7 +7,7 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
-from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.core.protocols import Prompt, Reward, Scores
 from sage_grpo.rewards.wire import Limits, pack_request, unpack_answer
 from sage_grpo.serve import gate as module
 from sage_grpo.serve.gate import Busy, Door, Gate, fingerprint
@@ -19,7 +19,7 @@ PROMPTS, IDS = [Prompt("a"), Prompt("bb"), Prompt("ccc")], ["x", "y", "z"]
 TOKEN = {"Authorization": "Bearer secret"}
 
 
-class Truth:
+class Truth(Reward):
     names = NAMES
 
     def score(self, videos, prompts):

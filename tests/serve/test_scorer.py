@@ -5,13 +5,13 @@ import time
 import pytest
 import torch
 
-from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.core.protocols import Prompt, Reward, Scores
 from sage_grpo.rewards.wire import pack_request, unpack_answer
 from sage_grpo.serve.scorer import SICK, Scorer, WrongScores
 from serve.faults import NAMES, truth
 
 
-class Counting:
+class Counting(Reward):
     names = NAMES
 
     def __init__(self, groupwise=False, wrong=None):

@@ -18,7 +18,7 @@ import torch
 from sage_grpo import build
 from sage_grpo.config import FleetConfig, RewardConfig, load_recipe
 from sage_grpo.core.loop import Loop
-from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.protocols import Prompt, Reward
 from sage_grpo.rewards.http import HttpReward
 from sage_grpo.tuning.optimizers import build_optimizer
 
@@ -112,7 +112,7 @@ def lab_loop(reward):
     return Loop(model, reward, build.build_prompts(config), config, build_optimizer(model.module, config.optimizer))
 
 
-class Nothing:
+class Nothing(Reward):
     names = ("nothing",)
 
     def score(self, videos, prompts):

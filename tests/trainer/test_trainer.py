@@ -16,7 +16,7 @@ from dist.launcher import environment
 from sage_grpo.cli import app
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.loop import Callback
-from sage_grpo.core.protocols import Scores
+from sage_grpo.core.protocols import Reward, Scores
 from sage_grpo.models.gaussian import GaussianModel
 from sage_grpo.models.shapes import ShapesModel
 from sage_grpo.tracking.callbacks import Save
@@ -317,7 +317,7 @@ def test_an_ordinary_run_overlaps_scoring_and_knows_how_long_it_waited(tmp_path)
     """Nothing that watches a run may stand between the loop and a reward that works elsewhere."""
     log, waited = [], []
 
-    class Elsewhere:
+    class Elsewhere(Reward):
         names = ("elsewhere",)
 
         def begin(self, videos, prompts):

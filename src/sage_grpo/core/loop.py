@@ -119,30 +119,29 @@ class Loop:
     def _begin_scoring(self, rollouts: Rollouts) -> None:
         """Hand over what can be scored already: a fleet works on it while the next videos are made."""
         batch, group = self.config.policy.batch_size, self.config.policy.num_generations
-        size = group if getattr(self.reward, "groupwise", False) else batch  # such a scorer compares a prompt's videos
-        begin = getattr(self.reward, "begin", lambda *asked: lambda: self.reward.score(*asked))
+        size = group if self.reward.groupwise else batch
         fresh = slice(len(rollouts.scores) * size // batch, None)
         held = rollouts.videos[fresh]
         if len(held) * batch % size == 0:
             videos = held[0] if len(held) == 1 else torch.cat(held)
             rollouts.videos[fresh] = torch.split(videos, batch)  # views: no video is held twice
             for part in torch.split(videos, size):
-                rollouts.scores.append(begin(part, rollouts.prompts[len(rollouts.scores) * size :][:size]))
+                rollouts.scores.append(self.reward.begin(part, rollouts.prompts[len(rollouts.scores) * size :][:size]))
 
     def score(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
         """Scores of all ranks (N, R) and which of them are valid."""
         size, parts = len(rollouts.prompts) // len(rollouts.scores), []
         for ask in rollouts.scores:
             part = ask()
-            if part.values.shape != (size, len(self.reward.names)) or part.valid.shape != part.values.shape:
+            if part.values.shape != (size, len(self.reward.names)):
                 raise ValueError(
                     f"reward {list(self.reward.names)} returned {tuple(part.values.shape)} values for "
                     f"{size} videos; one row a video and one column a name are needed"
                 )
-            parts.append((part.values.double().cpu(), (part.valid & part.values.isfinite()).cpu()))
+            parts.append(part.on_host())
             self._tell("on_scores", part)
-        values, valid = (torch.cat(column) for column in zip(*parts, strict=True))
-        return self.comm.gather(values), self.comm.gather(valid)
+        scores = Scores.rows(parts)
+        return self.comm.gather(scores.values), self.comm.gather(scores.valid)
 
     def iterate(self) -> Metrics:
         """One rollout and all its updates."""

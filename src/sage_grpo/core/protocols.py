@@ -1,9 +1,11 @@
 """The seams: what the algorithm asks of a model, a reward, a bank of weights and a group of processes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -53,18 +55,66 @@ def whole(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Scores:
-    """One row a video, one column a named score. Where `valid` is false the value means nothing."""
+    """One row a video, one column a named score. Where `valid` is false the value means nothing.
+
+    The one place that decides what a failure is: a number that is not finite is never valid, whoever says so.
+    """
 
     values: Tensor
     valid: Tensor
 
+    def __post_init__(self) -> None:
+        if self.valid.shape != self.values.shape:
+            raise ValueError(f"{tuple(self.values.shape)} scores with a mask of {tuple(self.valid.shape)}")
+        object.__setattr__(self, "valid", self.valid.bool() & self.values.isfinite())
 
-class Reward(Protocol):
-    """One that works while others do also has `begin(videos, prompts)`, which returns what to call for the scores."""
+    @classmethod
+    def of(cls, values: Tensor) -> Self:
+        """Failed where the values are not finite."""
+        return cls(values, torch.ones_like(values, dtype=torch.bool))
 
-    @property
-    def names(self) -> Sequence[str]: ...
-    def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores: ...
+    @classmethod
+    def failed(cls, videos: int, scores: int) -> Self:
+        return cls.of(torch.full((videos, scores), torch.nan, dtype=torch.float64))
+
+    @classmethod
+    def rows(cls, parts: Sequence["Scores"]) -> Self:
+        """The same scores of more videos."""
+        return cls(torch.cat([part.values for part in parts]), torch.cat([part.valid for part in parts]))
+
+    @classmethod
+    def columns(cls, parts: Sequence["Scores"]) -> Self:
+        """More scores of the same videos."""
+        return cls(torch.cat([part.values for part in parts], 1), torch.cat([part.valid for part in parts], 1))
+
+    def on_host(self) -> "Scores":
+        """In double precision: what is summed and compared."""
+        return Scores(self.values.double().cpu(), self.valid.cpu())
+
+
+class Reward:
+    """Turns videos into scores: derive from it, give `names` and `score`, and override what is not as it says here.
+
+    Nobody asks a reward for anything else, and whatever wraps one must pass all of it on.
+    """
+
+    names: Sequence[str] = ()  # of its scores; a class that knows them only once it is made leaves them out
+    groupwise: bool = False  # compares the videos of a prompt, and must be given all of them at once
+    waited: float = 0.0  # seconds that callers stood still for its scores, since it was made
+    reasons: Mapping[int, str] = MappingProxyType({})  # why videos of the last call are masked, by their number
+    lower_is_better: Sequence[str] = ()  # of its names
+    presets: Mapping[str, Mapping[str, float]] = MappingProxyType({})  # weights by name of the score
+    monitor_only: str | None = None  # why it must not be trained on
+    laboratory: bool = False  # judges clips of a made-up world alone
+    device_bytes: int = 0  # of its weights, where a plan should count them
+
+    def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
+        """Of uint8 frames (B, F, H, W, 3), each with its prompt."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it scores")
+
+    def begin(self, videos: Tensor, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
+        """What to call for the scores. One that works elsewhere starts now, while the caller makes the next videos."""
+        return partial(self.score, videos, prompts)
 
 
 class PromptSource(Protocol):

@@ -50,7 +50,7 @@ class Panel:
     def scores(self) -> list[Score]:
         found = []
         for judge, trained in zip(self.judges, self.trained, strict=True):
-            falling = getattr(judge.reward, "lower_is_better", ())
+            falling = judge.reward.lower_is_better
             weights = judge.weights or [None] * len(judge.keys)
             for key, name, weight in zip(judge.keys, judge.reward.names, weights, strict=True):
                 lower = name in falling or (weight or 0) < 0

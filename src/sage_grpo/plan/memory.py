@@ -110,7 +110,7 @@ def reward_bytes(config: RecipeConfig) -> tuple[int, tuple[str, ...]]:
     total, unknown = 0, []
     for entry in (*config.rewards, *config.monitors):
         made = None if ":" in entry.type else build.resolve(entry.type, build.REWARDS, "reward")
-        size = getattr(made, "device_bytes", 0) if made else None  # other built-in ones are below 0.2 GB
+        size = made.device_bytes if made else None  # those built-in ones that say nothing are below 0.2 GB
         path = Path(str(entry.options.get("path", "")))
         files = list(path.glob("*.safetensors")) if entry.options.get("path") and path.is_dir() else []
         if files:

@@ -53,7 +53,7 @@ class Rehearsal:
             self.reduced.append(f"{what}: {small} for {real}")
 
 
-class StandIn:
+class StandIn(Reward):
     """Brightness under the names of a reward that cannot run here: it exercises the loop, it judges nothing."""
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -61,7 +61,7 @@ class StandIn:
 
     def score(self, videos: torch.Tensor, prompts: Sequence[Any]) -> Scores:
         values = videos.double().flatten(1).mean(1, keepdim=True).expand(-1, len(self.names)) / 255
-        return Scores(values, torch.ones_like(values, dtype=torch.bool))
+        return Scores.of(values)
 
 
 def toy_layout(layout: ParallelConfig, processes: int | None = None) -> ParallelConfig:
@@ -216,5 +216,5 @@ def find_monitors(config: RecipeConfig, record: Rehearsal) -> RecipeConfig:
 
 def _names_of(reward: str) -> tuple[str, ...]:
     """A built-in scorer says its names without its checkpoint."""
-    found = build.resolve(reward, build.REWARDS, "reward") if reward in build.REWARDS else None
-    return tuple(getattr(found, "names", ())) or (reward,)
+    names = build.resolve(reward, build.REWARDS, "reward").names if reward in build.REWARDS else ()
+    return tuple(names) or (reward,)

@@ -86,8 +86,7 @@ def check_batch(reward: Reward) -> None:
     videos, prompts = material()
     together = reward.score(videos, prompts)
     alone = [reward.score(videos[i : i + 1], prompts[i : i + 1]) for i in range(len(videos))]
-    joined = Scores(torch.cat([s.values for s in alone]), torch.cat([s.valid for s in alone]))
-    same(joined, together, "scored alone")
+    same(Scores.rows(alone), together, "scored alone")
 
 
 def check_order(reward: Reward) -> None:

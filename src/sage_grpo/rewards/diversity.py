@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config import ConfigError
-from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.core.protocols import Prompt, Reward, Scores
 from sage_grpo.rewards.frames import frame_numbers, groups, shrunk
 from sage_grpo.rewards.lpips import LPIPS
 
 
-class DiversityReward:
+class DiversityReward(Reward):
     """Of each video its mean distance to the others of its prompt, from 0 for copies; a video alone is masked."""
 
     names = ("diversity",)
@@ -45,8 +45,7 @@ class DiversityReward:
             for members in groups(prompts):
                 if len(members) > 1:
                     values[members, 0] = self._distances(videos[members].to(device))
-        valid = values.isfinite()
-        return Scores(values.where(valid, 0.0), valid)
+        return Scores.of(values)
 
     def _distances(self, videos: Tensor) -> Tensor:
         """Of each video its mean distance to the others."""

@@ -3,15 +3,14 @@
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.core.protocols import Prompt, Reward, Scores
 
 log = logging.getLogger(__name__)
 LONGEST = 10_000  # characters of a prompt
@@ -47,11 +46,9 @@ def bounded(text: str) -> str:
     return text
 
 
-class VideoScorer(ABC):
+class VideoScorer(Reward, ABC):
     """A reward that looks at one video at a time; a subclass says how in `score_video`."""
 
-    names: Sequence[str]
-    reasons: Mapping[int, str] = MappingProxyType({})  # why videos of the last call are masked, by their number
     _has_scored = False
     _told: frozenset[str] = frozenset()
 
@@ -86,8 +83,7 @@ class VideoScorer(ABC):
         # One video alone may be the broken one, unless none was ever scored.
         if same and (len(videos) > 1 or not self._has_scored):
             raise failures[0]
-        valid = values.isfinite()
-        return Scores(values.where(valid, 0.0), valid)
+        return Scores.of(values)
 
     def _numbers(self, frames: Tensor, prompt: Prompt) -> Tensor:
         if frames.numel() == 0:

@@ -1,7 +1,7 @@
 """Any Python function as a reward, and several rewards as one."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from sage_grpo.core.protocols import Prompt, Reward, Scores
 
 
-class FunctionReward:
+class FunctionReward(Reward):
     """`f(videos, prompts, **columns) → list of float or None`; None, NaN and infinity are failures.
 
     `videos` are uint8 frames (B, F, H, W, 3), `prompts` their texts; a column of the prompt file arrives by name if
@@ -33,17 +33,21 @@ class FunctionReward:
         if len(numbers) != len(videos):
             raise ValueError(f"reward {self.names[0]!r} gave {len(numbers)} numbers for {len(videos)} videos")
         values = torch.tensor(numbers, dtype=torch.float64)[:, None]
-        return Scores(values, values.isfinite())
+        return Scores.of(values)
 
 
-class CompositeReward:
+class CompositeReward(Reward):
     """Several rewards side by side; their scores are weighted and summed later."""
 
     def __init__(self, rewards: Sequence[Reward]) -> None:
         self.rewards = list(rewards)
         self.names = tuple(name for reward in rewards for name in reward.names)
         self.waited = 0.0  # seconds that the caller stood still for scores
-        self.groupwise = any(getattr(reward, "groupwise", False) for reward in rewards)
+        self.groupwise = any(reward.groupwise for reward in rewards)
+        self.lower_is_better = tuple(name for reward in rewards for name in reward.lower_is_better)
+        self.laboratory = any(reward.laboratory for reward in rewards)
+        self.device_bytes = sum(reward.device_bytes for reward in rewards)
+        self.monitor_only = next((reward.monitor_only for reward in rewards if reward.monitor_only), None)
         twice = {name for name in self.names if self.names.count(name) > 1}
         if twice:
             raise ValueError(f"two rewards share the score name {sorted(twice)[0]!r}: give each its own")
@@ -53,17 +57,18 @@ class CompositeReward:
 
     def begin(self, videos: Tensor, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
         """Those that work elsewhere start now and side by side, the others when their scores are asked for."""
-        begun = [reward.begin(videos, prompts) if hasattr(reward, "begin") else None for reward in self.rewards]
+        begun = [reward.begin(videos, prompts) for reward in self.rewards]
 
         def answer() -> Scores:
-            asked, pairs = time.monotonic(), zip(begun, self.rewards, strict=True)
+            asked = time.monotonic()
             try:
-                return self._joined([ask() if ask else reward.score(videos, prompts) for ask, reward in pairs])
+                return Scores.columns([ask().on_host() for ask in begun])
             finally:
                 self.waited += time.monotonic() - asked
 
         return answer
 
-    def _joined(self, parts: Sequence[Scores]) -> Scores:
-        values = torch.cat([part.values.double().cpu() for part in parts], 1)
-        return Scores(values, torch.cat([part.valid.cpu() for part in parts], 1))
+    @property
+    def reasons(self) -> Mapping[int, str]:  # type: ignore[override] # read-only here: the parts keep them
+        """The first that one of them gives."""
+        return {i: why for reward in reversed(self.rewards) for i, why in reward.reasons.items()}

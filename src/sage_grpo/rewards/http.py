@@ -10,11 +10,10 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 
-import torch
 import urllib3
 from torch import Tensor
 
-from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.core.protocols import Prompt, Reward, Scores
 from sage_grpo.rewards.client import Client, Patience, Unanswered, in_background
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.wire import pack_request, unpack_answer
@@ -22,7 +21,7 @@ from sage_grpo.rewards.wire import pack_request, unpack_answer
 log = logging.getLogger(__name__)
 
 
-class HttpReward:
+class HttpReward(Reward):
     """`names` may be left out if the server tells them. Videos are scored while the trainer makes the next ones."""
 
     def __init__(
@@ -77,8 +76,7 @@ class HttpReward:
             futures.append(in_background(self._ask, *part))
 
         def ask() -> Scores:
-            parts = [future.result() for future in futures]
-            return Scores(torch.cat([p.values for p in parts]), torch.cat([p.valid for p in parts]))
+            return Scores.rows([future.result() for future in futures])
 
         return ask
 
@@ -91,7 +89,6 @@ class HttpReward:
             log.warning(
                 "%s gave no scores for %d videos, which are masked: %.300s", self.client.url, len(videos), error
             )
-            shape = (len(videos), len(self.names))
-            return Scores(torch.full(shape, torch.nan, dtype=torch.float64), torch.zeros(shape, dtype=torch.bool))
+            return Scores.failed(len(videos), len(self.names))
         finally:
             self._room.release()

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sage_grpo.config import ConfigError
-from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.core.protocols import Prompt, Reward, Scores
 from sage_grpo.rewards.errors import MissingWeights, RewardError
 from sage_grpo.rewards.frames import frame_numbers
 from sage_grpo.rewards.installed import checked_bytes, folder_of
@@ -111,7 +111,7 @@ class Reference:
         return mean_across(features, owners) + self.within - 2 * sum(between) / (len(features) * len(self.features))
 
 
-class KIDMonitor:
+class KIDMonitor(Reward):
     """Minus the distance, the same for all videos of a call: 0, the best, downwards."""
 
     names = ("kid",)
@@ -130,11 +130,10 @@ class KIDMonitor:
                 f"kid takes uint8 videos (B, frames, height, width, 3), not {videos.dtype} {tuple(videos.shape)}"
             )
         if len(videos) < 2 or not videos[0].numel():  # nothing to compare
-            empty = torch.zeros(len(videos), 1)
-            return Scores(empty.double(), empty.bool())
+            return Scores.failed(len(videos), 1)
         numbers = frame_numbers(videos.shape[1], self.frames)
         pictures = videos[:, numbers].flatten(0, 1)
         features = self.inception.features(pictures, self.device or videos.device)
         owners = torch.arange(len(videos)).repeat_interleave(len(numbers))
         values = torch.full((len(videos), 1), -self.reference.distance(features, owners), dtype=torch.float64)
-        return Scores(values, values.isfinite())
+        return Scores.of(values)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.core.protocols import Prompt, Reward, Scores
 from sage_grpo.worlds.shapes import FRAMES, PALETTE, SIZE, STEPS, parse_prompt, render_masks
 
 NAMES = ("VQ", "MQ", "TA")
@@ -80,7 +80,7 @@ def _template_distances(mass: Tensor, centre: Tensor) -> Tensor:
     return (templates - looks[:, None]).square().sum((2, 3)) / area
 
 
-class ShapesReward:
+class ShapesReward(Reward):
     """VQ, MQ and TA of a clip."""
 
     names = NAMES
@@ -90,5 +90,4 @@ class ShapesReward:
         light = videos.float().cpu() / 255
         raw = visual_quality(light), motion_quality(light), text_alignment(light, prompts)
         scores = [(value - BASE[name][0]) / BASE[name][1] for name, value in zip(NAMES, raw, strict=True)]
-        values = torch.stack(scores, 1)
-        return Scores(values, values.isfinite())
+        return Scores.of(torch.stack(scores, 1))

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.core.protocols import Prompt, Reward, Scores
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.frames import groups
 from sage_grpo.worlds.shapes import FRAMES, SIZE, fit, parse_prompt
 
 
-class ShapesHeldOut:
+class ShapesHeldOut(Reward):
     """Held-out measures of a clip; a video alone has no diversity."""
 
     names = ("distance", "accuracy", "diversity")
@@ -42,6 +42,4 @@ class ShapesHeldOut:
                 apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist") / flat.shape[1] ** 0.5
                 diversity[members] = apart.sum(1) / (len(members) - 1)
         columns = [found.distance.double(), (got == wanted).all(1).double(), diversity]
-        values = torch.stack(columns, 1)
-        valid = values.isfinite()
-        return Scores(values.where(valid, 0.0), valid)
+        return Scores.of(torch.stack(columns, 1))

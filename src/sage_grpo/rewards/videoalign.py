@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from accelerate import init_empty_weights
@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer, Qwen2VLConfig, Qwen2VLModel
 
-from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.core.protocols import Prompt, Reward, Scores
 from sage_grpo.rewards.errors import MissingWeights, RewardError
 from sage_grpo.rewards.frames import bounded
 from sage_grpo.rewards.qwen_video import FRAMES_OF_PATCH, MERGE, frame_indices, frame_size, patches, resize, without
@@ -68,7 +68,7 @@ class Question:
     grid: Tensor
 
 
-class VideoAlign:
+class VideoAlign(Reward):
     """VQ, MQ and TA of a video in standard deviations of the training data.
 
     path: folder of a converted checkpoint. fps: of the videos. device: where to score, by default on the host. dtype:
@@ -77,7 +77,7 @@ class VideoAlign:
 
     names = NAMES
     device_bytes = 4_400_000_000  # of its weights in bfloat16: what a plan counts
-    presets: ClassVar[Mapping[str, Mapping[str, float]]] = {  # the paper's settings
+    presets: Mapping[str, Mapping[str, float]] = {  # the paper's settings
         "A": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0},
         "B": {"VQ": 0.5, "MQ": 0.5, "TA": 1.0},
     }

@@ -119,4 +119,4 @@ def unpack_answer(data: bytes, names: Sequence[str], ids: Sequence[str], limits:
     rows = [words["ids"].index(name) for name in ids]
     columns = [words["names"].index(name) for name in names]
     values, valid = values.double()[rows][:, columns], valid[rows][:, columns]
-    return Scores(values, valid & values.isfinite())
+    return Scores(values, valid)

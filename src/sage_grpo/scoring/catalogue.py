@@ -48,13 +48,13 @@ def entry(name: str, alone: bool = True) -> Entry:
     return Entry(
         name,
         _first_line(_doc(module) if alone else getdoc(found) or _doc(module)),
-        scores=getattr(found, "names", None),
-        groupwise=bool(getattr(found, "groupwise", False)),
+        scores=tuple(found.names) or None,
+        groupwise=found.groupwise,
         required=tuple(option for option, p in options.items() if p.default is Parameter.empty),
         defaults={option: p.default for option, p in options.items() if p.default is not Parameter.empty},
-        presets=getattr(found, "presets", {}),
+        presets=found.presets,
         downloads="revision" in options,
-        laboratory=getattr(found, "laboratory", False),
+        laboratory=found.laboratory,
     )
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from sage_grpo import build
 from sage_grpo.config import ConfigError, RewardConfig, load_recipe
 from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.errors import UserError
+from sage_grpo.rewards.frames import Unscorable
 from sage_grpo.rewards.function import FunctionReward
 from sage_grpo.scoring.catalogue import Entry, catalogue
 from sage_grpo.scoring.texts import MissingPrompt, NoPrompt
@@ -29,7 +31,7 @@ class Judge:
 
     @property
     def groupwise(self) -> bool:
-        return bool(getattr(self.reward, "groupwise", False))
+        return self.reward.groupwise
 
 
 @dataclass(frozen=True)
@@ -132,11 +134,11 @@ def ask(judge: Judge, videos: Tensor, prompts: Sequence[Prompt]) -> list[Answer]
         try:
             scores = judge.reward.score(videos, prompts)
             values, valid = scores.values.tolist(), scores.valid.tolist()
-            reasons = dict(getattr(judge.reward, "reasons", {}))
+            reasons = dict(judge.reward.reasons)
             general = said[-1] if said and not reasons else NO_REASON
         except Exception as error:
             values = valid = [[False] * len(judge.keys)] * len(videos)
-            found = dict(getattr(judge.reward, "reasons", {}))
+            found = dict(judge.reward.reasons)
             if isinstance(error, MissingPrompt):  # it may have failed before it came to look at the prompt
                 reasons = {i: reason for i, reason in found.items() if i == 0 and len(videos) == 1}
             general = str(error) if isinstance(error, MissingPrompt) else _told(error)
@@ -150,8 +152,4 @@ def ask(judge: Judge, videos: Tensor, prompts: Sequence[Prompt]) -> list[Answer]
 
 def _told(error: Exception) -> str:
     text = " ".join(str(error).split())[:200]
-    return (
-        text
-        if type(error).__name__ in ("RewardError", "Unscorable", "ConfigError")
-        else f"{type(error).__name__}: {text}"
-    )
+    return text if isinstance(error, UserError | Unscorable) else f"{type(error).__name__}: {text}"

@@ -6,7 +6,6 @@ import hmac
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -98,7 +97,7 @@ class Gate:
             raise Refused(503, str(error)) from error
         except Exception as error:  # of a scorer: the trainer masks what has no score
             raise Refused(500, f"{type(error).__name__}: {error}"[:300]) from error
-        scores = Scores(torch.cat([p.values for p in parts], 1), torch.cat([p.valid for p in parts], 1))
+        scores = Scores.columns(parts)
         names = [name for door in doors for name in door.names]
         return Response(pack_answer(scores, names, ids), media_type="application/octet-stream")
 
@@ -121,4 +120,4 @@ class Gate:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    return PlainTextResponse(str(error), getattr(error, "status", 500))
+    return PlainTextResponse(str(error), error.status if isinstance(error, Refused) else 500)

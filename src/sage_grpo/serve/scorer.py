@@ -23,7 +23,7 @@ class Scorer:
 
     def __init__(self, reward: Reward, batch: int, seconds: float, limits: Limits | None = None) -> None:
         self.reward, self.batch, self.seconds, self.limits = reward, batch, seconds, limits or Limits()
-        self.groupwise = bool(getattr(reward, "groupwise", False))
+        self.groupwise = reward.groupwise
         self.names = tuple(reward.names)
         self._failures = 0  # in a row
         self._since: float | None = None  # when the call under way began
@@ -78,11 +78,10 @@ class Scorer:
 
     def _checked(self, videos: torch.Tensor, prompts: Sequence[Prompt]) -> Scores:
         scores = self.reward.score(videos, prompts)
-        values, valid = scores.values.double().cpu(), scores.valid.cpu()
         shape = (len(videos), len(self.names))
-        if tuple(values.shape) != shape or tuple(valid.shape) != shape:
-            raise WrongScores(f"{tuple(values.shape)} values for {shape[0]} videos and {shape[1]} names")
-        return Scores(values, valid & values.isfinite())
+        if tuple(scores.values.shape) != shape:
+            raise WrongScores(f"{tuple(scores.values.shape)} values for {shape[0]} videos and {shape[1]} names")
+        return scores.on_host()
 
     def check_health(self) -> None:
         """Raise if a fresh process would do better."""

@@ -55,15 +55,10 @@ class Clock(Callback):
         self.began, self.waited = time.perf_counter(), 0.0
 
     def on_start(self, loop: Loop) -> None:
-        self.began, self.waited = time.perf_counter(), waited_for_scores(loop)
+        self.began, self.waited = time.perf_counter(), loop.reward.waited
 
     def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
         self.on_start(loop)
-
-
-def waited_for_scores(loop: Loop) -> float:
-    """Seconds since the start of the run, of rewards that know it."""
-    return float(getattr(loop.reward, "waited", 0.0))
 
 
 class Log(Callback):
@@ -79,7 +74,7 @@ class Log(Callback):
 
     def on_rollout(self, loop: Loop, rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None:
         self.series = {}
-        taken, score = time.perf_counter() - self.clock.began, waited_for_scores(loop) - self.clock.waited
+        taken, score = time.perf_counter() - self.clock.began, loop.reward.waited - self.clock.waited
         # what the gauge does counts to the rollout
         self.seconds = {"seconds/rollout": taken - score, "seconds/score": score}
         shown = ((name, scores[valid[:, i], i]) for i, name in enumerate(self.names))
@@ -149,8 +144,7 @@ class Samples(Callback):
         if self.monitors is None:
             return {}
         scores = self.monitors.score(videos, prompts)
-        valid = (scores.valid & scores.values.isfinite()).T
-        columns = dict(zip(self.monitors.names, zip(scores.values.T, valid, strict=True), strict=True))
+        columns = dict(zip(self.monitors.names, zip(scores.values.T, scores.valid.T, strict=True), strict=True))
         rated = {name: [v.item() if ok else None for v, ok in zip(*c, strict=True)] for name, c in columns.items()}
         atomic_write(folder / "scores.json", json.dumps(rated, indent=1).encode())
         return {f"held_out/{name}": values[ok].mean().item() for name, (values, ok) in columns.items() if ok.any()}
