@@ -2,14 +2,15 @@
 
 import inspect
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from sage_grpo.config import ConfigError, ModelConfig, RecipeConfig, RewardConfig
 from sage_grpo.core.anchors import ANCHOR
-from sage_grpo.core.protocols import PromptSource, Reward, VideoModel
-from sage_grpo.data.prompts import open_prompts
+from sage_grpo.core.protocols import Exchange, PromptSource, Reward, VideoModel
+from sage_grpo.data.prompts import PromptFunction, Prompts, open_prompts
 from sage_grpo.dist.device import HOST, choose_device
 from sage_grpo.dist.processes import Processes
 from sage_grpo.dist.shard import fill, shard
@@ -148,10 +149,7 @@ def build_model(config: RecipeConfig, processes: Processes | None = None) -> Vid
         settings["empty"] = True  # no process ever holds the weights whole
     model: VideoModel = load(config.model.path, **settings)
     device = processes.device if processes else choose_device(config.tuning.device)
-    if hasattr(model, "place"):
-        model.place(device, parking=HOST if config.tuning.offload else None)
-    else:
-        model.module.to(device)
+    model.place(device, parking=HOST if config.tuning.offload else None)
     prepare(model, config.tuning, config.seed)
     share(model, config, processes)
     return model
@@ -162,7 +160,7 @@ def outline_model(config: RecipeConfig) -> VideoModel:
     untouched = {"compile": None, "attention": None}  # they need the device, and change no size
     config = config.model_copy(update={"tuning": config.tuning.model_copy(update=untouched)})
     factory = resolve(config.model.type, MODELS, "model")
-    if hasattr(factory, "outline"):
+    if resizable(factory):
         settings = {name: value for name, value in model_settings(config.model).items() if name != "revision"}
         model: VideoModel = factory.outline(config.model.path, **storage_dtypes(config.tuning), **settings)
         prepare(model, config.tuning, config.seed)
@@ -177,27 +175,30 @@ def share(model: VideoModel, config: RecipeConfig, processes: Processes | None) 
     if processes is None:
         return
     if processes.exchange:
-        share_video(model, config, processes)
+        share_video(model, config, processes.exchange)
     reserve_copies(model, copies_of(config))
-    shard(model, processes.weights_mesh, getattr(model, "autocast_dtype", None))
+    shard(model, processes.weights_mesh, model.autocast_dtype)
     if any(p.is_meta for p in model.module.parameters()):
-        folder = Path(str(getattr(model, "folder", "")))
-        fill(model, folder, processes.device, lambda name, shape: initial_weights(name, shape, config.seed))
+        adapters = partial(initial_weights, seed=config.seed)
+        fill(model, Path(model.folder or ""), processes.device, adapters)
 
 
-def share_video(model: VideoModel, config: RecipeConfig, processes: Processes) -> None:
+def share_video(model: VideoModel, config: RecipeConfig, exchange: Exchange) -> None:
     """Let the processes of a video have its tokens or heads in parts."""
-    if not hasattr(model, "share_sequence"):
-        raise ConfigError(f"parallel.sequence: {config.model.type} cannot share one video; use parallel.sequence=1")
-    if config.parallel.ring > 1 and processes.device == HOST:
+    if config.parallel.ring > 1 and exchange.device == HOST:
         raise ConfigError("parallel.ring: attention on the CPU cannot go round a ring; use parallel.ring=1")
-    model.share_sequence(processes.exchange)
+    model.share_sequence(exchange)
 
 
 def copies_of(config: RecipeConfig) -> list[str]:
     """Names of the copies of the trained weights that a run keeps."""
     copies = [ANCHOR] if config.kl.anchor != "none" else []
     return [*copies, EMA] if config.optimizer.ema else copies
+
+
+def resizable(factory: Any) -> bool:
+    """Whether what a recipe names as its model can be made tiny, or whole without weights."""
+    return isinstance(factory, type) and issubclass(factory, VideoModel) and factory.resizable
 
 
 def accepted(factory: Any, load: Any) -> set[str]:
@@ -290,8 +291,10 @@ def build_monitors(config: RecipeConfig) -> Reward | None:
 def build_prompts(config: RecipeConfig, source: Any = None) -> PromptSource:
     """From what was passed, the recipe's file, or the model's own list."""
     chosen = source if source is not None else config.prompts.path
+    if isinstance(chosen, Prompts):
+        return chosen
     if callable(chosen):
-        return chosen  # type: ignore[no-any-return]
+        return PromptFunction(chosen)
     if chosen is None:
         if config.model.type not in OWN_PROMPTS:
             raise ConfigError("prompts.path: none is given; a txt, jsonl, csv or parquet file is needed")

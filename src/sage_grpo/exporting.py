@@ -37,7 +37,7 @@ def readme(run: Run, kind: str, out: Path) -> str:
     c = run.config
     head = f"# {out.name}\n\nPost-trained for {run.iteration} iterations from `{c.model.path or c.model.type}`"
     head += " with SAGE-GRPO" + (" (averaged weights)" if run.averaged else "") + ".\n\n"
-    pipe = getattr(run.model, "pipe", None)
+    pipe = run.model.pipe
     if pipe is None:
         return head + f"Load it with `model: {{type: {c.model.type}, path: {out}}}` in a recipe.\n"
     lines, place = ["from diffusers import DiffusionPipeline", ""], str(out)

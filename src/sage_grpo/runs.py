@@ -11,7 +11,7 @@ from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
 from sage_grpo.core.protocols import VideoModel, WeightsBank
 from sage_grpo.dist.checkpoint import checkpoints, load_checkpoint, load_newest
 from sage_grpo.tracking.callbacks import EMA
-from sage_grpo.tuning.prepare import adopt, make_bank
+from sage_grpo.tuning.prepare import make_bank
 
 
 @dataclass(frozen=True)
@@ -82,5 +82,5 @@ def open_run(path: Path, *, average: bool = True, overrides: Sequence[str] = ())
     bank.load_state_dict(loop["bank"])
     averaged = average and EMA in bank
     if averaged:
-        adopt(model.module, bank, EMA)
+        bank.adopt(EMA)
     return Run(config, model, bank, loop["iteration"], step, averaged)

@@ -207,7 +207,7 @@ class Trainer:
         name, state, problems = newest
         for problem in problems:
             self.console.print(f"[yellow]passed over a damaged checkpoint:[/] {problem}")
-        if state["prompts"] != getattr(self.prompts, "fingerprint", None):
+        if state["prompts"] != self.prompts.fingerprint:
             raise ConfigError(f"the prompts are not those of {name}; restore them, or start anew with another run.out")
         self.loop.load_state_dict(state["loop"])
         self.gauge.load_state_dict(state["parts"]["gauge"])

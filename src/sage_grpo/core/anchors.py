@@ -38,6 +38,11 @@ class CopyBank:
     def __contains__(self, name: str) -> bool:
         return name in self._copies
 
+    @torch.no_grad()
+    def adopt(self, name: str) -> None:
+        for key, copy in self._copies[name].items():
+            self._parameters[key].copy_(copy)
+
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
         """Put copy `name` into the module for a while; one parameter at a time needs spare memory."""

@@ -57,8 +57,8 @@ def check_replay(
 
 def rounding(model: VideoModel, velocity: Tensor) -> float:
     """What arithmetic alone may move a velocity by. Guidance g·v - (g-1)·v' makes its noise larger."""
-    kinds = (velocity.dtype, next(model.module.parameters()).dtype, getattr(model, "autocast_dtype", None))
-    scale = float(getattr(model, "guidance_scale", 1.0))
+    kinds = (velocity.dtype, next(model.module.parameters()).dtype, model.autocast_dtype)
+    scale = model.guidance_scale
     return max(ROUNDING.get(kind, 0.0) for kind in kinds if kind) * math.hypot(scale, scale - 1)
 
 
@@ -96,7 +96,7 @@ def check_training(
     trained = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
     if not trained:
         raise SilentTraining("nothing is trained: every parameter of the model is frozen (requires_grad is False)")
-    uneven = _uneven_blocks(model.shard_blocks, model.module, getattr(model, "unused", ()))
+    uneven = _uneven_blocks(model.shard_blocks, model.module, model.unused)
     if uneven:
         raise SilentTraining(uneven)
     steps = list(trajectory.transitions)

@@ -5,10 +5,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+
+from sage_grpo.errors import UserError
 
 Condition = Mapping[str, Tensor]  # what the network is told; every tensor has the samples as first axis
 
@@ -19,27 +21,92 @@ class Prompt:
     columns: Mapping[str, Any] = field(default_factory=dict)  # `image` for image-to-video, anything for rewards
 
 
-class VideoModel(Protocol):
-    """A flow-matching generator: no sampling loop, no scheduler, no optimizer inside."""
+class Exchange(Protocol):
+    """What the processes of one video trade: each has a part of its tokens or of its heads."""
 
     @property
-    def module(self) -> nn.Module: ...  # what is trained: parameters with requires_grad
+    def size(self) -> int: ...
     @property
-    def lora_targets(self) -> Sequence[str]: ...
+    def rank(self) -> int: ...
     @property
-    def shard_blocks(self) -> Sequence[nn.Module]: ...
+    def ring(self) -> int: ...  # processes in a ring; the others trade heads
+    @property
+    def ulysses(self) -> int: ...
+    @property
+    def mesh(self) -> Any: ...  # of those two axes, for diffusers
+    @property
+    def device(self) -> torch.device: ...
+    def mine(self, x: Tensor, dim: int) -> Tensor: ...
+    def everything(self, x: Tensor, dim: int) -> Tensor: ...
+    def to_heads(self, x: Tensor) -> Tensor: ...
+    def to_tokens(self, x: Tensor) -> Tensor: ...
+    def my_heads(self, x: Tensor) -> Tensor: ...
+    def all_heads(self, x: Tensor) -> Tensor: ...
 
-    def latent_shape(self, prompt: Prompt) -> tuple[int, ...]: ...
-    def encode(self, prompts: Sequence[Prompt]) -> Condition: ...
+
+class VideoModel:
+    """A flow-matching generator: no sampling loop, no scheduler, no optimizer inside.
+
+    Derive from it and give what raises here; the rest are capabilities, with the answer of a model that has none.
+    """
+
+    module: nn.Module  # what is trained: parameters with requires_grad
+    lora_targets: Sequence[str] = ()
+    unused: Sequence[str] = ()  # parameters that never get a gradient, as regular expressions
+    needs_image: bool = False  # starts from the first frame
+    # Guidance and precision: rollout and replay must agree on them.
+    guidance_scale: float = 1.0
+    guidance_gradient: Literal["both", "conditional"] = "both"
+    negative_prompt: str = ""
+    branches_in_turn: bool = False  # backward passes of guidance: together, or one after the other
+    autocasts: bool = False  # can compute in another precision than its weights'
+    autocast_dtype: torch.dtype | None = None  # what to compute in, if not in that
+    dtype: torch.dtype = torch.float32  # of its velocities
+    # Where it comes from, and what a plan or a rehearsal may know of it without its weights.
+    pipe: Any = None  # the pipeline of diffusers, if it is one
+    folder: str | None = None  # of its checkpoint
+    resizable: bool = False  # has `tiny()` and `outline()`: the same classes at toy size, or whole without weights
+    encoders: Sequence[str] = ()  # components that are only needed to encode
+    blocks: str | None = None  # name of the repeated layers inside a network
+    typical_text: int | None = None  # tokens of a prompt that a plan counts, where it is not always the same
+
+    @property
+    def shard_blocks(self) -> Sequence[nn.Module]:
+        """Layers that are gathered, recomputed and compiled one by one."""
+        raise NotImplementedError
+
+    def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    def encode(self, prompts: Sequence[Prompt]) -> Condition:
+        raise NotImplementedError
+
     def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """dx/dσ at latents (B, …) and noise levels (B,), guidance included."""
-        ...
+        raise NotImplementedError
 
     def decode(self, x0: Tensor) -> Tensor:
         """Latents to uint8 frames (B, F, H, W, 3)."""
-        ...
+        raise NotImplementedError
 
-    def save_pretrained(self, directory: str) -> None: ...
+    def save_pretrained(self, directory: str) -> None:
+        raise NotImplementedError
+
+    @property
+    def guided(self) -> bool:
+        return self.guidance_scale != 1.0
+
+    def place(self, device: torch.device, parking: torch.device | None = None) -> None:
+        """Move to the device; what can wait elsewhere waits at `parking`."""
+        self.module.to(device)
+
+    def share_sequence(self, exchange: Exchange) -> None:
+        """Let the processes of a video have its tokens in parts."""
+        raise UserError(f"parallel.sequence: {type(self).__name__} cannot share one video; use parallel.sequence=1")
+
+    def blank_condition(self, batch: int) -> Condition | None:
+        """What `encode` would give, in size only; none if it must be asked."""
+        return None
 
 
 def networks(module: nn.Module) -> dict[str, nn.Module]:
@@ -120,6 +187,8 @@ class Reward:
 class PromptSource(Protocol):
     """Prompts by position: a resumed run asks for the position it had reached."""
 
+    @property
+    def fingerprint(self) -> str | None: ...  # of their content, so that a resumed run gets the same; none if unknown
     def __call__(self, start: int, count: int) -> Sequence[Prompt]: ...
 
 
@@ -131,6 +200,10 @@ class WeightsBank(Protocol):
         ...
 
     def __contains__(self, name: str) -> bool: ...
+    def adopt(self, name: str) -> None:
+        """Make a copy the weights themselves, for good."""
+        ...
+
     def using(self, name: str) -> AbstractContextManager[None]: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...

@@ -54,12 +54,14 @@ def circumstances(model: VideoModel, x: Tensor) -> dict[str, str]:
     """How the network is asked: what must be the same in rollout and replay."""
     weights, kind = next(model.module.parameters()), x.device.type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    own = ("guidance_scale", "negative_prompt", "autocast_dtype")
     return {
         "batch shape": str(tuple(x.shape)),
         "dtype": f"{x.dtype}, weights {weights.dtype}, autocast {autocast}",
         "mode": "train" if model.module.training else "eval",
-    } | {name: str(getattr(model, name)) for name in own if hasattr(model, name)}
+        "guidance_scale": str(model.guidance_scale),
+        "negative_prompt": model.negative_prompt,
+        "autocast_dtype": str(model.autocast_dtype),
+    }
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 from torch import Tensor, nn
 
-from sage_grpo.core.protocols import Condition, Prompt
+from sage_grpo.core.protocols import Condition, Prompt, VideoModel
 from sage_grpo.models.conditions import ConditionStore, fingerprint
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.guidance import in_turn
@@ -28,17 +28,17 @@ NEGATIVE = "negative_"
 Gradient = Literal["both", "conditional"]
 
 
-class DiffusersModel(ABC):
+class DiffusersModel(VideoModel, ABC):
     """A diffusers pipeline behind the `VideoModel` protocol. No sampling loop, scheduler or training code."""
 
     pipeline_class: ClassVar[type[DiffusionPipeline]]
     denoisers: ClassVar[Sequence[str]] = ("transformer",)  # what is trained, by its name in the pipeline
-    encoders: ClassVar[Sequence[str]] = ("text_encoder",)  # what is only needed to encode
-    blocks: ClassVar[str] = "transformer_blocks"  # the repeated layers inside a denoiser
+    resizable = autocasts = True
+    encoders: Sequence[str] = ("text_encoder",)  # what is only needed to encode
+    blocks: str = "transformer_blocks"  # the repeated layers inside a denoiser
     lora_targets: Sequence[str] = ("to_q", "to_k", "to_v", "to_out.0")
-    unused: Sequence[str] = ()  # parameters that never get a gradient, as regular expressions
     float32_parts: ClassVar[tuple[str, ...]] = ()  # components that lose quality in half precision
-    needs_image: ClassVar[bool] = False
+    text_tokens: int = 0  # to which texts are filled up, where the model does that
     frame_step: ClassVar[int] = 1  # frames are a multiple of this plus one
     default_size: ClassVar[tuple[int, int, int]]  # frames, height, width that the model was made for
     tiny_size: ClassVar[tuple[int, int, int]]  # the same for the checkpoint of `tiny()`
@@ -60,7 +60,6 @@ class DiffusersModel(ABC):
         conditions: str | Path | None = None,
     ) -> None:
         self.pipe = pipe
-        self.folder: str | None = None  # of the checkpoint
         for denoiser in self._denoisers():
             denoiser.requires_grad_(True).eval()
         for name in (*self.encoders, "vae"):
@@ -74,8 +73,6 @@ class DiffusersModel(ABC):
         self.guidance_scale = self.own_guidance() if guidance_scale is None else guidance_scale
         self.guidance_gradient: Gradient = guidance_gradient
         self.negative_prompt = negative_prompt
-        self.branches_in_turn = False  # backward passes of guidance: together, or one after the other
-        self.autocast_dtype: torch.dtype | None = None  # with weights in float32: what to compute in
         self.parking: torch.device | None = None  # where encoders and decoder wait while they are not used
         self.conditions = ConditionStore(conditions)
         self._fingerprint: str | None = None
@@ -171,7 +168,7 @@ class DiffusersModel(ABC):
         return [part for part in found if part is not None]
 
     @property
-    def module(self) -> nn.Module:
+    def module(self) -> nn.Module:  # type: ignore[override] # read-only here: the pipeline holds it
         parts = {name: getattr(self.pipe, name, None) for name in self.denoisers}
         present = {name: part for name, part in parts.items() if part is not None}
         return next(iter(present.values())) if len(present) == 1 else nn.ModuleDict(present)
@@ -185,13 +182,9 @@ class DiffusersModel(ABC):
         return self._layer.weight.device
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype:  # type: ignore[override] # read-only here: it follows from the weights
         """What the transformer takes: that of its weights, unless autocast says otherwise."""
         return self.autocast_dtype or self._layer.weight.dtype
-
-    @property
-    def guided(self) -> bool:
-        return self.guidance_scale != 1.0
 
     def place(self, device: torch.device, parking: torch.device | None = None) -> None:
         """Move to the device; with `parking`, encoders and decoder only visit it."""

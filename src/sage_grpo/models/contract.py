@@ -66,7 +66,7 @@ def through_pipeline(model: DiffusersModel, prompt: Prompt, noise: Tensor, outpu
         "prompt": prompt.text, "negative_prompt": model.negative_prompt, "image": prompt.columns.get("image"),
         "height": model.height, "width": model.width, "num_frames": model.frames, "num_inference_steps": steps,
         "guidance_scale": model.guidance_scale, "latents": model.model_input(noise, condition), "output_type": output,
-        "max_sequence_length": getattr(model, "text_tokens", None),
+        "max_sequence_length": model.text_tokens or None,
     }  # fmt: skip
     known = inspect.signature(pipe.__call__).parameters
     return pipe(**{k: v for k, v in wanted.items() if k in known and v is not None}, return_dict=False)[0]

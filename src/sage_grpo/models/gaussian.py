@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.core.protocols import Condition, Prompt
+from sage_grpo.core.protocols import Condition, Prompt, VideoModel
 from sage_grpo.core.rollout import keyed_noise
 
 RANGE = 4.0  # latents in [-RANGE, RANGE] fill the 256 grey levels of a frame
@@ -35,9 +35,7 @@ class Correction(nn.Module):
         return out
 
 
-class GaussianModel:
-    lora_targets: Sequence[str] = ()
-
+class GaussianModel(VideoModel):
     def __init__(
         self, shape: tuple[int, ...] = (1, 4, 2, 2), *, thin: float = 0.05, width: int = 64, seed: int = 0,
         dtype: torch.dtype = torch.float32, dropout: float = 0.0,

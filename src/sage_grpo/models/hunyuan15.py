@@ -9,7 +9,7 @@ import transformers as hf
 from PIL import Image
 from torch import Tensor
 
-from sage_grpo.core.protocols import Condition, Prompt
+from sage_grpo.core.protocols import Condition, Exchange, Prompt
 from sage_grpo.models import tiny, unpadded
 from sage_grpo.models.base import DiffusersModel, ModelError
 from sage_grpo.models.shared_tokens import JointAttention, check_sharing
@@ -23,7 +23,7 @@ class HunyuanVideo15(DiffusersModel):
         "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2",
     )  # fmt: skip
     frame_step = 4
-    typical_text: ClassVar[int] = 300  # tokens that a plan counts for a prompt
+    typical_text = 300  # tokens that a plan counts for a prompt
     default_size = (121, 480, 848)
     tiny_size = (5, 32, 32)
     tiny_options: ClassVar[Mapping[str, Any]] = {"text_tokens": 24, "glyph_tokens": 16, "image_tokens": 4}
@@ -68,7 +68,7 @@ class HunyuanVideo15(DiffusersModel):
             processor._attention_backend = block.attn.processor._attention_backend
             block.attn.processor = processor
 
-    def share_sequence(self, exchange: Any) -> None:
+    def share_sequence(self, exchange: Exchange) -> None:
         """Tokens of the video are cut before the first block and gathered after the last; those of the text are not."""
         if exchange.ring > 1:
             raise ModelError("parallel.ring: HunyuanVideo-1.5 trades heads only; use parallel.ring=1")

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.protocols import Exchange, Prompt
 from sage_grpo.models import tiny
 from sage_grpo.models.base import DiffusersModel, ModelError
 from sage_grpo.models.shared_tokens import check_sharing, cut, share_by_plan
@@ -29,7 +29,7 @@ class LTXVideo(DiffusersModel):
         if pipe.vae.config.timestep_conditioning:
             raise ModelError("this LTX decoder adds noise of its own (timestep_conditioning); use a 0.9.0 checkpoint")
 
-    def share_sequence(self, exchange: Any) -> None:
+    def share_sequence(self, exchange: Exchange) -> None:
         """The library's plan cuts the text too, which its masked cross-attention cannot bear; ours leaves it whole."""
         network = self.pipe.transformer
         check_sharing(exchange.size, network.config.num_attention_heads, self.latent_shape(Prompt(""))[0])

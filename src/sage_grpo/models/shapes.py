@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sage_grpo.config import ConfigError
-from sage_grpo.core.protocols import Condition, Prompt
+from sage_grpo.core.protocols import Condition, Exchange, Prompt, VideoModel
 from sage_grpo.worlds import shapes
 
 TEXT_LENGTH = 8
@@ -39,7 +39,7 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.exchange: Any = None  # with the processes that share a clip
+        self.exchange: Exchange | None = None  # with the processes that share a clip
         self.norm1 = nn.LayerNorm(width, elementwise_affine=False)
         self.norm2 = nn.LayerNorm(width, elementwise_affine=False)
         self.qkv = nn.Linear(width, 3 * width)
@@ -101,7 +101,7 @@ class ShapesTransformer(nn.Module):
         return pixels.view(b, t, h, w, 3, pt, ph, pw).permute(0, 4, 1, 5, 2, 6, 3, 7).reshape(x.shape)
 
 
-class ShapesModel:
+class ShapesModel(VideoModel):
     """`VideoModel` of the laboratory. Its latents are the pixels themselves, in [-1, 1]."""
 
     lora_targets: Sequence[str] = ("qkv", "proj", "mlp.0", "mlp.2")
@@ -118,10 +118,10 @@ class ShapesModel:
         blocks = self.module.get_submodule("blocks")
         return list(blocks.children())
 
-    def share_sequence(self, exchange: Any) -> None:
+    def share_sequence(self, exchange: Exchange) -> None:
         first, *_, last = self.shard_blocks
         for block in self.shard_blocks:
-            block.exchange = exchange
+            block.exchange = exchange  # type: ignore[assignment] # a module takes anything
         first.register_forward_pre_hook(lambda module, inputs: (exchange.mine(inputs[0], 1), *inputs[1:]))
         last.register_forward_hook(lambda module, inputs, out: exchange.everything(out, 1))
 

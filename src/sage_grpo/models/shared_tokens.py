@@ -13,6 +13,7 @@ from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVid
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from sage_grpo.core.protocols import Exchange
 from sage_grpo.models.errors import ModelError
 
 
@@ -30,7 +31,7 @@ def check_sharing(size: int, heads: int, tokens: int | None = None) -> None:
         raise ModelError(f"parallel.sequence={size} does not divide the model's {what}; use parallel.sequence={fits}")
 
 
-def share_by_plan(network: Any, attentions: Iterable[Any], exchange: Any, plan: Mapping[str, Any]) -> None:
+def share_by_plan(network: Any, attentions: Iterable[Any], exchange: Exchange, plan: Mapping[str, Any]) -> None:
     """diffusers' context parallelism: it cuts and gathers as `plan` says, and trades inside the `attentions`."""
     if any(layer._compiled_call_impl is not None for layer in network.modules()):
         raise ModelError(
@@ -67,7 +68,7 @@ class JointAttention:
 
     _attention_backend: Any = None
 
-    def __init__(self, exchange: Any = None) -> None:
+    def __init__(self, exchange: Exchange | None = None) -> None:
         self.exchange = exchange
 
     def __call__(

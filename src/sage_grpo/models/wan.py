@@ -10,7 +10,7 @@ import transformers as hf
 from PIL import Image
 from torch import Tensor
 
-from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.protocols import Exchange, Prompt
 from sage_grpo.models import tiny
 from sage_grpo.models.base import DiffusersModel, ModelError
 from sage_grpo.models.shared_tokens import check_sharing, share_by_plan
@@ -65,7 +65,7 @@ class Wan(DiffusersModel):
                     "each with -i2v for image-to-video"
                 )
 
-    def share_sequence(self, exchange: Any) -> None:
+    def share_sequence(self, exchange: Exchange) -> None:
         _, *latents = self.latent_shape(Prompt(""))
         for network in self._denoisers():
             patches = zip(latents, network.config.patch_size, strict=True)

@@ -3,7 +3,6 @@
 import math
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any
 
 from sage_grpo import build
 from sage_grpo.config import RecipeConfig
@@ -39,6 +38,7 @@ class Plan:
     score_seconds: float
     calibrated: str  # on which GPUs, if it is
     convolution: int  # elements of the largest one in decoding
+    typical_text: int | None  # tokens of a prompt, if that was assumed
 
     @property
     def iteration(self) -> float:
@@ -119,6 +119,7 @@ class Work:
     """What an iteration does and holds, on whatever GPU."""
 
     guided: bool
+    typical_text: int | None
     single: Probe  # one branch of guidance, one video: what people call a forward pass
     passes: Probe
     decoding: Cost | None
@@ -130,13 +131,15 @@ class Work:
 @lru_cache(maxsize=16)
 def _work(settings: str) -> Work:
     config = RecipeConfig.model_validate_json(settings)
-    outline: Any = build.outline_model(config)
-    guided = bool(getattr(outline, "guided", False))
+    outline = build.outline_model(config)
+    guided = outline.guided
     single = _probe(alone(config, unguided=guided).model_dump_json())
     found, kept = probed(config), held(config)
     decoded = _decoding(alone(config, batch=config.policy.batch_size).model_dump_json())
-    counts = count(config, guided, getattr(outline, "guidance_gradient", "both") == "conditional")
-    return Work(guided, single, found, decoded, counts, kept, memory(config, found, kept, decoded))
+    counts = count(config, guided, outline.guidance_gradient == "conditional")
+    return Work(
+        guided, outline.typical_text, single, found, decoded, counts, kept, memory(config, found, kept, decoded)
+    )
 
 
 def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
@@ -180,5 +183,5 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
     return Plan(
         config, gpu, layout.processes, single.tokens, single.forward.flops, kept, work.memory, counts, seconds,
         {"forward": forward, "training": training}, repeated, moved, flops, saving, score, known.gpu or "",
-        decoded.largest if decoded else 0,
+        decoded.largest if decoded else 0, work.typical_text,
     )  # fmt: skip

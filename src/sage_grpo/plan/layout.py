@@ -27,7 +27,7 @@ class RecipePlan:
 
 def contents(model: VideoModel, config: RecipeConfig, processes: Processes) -> Contents:
     """After a first update: the trainer's own optimizer, bank of copies and state."""
-    shard(model, processes.weights_mesh, getattr(model, "autocast_dtype", None))
+    shard(model, processes.weights_mesh, model.autocast_dtype)
     weights = dict(model.module.named_parameters())
     trained = [weight for weight in weights.values() if weight.requires_grad]
     optimizer, bank = build_optimizer(model.module, config.optimizer), make_bank(model.module)
@@ -66,4 +66,4 @@ def check_layout(config: RecipeConfig) -> None:
     layout, model = config.parallel, build.outline_model(config)
     with pretend(layout.processes, layout.sequence, layout.replicate) as processes:
         if processes.exchange:
-            build.share_video(model, config, processes)
+            build.share_video(model, config, processes.exchange)

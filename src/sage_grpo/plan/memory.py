@@ -4,16 +4,17 @@ Shards are cut so that the first process never holds less than another: what it 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 
 from sage_grpo import build
 from sage_grpo.config import RecipeConfig
 from sage_grpo.config.recipe import ParallelConfig
-from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.protocols import Prompt, VideoModel
 from sage_grpo.dist.device import HOST
 from sage_grpo.dist.plan import pretend
 from sage_grpo.dist.shard import local
@@ -92,15 +93,14 @@ def size_of(x: torch.Tensor) -> int:
     return x.numel() * x.element_size()
 
 
-def component_bytes(model: Any, names: tuple[str, ...]) -> int:
-    pipe = getattr(model, "pipe", None)
-    parts = [part for name in names if (part := getattr(pipe, name, None)) is not None]
+def component_bytes(model: VideoModel, names: Sequence[str]) -> int:
+    parts = [part for name in names if (part := getattr(model.pipe, name, None)) is not None]
     return sum(map(size_of, (w for part in parts for w in (*part.parameters(), *part.buffers()))))
 
 
 def video_bytes(model: Any) -> int:
     """Of its frames; what is no pipeline is small, and decodes one."""
-    if hasattr(model, "pipe"):
+    if model.pipe is not None:
         return int(model.frames * model.height * model.width * 3)
     return int(model.decode(torch.zeros(1, *model.latent_shape(Prompt("")))).numel())
 
@@ -124,16 +124,14 @@ def reward_bytes(config: RecipeConfig) -> tuple[int, tuple[str, ...]]:
 
 def memory(config: RecipeConfig, found: Probe, kept: Held, decoding: Cost | None, *, gpu: bool = True) -> Memory:
     """On a GPU the optimizer takes all tensors at once, and needs room for one more of each; on the host two of one."""
-    model, policy = cast(Any, build.outline_model(config)), config.policy
+    model, policy = build.outline_model(config), config.policy
     videos = config.rollouts // config.parallel.replicas
     latents = torch.Size(model.latent_shape(Prompt(""))).numel()
-    answer = (getattr(model, "dtype", None) or torch.float32).itemsize  # of a velocity
+    answer = model.dtype.itemsize  # of a velocity
     steps = stochastic_steps(config)
     frames = video_bytes(model)
-    if hasattr(model, "blank_condition"):
-        condition = sum(map(size_of, model.blank_condition(1).values()))
-    else:
-        condition = sum(map(size_of, model.encode(config_prompts(config, 1)).values()))
+    asked = model.blank_condition(1) or model.encode(config_prompts(config, 1))
+    condition = sum(map(size_of, asked.values()))
     copies = kept.by_kind["copies"]
     rewards, uncounted = reward_bytes(config)
     parts = {
@@ -151,7 +149,7 @@ def memory(config: RecipeConfig, found: Probe, kept: Held, decoding: Cost | None
         "conditions": videos * condition,
         "videos": videos * frames,  # until they are scored and seen
         "videos made before": (videos - policy.batch_size) * frames,
-        "text encoders": component_bytes(model, tuple(getattr(model, "encoders", ()))),
+        "text encoders": component_bytes(model, model.encoders),
         "VAE": component_bytes(model, ("vae",)),
         "activations of the VAE": round(decoding.memory) if decoding else 0,
         "reward models": rewards,

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from sage_grpo import build
 from sage_grpo.config import RecipeConfig
-from sage_grpo.core.protocols import Prompt, networks
+from sage_grpo.core.protocols import Prompt, VideoModel, networks
 from sage_grpo.dist.imagine import imagine_weights, uncollected, without_values
 from sage_grpo.dist.plan import pretend
 from sage_grpo.dist.shard import shard
@@ -60,10 +60,9 @@ def line(shallow: Cost, deeper: Cost, blocks: int) -> Cost:
     )  # fmt: skip
 
 
-def stacks(model: Any) -> list[tuple[nn.Module, str]]:
+def stacks(model: VideoModel) -> list[tuple[nn.Module, str]]:
     """Where the repeated blocks of each network are."""
-    name = getattr(model, "blocks", None)
-    return [(part, name) for part in networks(model.module).values()] if name else []
+    return [(part, model.blocks) for part in networks(model.module).values()] if model.blocks else []
 
 
 def watched(act: Callable[[], Any]) -> Cost:
@@ -74,9 +73,9 @@ def watched(act: Callable[[], Any]) -> Cost:
 
 def passes(config: RecipeConfig, depth: int | None) -> tuple[int, Cost, Cost]:
     """Tokens of a video, a forward pass and a training pass of one batch, with so many blocks."""
-    layout, model = config.parallel, cast(Any, build.outline_model(config))
+    layout, model = config.parallel, build.outline_model(config)
     shape, policy = model.latent_shape(Prompt("")), config.policy
-    asked = None if hasattr(model, "blank_condition") else model.encode(config_prompts(config, 1))
+    asked = None if model.blank_condition(1) else model.encode(config_prompts(config, 1))
     for part, name in stacks(model) if depth else ():
         parent, _, last = name.rpartition(".")
         setattr(part.get_submodule(parent), last, nn.ModuleList(list(part.get_submodule(name).children())[:depth]))
@@ -92,7 +91,7 @@ def passes(config: RecipeConfig, depth: int | None) -> tuple[int, Cost, Cost]:
         if processes and processes.exchange:
             model.share_sequence(processes.exchange)
         if processes:
-            shard(model, processes.weights_mesh, getattr(model, "autocast_dtype", None))
+            shard(model, processes.weights_mesh, model.autocast_dtype)
 
         def inputs(rows: int) -> tuple[Any, ...]:
             x = torch.zeros(rows, *shape)
@@ -108,7 +107,7 @@ def passes(config: RecipeConfig, depth: int | None) -> tuple[int, Cost, Cost]:
                 model.velocity(*rolled)
 
         def train() -> None:
-            model.velocity(*replayed).float().square().mean().backward()
+            model.velocity(*replayed).float().square().mean().backward()  # type: ignore[no-untyped-call]
 
         for weight in model.module.parameters():
             weight.grad = torch.zeros_like(weight) if weight.requires_grad else None  # of batches before this one
@@ -134,8 +133,8 @@ def probe(config: RecipeConfig) -> Probe:
 
 def decoding(config: RecipeConfig) -> Cost | None:
     """Of a batch of videos, their frames included."""
-    model = cast(Any, build.outline_model(config))
-    if not hasattr(model, "pipe"):
+    model = build.outline_model(config)
+    if model.pipe is None:
         return None
     with without_values():
         imagine_weights(model.pipe.vae)

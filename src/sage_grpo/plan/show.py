@@ -6,7 +6,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sage_grpo import build
 from sage_grpo.config import RecipeConfig
 from sage_grpo.plan.estimate import FRACTION, PIXELS, Plan
 from sage_grpo.plan.hardware import COMPUTE_SHARE, LINK_SHARE, MEMORY_SHARE
@@ -50,8 +49,8 @@ def assumptions(plan: Plan, gpu: str) -> list[str]:
         if plan.calibrated
         else "seconds are not calibrated: run two iterations, then --measured RUN"
     )
-    if text := getattr(build.resolve(plan.config.model.type, build.MODELS, "model"), "typical_text", None):
-        told.append(f"prompts of {text} tokens: this model computes with as many as a prompt has")
+    if plan.typical_text:
+        told.append(f"prompts of {plan.typical_text} tokens: this model computes with as many as a prompt has")
     if plan.memory.uncounted:
         told.append(f"memory of {', '.join(plan.memory.uncounted)} is not known and not counted")
     return told

@@ -17,7 +17,7 @@ from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.core.anchors import CopyBank
 from sage_grpo.core.checks import check_replay, check_training
 from sage_grpo.core.loop import Callback, Loop, Metrics
-from sage_grpo.core.protocols import Reward
+from sage_grpo.core.protocols import Reward, VideoModel
 from sage_grpo.core.update import update
 from sage_grpo.dist.device import HOST
 from sage_grpo.dist.fake_group import first_of
@@ -44,7 +44,7 @@ def phases(model: Any) -> dict[CodeType, str]:
         CopyBank.save: "copies", WeightAverage.on_start: "copies", WeightAverage.on_update: "copies",
         DriftGauge.on_start: "gauge", DriftGauge.on_rollout: "gauge", Save.write: "save", export_run: "export",
     }  # fmt: skip
-    if hasattr(model, "decode"):
+    if isinstance(model, type) and issubclass(model, VideoModel):
         named[model.decode] = "decode"
     return {inspect.unwrap(function).__code__: phase for function, phase in named.items()}
 
@@ -162,7 +162,7 @@ def _set_up(
     config: RecipeConfig, small: RecipeConfig, folder: Path, record: Rehearsal, report: FakeCudaReport
 ) -> Stage:
     adapter = build.resolve(config.model.type, build.MODELS, "model")
-    if hasattr(adapter, "tiny"):
+    if build.resizable(adapter):
         with record.phase("checkpoint of the same classes"):
             adapter.tiny().save_pretrained(str(folder / "checkpoint"))
     rewards, weights = find_rewards(config, record)

@@ -56,7 +56,7 @@ class FullSize:
 def at_full_size(config: RecipeConfig, folder: Path, record: Rehearsal) -> RecipeConfig:
     """The toy recipe with the real network: its own adapters, texts and precision, on one process."""
     adapter = build.resolve(config.model.type, build.MODELS, "model")
-    if not hasattr(adapter, "tiny"):
+    if not build.resizable(adapter):
         raise ConfigError(f"--full-size: {config.model.type} is small; `sage-grpo train` runs it as it is")
     values = shrink(config, folder, record, 1).model_dump(mode="json")
     values["model"]["options"] = dict(config.model.options)

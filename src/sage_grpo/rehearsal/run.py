@@ -36,7 +36,7 @@ def rehearse(
     folder.mkdir(parents=True, exist_ok=True)
     small = find_monitors(shrink(config, folder, record, processes), record)
     adapter = build.resolve(config.model.type, build.MODELS, "model")
-    if hasattr(adapter, "tiny"):
+    if build.resizable(adapter):
         tell("1 of 4: making a tiny checkpoint of the same classes")
         with record.phase("checkpoint of the same classes"):
             adapter.tiny().save_pretrained(str(folder / "checkpoint"))
@@ -79,7 +79,7 @@ def _launch(config: RecipeConfig, small: RecipeConfig, folder: Path, record: Reh
 def _load_export(config: RecipeConfig, folder: Path) -> str:
     """As a user would: the whole checkpoint by its path, adapters into the base checkpoint."""
     adapter = build.resolve(config.model.type, build.MODELS, "model")
-    if not hasattr(adapter, "tiny"):
+    if not build.resizable(adapter):
         adapter.from_pretrained(str(folder / "export"))
         return "as a recipe's model"
     pipeline = adapter.pipeline_class

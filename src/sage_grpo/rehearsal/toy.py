@@ -121,7 +121,7 @@ def _describe_layout(real: ParallelConfig, small: ParallelConfig, record: Rehear
 
 def _shrink_model(values: dict[str, Any], config: RecipeConfig, folder: Path, record: Rehearsal) -> None:
     adapter = build.resolve(config.model.type, build.MODELS, "model")
-    if not hasattr(adapter, "tiny"):
+    if not build.resizable(adapter):
         return
     model, size = values["model"], adapter.tiny_size
     names = ("frames", "height", "width")
@@ -164,13 +164,13 @@ def _has_compiler() -> bool:
 
 def find_prompts(config: RecipeConfig, folder: Path, record: Rehearsal) -> Any:
     adapter = build.resolve(config.model.type, build.MODELS, "model")
-    if config.prompts.path is None and not hasattr(adapter, "tiny"):
+    if config.prompts.path is None and not build.resizable(adapter):
         return None
     if config.prompts.path and Path(config.prompts.path).expanduser().exists():
         return None  # the recipe's own, checked row by row
     record.stand_ins.append(f"prompts: a few of ours, for there is no {config.prompts.path or 'prompts.path'} here")
     rows: list[dict[str, Any]] = [{"prompt": text} for text in PROMPTS]
-    if getattr(adapter, "needs_image", False):
+    if adapter.needs_image:
         for i, row in enumerate(rows):
             path = folder / f"first-frame-{i}.png"
             if not path.exists():

@@ -17,6 +17,7 @@ from sage_grpo.rewards.frames import VideoScorer
 
 TEXTS = ('a shop sign that says "open late"', 'a red cat beside the words "good day"', 'a door with the number "42"')
 FRAMES, HEIGHT, WIDTH = 5, 72, 128
+Numbers = Sequence[float | None]  # of one video
 SMALL = ((1, HEIGHT, WIDTH), (2, 16, 16), (3, 1, 1), (3, 2, 40), (0, 16, 16))  # frames, height, width
 
 
@@ -118,30 +119,31 @@ def check_small(reward: Reward) -> None:
 def check_broken(reward: Reward) -> None:
     """A video that fails or has no finite score is masked, the others keep theirs; a failure of all is raised."""
     videos, prompts = material()
-    whole, inner = reward.score(videos, prompts), getattr(reward, "score_video", None)
-    if inner is None:  # a scorer with a way of its own: nothing to break it by
+    whole = reward.score(videos, prompts)
+    if not isinstance(reward, VideoScorer):  # a scorer with a way of its own: nothing to break it by
         return
+    inner = reward.score_video
 
-    def failing(faulty: set[int], how: Callable[[], Sequence[float]]) -> Callable[[Tensor, Prompt], Sequence[float]]:
+    def failing(faulty: set[int], how: Callable[[], Numbers]) -> Callable[[Tensor, Prompt], Numbers]:
         return lambda frames, prompt: how() if prompt.columns["number"] in faulty else inner(frames, prompt)
 
-    def fail() -> Sequence[float]:
+    def fail() -> Numbers:
         raise RuntimeError("planted")
 
     wanted = whole.valid.clone()
     wanted[1] = False
     try:
         for how in (fail, lambda: [float("nan")] * len(reward.names)):
-            reward.score_video = failing({1}, how)  # type: ignore[attr-defined]
+            reward.score_video = failing({1}, how)  # type: ignore[method-assign,assignment]
             same(reward.score(videos, prompts), Scores(whole.values, wanted), "with a broken video among them")
-        reward.score_video = failing({0, 1, 2}, fail)  # type: ignore[attr-defined]
+        reward.score_video = failing({0, 1, 2}, fail)  # type: ignore[method-assign,assignment]
         try:
             reward.score(videos, prompts)
         except RuntimeError:
             return
         raise AssertionError("every video failed in the same way, and nothing was raised")
     finally:
-        del reward.score_video  # type: ignore[attr-defined]
+        del reward.score_video
 
 
 def check_long_prompt(reward: Reward) -> None:

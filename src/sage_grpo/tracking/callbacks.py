@@ -189,7 +189,7 @@ class Save(Callback):
         state = {
             "loop": loop.state_dict(),
             "parts": {name: part.state_dict() for name, part in self.parts.items()},
-            "prompts": getattr(loop.prompts, "fingerprint", None),
+            "prompts": loop.prompts.fingerprint,
         }
         self.save(loop.iteration, state)
         self.saved_at = loop.iteration

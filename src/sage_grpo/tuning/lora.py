@@ -25,7 +25,7 @@ def lora_layers(module: nn.Module) -> list[LoraLayer]:
 
 def add_lora(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
     """Freeze the model and put fp32 adapters on its target layers; at the start they change nothing."""
-    targets, unused = list(config.targets or model.lora_targets), list(getattr(model, "unused", ()))
+    targets, unused = list(config.targets or model.lora_targets), list(model.unused)
     check_targets(model.module, targets)
     model.module.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):  # peft draws initial values; ours follow from seed and name alone

@@ -31,11 +31,13 @@ def prepare(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
         add_lora(model, config, seed)
     else:
         freeze_unused(model)
-        if hasattr(model, "branches_in_turn"):  # adapters have small gradients, which may wait
-            model.branches_in_turn = True
+        model.branches_in_turn = True  # adapters have small gradients, which may wait
     if config.precision != "float32":
-        require(model, "autocast_dtype", "tuning.precision")
-        model.autocast_dtype = DTYPES[config.precision]  # type: ignore[attr-defined]
+        if not model.autocasts:
+            raise TuningError(
+                f"tuning.precision: {type(model).__name__} computes in the precision of its weights; use float32"
+            )
+        model.autocast_dtype = DTYPES[config.precision]
     for part in networks(model.module).values():
         if config.gradient_checkpointing:
             require(part, "enable_gradient_checkpointing", "tuning.gradient_checkpointing")()
@@ -44,7 +46,7 @@ def prepare(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
     if config.compile:
         compile_blocks(model, config.compile)
     if config.vae_tiling:
-        require(getattr(model, "pipe", model), "vae", "tuning.vae_tiling").enable_tiling()
+        require(model.pipe or model, "vae", "tuning.vae_tiling").enable_tiling()
 
 
 def compile_blocks(model: VideoModel, backend: str) -> None:
@@ -62,7 +64,7 @@ def compile_blocks(model: VideoModel, backend: str) -> None:
 def freeze_unused(model: VideoModel) -> None:
     """Parameters that never get a gradient would have no optimizer state, and a checkpoint would not load."""
     for name, parameter in model.module.named_parameters():
-        if any(re.search(pattern, name) for pattern in getattr(model, "unused", ())):
+        if any(re.search(pattern, name) for pattern in model.unused):
             parameter.requires_grad_(False)
 
 
@@ -89,17 +91,6 @@ def initial_weights(name: str, shape: tuple[int, ...], seed: int) -> torch.Tenso
     from sage_grpo.tuning.lora import initial_adapter  # noqa: PLC0415 - peft is an extra
 
     return initial_adapter(name, shape, seed)
-
-
-@torch.no_grad()
-def adopt(module: nn.Module, bank: WeightsBank, name: str) -> None:
-    """Make a copy in the bank the weights themselves, for good."""
-    if hasattr(bank, "adopt"):
-        bank.adopt(name)
-        return
-    parameters = dict(module.named_parameters())
-    for key, value in bank.state_dict()[name].items():
-        parameters[key].copy_(value)
 
 
 def make_bank(module: nn.Module, copies: torch.device | None = None) -> WeightsBank:
