@@ -11,7 +11,7 @@ FAULTS ?= 100
 ROUNDS ?= 24
 HOURS  ?= 2
 
-.PHONY: setup check lint format types test docs configuration figures trust-regions lab claims eval audit chaos chaos-alone fleet-chaos soak fleet-speed plan-check plan-all overhead wheel sbom licences audit-dependencies clean
+.PHONY: setup check lint format types test docs configuration figures trust-regions lab claims eval audit chaos chaos-alone fleet-chaos soak fleet-speed plan-check plan-all same-weights overhead wheel sbom licences audit-dependencies clean
 setup:            ## virtual environment with the pinned versions
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install torch==2.13.0
@@ -92,6 +92,9 @@ plan-check:       ## plans of ten layouts beside what really happens: some minut
 
 plan-all:         ## plans of every recipe, LoRA and full, short and long, on every GPU: none may end in a trace
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(RUN) -m plan.every
+
+same-weights:     ## whether another checkout trains to the same bits: make same-weights OTHER=../before
+	PYTHONPATH=tests $(RUN) -m e2e.same_weights $(OTHER)
 
 overhead:         ## time of an iteration against a bare loop of the same passes: make overhead ROUNDS=24
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m e2e.overhead --rounds $(ROUNDS)
