@@ -52,7 +52,7 @@ def entry(name: str, alone: bool = True) -> Entry:
         groupwise=found.groupwise,
         required=tuple(option for option, p in options.items() if p.default is Parameter.empty),
         defaults={option: p.default for option, p in options.items() if p.default is not Parameter.empty},
-        presets=found.presets,
+        presets=dict(found.presets),
         downloads="revision" in options,
         laboratory=found.laboratory,
     )
