@@ -12,7 +12,7 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sage_grpo.build import MODELS, resolve
+from sage_grpo.build import MODELS, resizable, resolve
 from sage_grpo.cli import app
 from sage_grpo.cli.rehearse_fake import show
 from sage_grpo.config import ConfigError
@@ -67,7 +67,7 @@ def assert_whole(report):
 
 
 def test_every_adapter_is_among_them():
-    tiny = {name for name in MODELS if hasattr(resolve(name, MODELS, "model"), "tiny")}
+    tiny = {name for name in MODELS if resizable(resolve(name, MODELS, "model"))}
     assert tiny == {name for group in ADAPTERS.values() for name in group}
 
 
@@ -100,10 +100,11 @@ FOUND = {  # plant: what else its sentence says
 
 
 def test_planted_faults_are_found_by_file_and_line(tmp_path):
-    """And a user's mistake is a sentence without a place."""
+    """And a user's mistake is a sentence without a place; a scorer that picks frames by a list is no fault."""
     mistaken = recipe(tmp_path, "ltx", {"mode": "lora", "targets": ["to_query"]})
-    cases = [{"recipe": mistaken}, *({"recipe": "lab-fast", "plant": plant} for plant in FOUND)]
-    mistake, *reports = act_out(cases, tmp_path)
+    cases = [{"recipe": mistaken}, {"recipe": "text"}, *({"recipe": "lab-fast", "plant": plant} for plant in FOUND)]
+    mistake, numbers, *reports = act_out(cases, tmp_path)
+    assert_whole(numbers)
     assert mistake["errors"][0].startswith("tuning.targets: no layer of the model is called 'to_query'")
     for (plant, words), report in zip(FOUND.items(), reports, strict=True):
         assert report["errors"], plant

@@ -55,7 +55,7 @@ def test_every_other_recipe_runs_on_two_processes(tmp_path):
         small = find_monitors(shrink(config, folder, Rehearsal(name), 2), Rehearsal(name))
         (folder / "toy.yaml").write_text(dump_recipe(small))
         adapter = build.resolve(config.model.type, build.MODELS, "model")
-        if hasattr(adapter, "tiny"):
+        if build.resizable(adapter):
             adapter.tiny().save_pretrained(str(folder / "checkpoint"))
     launch(2, "rehearsal.several", [str(tmp_path), *others], tmp_path)
     facts = json.loads((tmp_path / "facts.json").read_text())

@@ -57,6 +57,21 @@ def _new_tensor(self: Tensor, data: Any, *, dtype: Any = None, device: Any = Non
     return torch.tensor(data, dtype=dtype or self.dtype, device=device or self.device, **rest)
 
 
+def _by_tensor(ask: Callable[..., Any]) -> Callable[..., Any]:
+    """Indexing with lists in the place of tensors, which torch would copy to the device without asking any mode."""
+
+    def index(self: Tensor, places: Any, *value: Any) -> Any:
+        return ask(self, _tensors(places), *value)
+
+    return index
+
+
+def _tensors(places: Any) -> Any:
+    if isinstance(places, list):
+        return torch.tensor(places)
+    return tuple(map(_tensors, places)) if isinstance(places, tuple) else places
+
+
 def _address(ask: Callable[[Any], int]) -> Callable[[Any], int]:
     """`data_ptr` of a storage or tensor; one without memory has a number all the same, and views share it."""
 
@@ -90,6 +105,8 @@ def torch_patches() -> list[Patch]:
         Patch(nn.Module, "_apply", _apply, "torch swaps a fake parameter in place, which one with a gradient forbids"),
         Patch(torch, "tensor", _constructor(torch.tensor), "it copies to the device without asking any mode"),
         Patch(Tensor, "new_tensor", _new_tensor, "as torch.tensor does"),
+        Patch(Tensor, "__getitem__", _by_tensor(Tensor.__getitem__), "a list as an index, too"),
+        Patch(Tensor, "__setitem__", _by_tensor(Tensor.__setitem__), "and to write to"),
         Patch(torch.UntypedStorage, "data_ptr", _address(torch.UntypedStorage.data_ptr), "writers look for sharing"),
         Patch(Tensor, "data_ptr", _address(Tensor.data_ptr), "the same writers compare it with the storage's"),
         Patch(
