@@ -6,14 +6,13 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from pathlib import Path
 
 from dist.launcher import environment, torchrun, workers
 from dist.soak_checks import step_of
 from dist.soak_notes import descendants
 from dist.soak_places import AT_START, ONLY_FIRST, PLACES
 from dist.traps import order
-from serve.faults import kill_all
+from serve.faults import kill_all, living
 
 PATIENCE = 900.0  # seconds without any progress, on a machine that has other work too
 TRAP_PATIENCE = 240.0  # until a place is met; some come only every few iterations
@@ -233,8 +232,7 @@ class Disturber:
             self.tell(f"paused rank {rank} for {seconds:.0f} s")
 
     def pause_scorer(self):
-        alive = [int(path.name.removeprefix("pid-")) for path in Path(self.fleet_notes).glob("pid-*")]
-        alive = [pid for pid in alive if Path(f"/proc/{pid}").exists()]
+        alive = living(self.fleet_notes)
         if alive:
             pid = self.rng.choice(alive)
             with suppress(ProcessLookupError):

@@ -1,6 +1,8 @@
 """A short round of the soak in CI, `make soak HOURS=2` for many; and that its checks see what they are for."""
 
 import json
+import signal
+import subprocess
 from argparse import Namespace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import torch
 from dist import soak, soak_checks
 from dist.soak_faults import PER_REQUEST, SHARES, expected, kinds
 from sage_grpo.core.protocols import Prompt
+from serve.faults import began, kill_all, living
 
 
 def test_a_round_of_kills_and_faults(tmp_path):
@@ -94,3 +97,17 @@ def test_what_a_killed_writer_leaves_is_seen(tmp_path):
     (tmp_path / "checkpoints" / ".step-00000003.part").mkdir(parents=True)
     (tmp_path / "metrics.jsonl").touch()
     assert soak_checks.leftovers(tmp_path) == [str(Path("checkpoints") / ".step-00000003.part")]
+
+
+def test_a_number_that_was_given_again_is_no_scorer(tmp_path):
+    """Numbers of processes go round within hours of kills: a soak once killed a worker for a scorer that was dead."""
+    with subprocess.Popen(["sleep", "60"]) as other, subprocess.Popen(["sleep", "60"]) as scorer:
+        (tmp_path / f"pid-{other.pid}").write_text("1")
+        (tmp_path / f"pid-{scorer.pid}").write_text(began(scorer.pid))
+        (tmp_path / "pid-999999").write_text("1")
+        assert living(tmp_path) == [scorer.pid]
+        assert kill_all(tmp_path) == 1
+        assert scorer.wait(timeout=10) == -signal.SIGKILL
+        assert other.poll() is None
+        assert kill_all(tmp_path) == 0
+        other.kill()

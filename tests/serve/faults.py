@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,7 +39,7 @@ class Faulty(Reward):
 
     def __init__(self, notes):
         self.notes = Path(notes)
-        (self.notes / f"pid-{os.getpid()}").touch()
+        (self.notes / f"pid-{os.getpid()}").write_text(began(os.getpid()))
 
     def score(self, videos, prompts):
         values = truth(videos, prompts)
@@ -66,17 +67,28 @@ class Faulty(Reward):
         return True
 
 
+def began(pid):
+    """When a process did, in ticks since the machine started; nothing if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def living(notes):
+    """Replicas that were made and still live. The number of one that died may be another process by now."""
+    found = {int(note.name.removeprefix("pid-")): note.read_text() for note in Path(notes).glob("pid-*")}
+    return [pid for pid, start in found.items() if start and began(pid) == start]
+
+
 def kill_all(notes):
-    """Every replica that was ever made and still lives."""
-    killed = 0
-    for note in Path(notes).glob("pid-*"):
-        try:
-            os.kill(int(note.name.removeprefix("pid-")), signal.SIGKILL)
-            killed += 1
-        except ProcessLookupError:
-            pass
-        note.unlink(missing_ok=True)
-    return killed
+    """Every replica that still lives."""
+    killed = living(notes)
+    for pid in killed:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        (Path(notes) / f"pid-{pid}").unlink(missing_ok=True)
+    return len(killed)
 
 
 class Relay:
