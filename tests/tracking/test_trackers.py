@@ -2,6 +2,7 @@
 
 import math
 import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +23,7 @@ def test_tensorboard_curve_and_video(tmp_path):
             tracker.log(step, {"reward/mean": value})
         tracker.video(stop - 1, "sample", movie)
         tracker.close()
+        time.sleep(1.1)  # files are read in the order of their names, which begin with the second
     events = accumulator.EventAccumulator(str(tmp_path / "tb"))
     events.Reload()
     curve = [(event.step, event.value) for event in events.Scalars("reward/mean")]
