@@ -8,7 +8,6 @@ import argparse
 import json
 import math
 import os
-import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -118,11 +117,11 @@ def estimate(values: list[float]) -> Estimate | None:
 class Result:
     gain: dict[str, Estimate]  # reward at the end minus at the start
     effect: dict[tuple[str, str, float], Estimate | None]  # log distance ratio of two strategies, paired by seed
-    seconds: float
+    seconds: float  # of computing, by each of the workers; what else the machine does is not counted
 
 
 def measure(seeds: int, workers: int = 2, progress: bool = False) -> Result:
-    started = time.perf_counter()
+    before = computed_by_children()
     jobs = [(strategy, seed) for seed in range(seeds) for strategy in STRATEGIES]
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         runs = dict(
@@ -139,7 +138,12 @@ def measure(seeds: int, workers: int = 2, progress: bool = False) -> Result:
             pairs = [[distance_at(runs[s, seed], level) for s in (strategy, base)] for seed in range(seeds)]
             logs = [math.log(mine / theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
             effect[strategy, base, level] = estimate(logs)
-    return Result(gain, effect, time.perf_counter() - started)
+    return Result(gain, effect, (computed_by_children() - before) / workers)
+
+
+def computed_by_children() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def main() -> None:
