@@ -147,11 +147,21 @@ def build_model(config: RecipeConfig, processes: Processes | None = None) -> Vid
         raise ConfigError(f"model.path: {config.model.type} needs a checkpoint, a folder or a hub name")
     if processes and "empty" in known:
         settings["empty"] = True  # no process ever holds the weights whole
-    model: VideoModel = load(config.model.path, **settings)
+    model = as_model(load(config.model.path, **settings))
     device = processes.device if processes else choose_device(config.tuning.device)
     model.place(device, parking=HOST if config.tuning.offload else None)
     prepare(model, config.tuning, config.seed)
     share(model, config, processes)
+    return model
+
+
+def as_model(model: Any) -> VideoModel:
+    if not isinstance(model, VideoModel):
+        kind = type(model).__name__
+        raise ConfigError(
+            f"model: {kind} is no video model; write class {kind}(VideoModel), with VideoModel from "
+            "sage_grpo.core.protocols"
+        )
     return model
 
 

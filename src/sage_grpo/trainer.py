@@ -133,6 +133,7 @@ class Trainer:
     def _model(self, given: VideoModel | None) -> VideoModel:
         if given is None:
             return build.build_model(self.config, self.processes)
+        build.as_model(given)
         prepare(given, self.config.tuning, self.config.seed)  # a model of your own is trained as the recipe says, too
         build.share(given, self.config, self.processes)
         return given

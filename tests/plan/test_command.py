@@ -67,6 +67,14 @@ def test_layouts_that_do_not_divide_are_answered_with_the_nearest_that_do():
         check_layout(load_recipe("hunyuan15-64gpu", ["parallel.processes=60", *changes]))
 
 
+def test_a_model_that_cannot_share_a_video_is_answered_with_layouts_that_work(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("model: {type: sd3}\nparallel: {processes: 2, sequence: 2}")
+    said = run(str(tmp_path / "recipe.yaml"))
+    assert said.exit_code == 2
+    assert "cannot share one video; use parallel.sequence=1" in " ".join(said.stderr.split())
+    assert "nearest layouts that work:\n  parallel.sequence=1" in said.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -70,13 +70,6 @@ class Constant(Good):
         return [0.5]
 
 
-class CountsNaN(Good):
-    def score(self, videos, prompts):
-        values = videos.double().mean((1, 2, 3, 4))[:, None]
-        values[0] = float("nan")
-        return Scores(values, torch.ones_like(values, dtype=torch.bool))
-
-
 class MasksAll(Good):
     def score_video(self, frames, prompt):
         raise Unscorable("never")
@@ -131,7 +124,6 @@ FAULTS = [
     (Twice, contract.check_names),
     (Single, contract.check_scores),
     (Constant, contract.check_scores),
-    (CountsNaN, contract.check_scores),
     (MasksAll, contract.check_scores),
     (Restless, contract.check_repeats),
     (DependsOnTheBatch, contract.check_batch),
@@ -143,8 +135,16 @@ FAULTS = [
 ]
 
 
-def test_a_sound_scorer_passes():
-    assert len(contract.check(Good)) == len(contract.CHECKS)
+class MasksOne(Good):
+    def score_video(self, frames, prompt):
+        if prompt.columns.get("number") == 0:
+            raise Unscorable("it is the first")
+        return super().score_video(frames, prompt)
+
+
+@pytest.mark.parametrize("scorer", [Good, MasksOne])
+def test_a_sound_scorer_passes(scorer):
+    assert len(contract.check(scorer)) == len(contract.CHECKS)
 
 
 @pytest.mark.parametrize(("scorer", "check"), FAULTS, ids=lambda value: value.__name__)

@@ -1,5 +1,6 @@
 """The trainer as a user meets it: a folder with everything in it, resume, Ctrl-C, functions as rewards."""
 
+import errno
 import json
 import signal
 import subprocess
@@ -8,12 +9,14 @@ import time
 
 import pytest
 import torch
+import typer
 import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
 from dist.launcher import environment
 from sage_grpo.cli import app
+from sage_grpo.cli.errors import user_errors
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.loop import Callback
 from sage_grpo.core.protocols import Reward, Scores
@@ -303,6 +306,26 @@ def test_a_check_refuses_names_that_stand_for_nothing(wrong, words):
     assert checked.exit_code == 2
     assert words in " ".join(checked.output.split())
     assert not checked.stdout
+
+
+def test_what_only_looks_like_a_model_is_refused(tmp_path):
+    class Likeness:
+        module = torch.nn.Linear(1, 1)
+
+    with pytest.raises(ConfigError, match=r"Likeness is no video model; write class Likeness\(VideoModel\)"):
+        Trainer(Likeness(), [brightness], recipe(tmp_path), ["a"])
+
+
+@pytest.mark.parametrize("where", [None, "runs/first/metrics.jsonl"])
+def test_a_full_disk_is_told_without_a_trace(where, capsys):
+    with pytest.raises(typer.Exit) as ended, user_errors():
+        raise OSError(errno.ENOSPC, "No space left on device", where)
+    assert ended.value.exit_code == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert told.startswith("error: the disk is full")
+    assert (where or "make room") in told
+    with pytest.raises(PermissionError), user_errors():  # all others keep their trace
+        raise PermissionError(errno.EACCES, "Permission denied")
 
 
 def test_a_model_of_your_own_is_tuned_as_the_recipe_says(tmp_path):

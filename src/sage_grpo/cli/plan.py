@@ -86,7 +86,7 @@ def checked(recipe: str, changes: list[str], *, as_json: bool) -> RecipeConfig:
 
     from sage_grpo.build import check_names
     from sage_grpo.config import ConfigError, load_recipe
-    from sage_grpo.models.errors import ModelError
+    from sage_grpo.errors import UserError
     from sage_grpo.plan.layout import check_layout
     from sage_grpo.plan.nearest import nearest_layouts
 
@@ -94,7 +94,7 @@ def checked(recipe: str, changes: list[str], *, as_json: bool) -> RecipeConfig:
         config = load_recipe(recipe, changes)
         check_names(config)
         check_layout(config)
-    except (ConfigError, ModelError) as error:
+    except UserError as error:
         near = nearest_layouts(recipe, changes, check_layout)
         if as_json:
             print(json.dumps({"error": str(error), "nearest": near}))

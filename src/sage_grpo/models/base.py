@@ -29,7 +29,7 @@ Gradient = Literal["both", "conditional"]
 
 
 class DiffusersModel(VideoModel, ABC):
-    """A diffusers pipeline behind the `VideoModel` protocol. No sampling loop, scheduler or training code."""
+    """A diffusers pipeline behind the `VideoModel` contract. No sampling loop, scheduler or training code."""
 
     pipeline_class: ClassVar[type[DiffusionPipeline]]
     denoisers: ClassVar[Sequence[str]] = ("transformer",)  # what is trained, by its name in the pipeline

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
-from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
+from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.config.load import read_settings
-from sage_grpo.models.errors import ModelError
+from sage_grpo.errors import UserError
 
 MANY = 3  # proposals
 KEYS = ("parallel.processes", "parallel.sequence", "parallel.replicate", "policy.batch_size",
@@ -54,7 +54,7 @@ def nearest_layouts(recipe: Any, overrides: Sequence[str], works: Callable[[Reci
         changes = [f"{key}={new}" for key, new, old in pairs if new != old]
         try:
             works(load_recipe(recipe, [*overrides, *changes]))
-        except (ConfigError, ModelError):
+        except UserError:
             continue
         found.append(changes)
         if len(found) == MANY:

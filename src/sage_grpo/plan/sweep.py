@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sage_grpo.config import ConfigError, RecipeConfig
 from sage_grpo.config.load import validate
-from sage_grpo.models.errors import ModelError
+from sage_grpo.errors import UserError
 from sage_grpo.plan.calibration import Calibration
 from sage_grpo.plan.estimate import Plan, estimate
 from sage_grpo.plan.hardware import GPU
@@ -92,7 +92,7 @@ def sweep(
         try:
             own = laid_out(config, gpus, sequence, replicate)
             plan = estimate(own, gpu, known)
-        except (ConfigError, ModelError) as error:
+        except UserError as error:
             cells.append(Cell(gpus, sequence, replicate, None, 0, str(error)))
             continue
         cells.append(Cell(gpus, sequence, replicate, plan, own.rollouts, reason(plan, config)))

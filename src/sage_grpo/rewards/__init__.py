@@ -1,1 +1,1 @@
-"""Rewards behind the `Reward` protocol, one scorer a file."""
+"""Rewards behind the `Reward` contract, one scorer a file."""
