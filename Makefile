@@ -73,7 +73,7 @@ audit:            ## how scorers are gamed, into docs/rewards-audit.md: make aud
 	$(BIN)/python docs/audit/into_page.py
 
 chaos:            ## kill processes of a run, which torchrun restarts, compare to the bit: make chaos KILLS=30 PYTHON=python
-	OMP_NUM_THREADS=1 PYTHONPATH=tests $(RUN) -m dist.chaos --kills $(KILLS) --seed $(SEED)
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(RUN) -m distributed.chaos --kills $(KILLS) --seed $(SEED)
 
 chaos-alone:      ## the same for one process that is started again by hand: make chaos-alone KILLS=10
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(RUN) -m e2e.chaos --kills $(KILLS)
@@ -82,7 +82,7 @@ fleet-chaos:      ## plant faults in a real fleet while a model trains against i
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(RUN) -m serve.chaos --faults $(FAULTS)
 
 soak:             ## kills, pauses, a full disk and reward faults all at once, compared to the bit: make soak HOURS=2 JSON=soak.json
-	OMP_NUM_THREADS=1 PYTHONPATH=tests $(RUN) -m dist.soak --hours $(HOURS) --seed $(SEED) $(if $(JSON),--json $(JSON)) $(SOAK)
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(RUN) -m distributed.soak --hours $(HOURS) --seed $(SEED) $(if $(JSON),--json $(JSON)) $(SOAK)
 
 fleet-speed:      ## a fleet's rate and overlap beside the same scorers in-process: make fleet-speed ROUNDS=9
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(RUN) -m serve.throughput --rounds $(ROUNDS)

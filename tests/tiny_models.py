@@ -5,7 +5,7 @@ import torch
 from sage_grpo.config import load_recipe
 from sage_grpo.models import contract
 from sage_grpo.models.hunyuan15 import HunyuanVideo15
-from sage_grpo.tuning.prepare import prepare, storage_dtypes
+from sage_grpo.weights.prepare import prepare, storage_dtypes
 
 
 def tiny_model(adapter=HunyuanVideo15, tuning=None, folder=None, **settings):

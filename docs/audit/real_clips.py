@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from sage_grpo.tracking.video import read_mp4, write_mp4
+from sage_grpo.videos import read_mp4, write_mp4
 
 FRAMES, HEIGHT = 25, 144
 SHOTS = {  # first frames; within each film the shots differ

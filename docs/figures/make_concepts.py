@@ -15,8 +15,8 @@ from sage_grpo.math.equalizer import equalizer, gradient_scale
 from sage_grpo.math.kernels import kernel_table
 from sage_grpo.math.schedule import sigma_schedule
 from sage_grpo.report.kernels import STYLE
-from sage_grpo.tracking.metrics import read_metrics
-from sage_grpo.trainer import Trainer
+from sage_grpo.training.trackers import read_metrics
+from sage_grpo.training.trainer import Trainer
 
 HERE = Path(__file__).parent
 GREY, BLUE, RED = "#666666", "#0072B2", "#D55E00"

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-from sage_grpo.scoring.degrade import degrade
-from sage_grpo.scoring.natural import FPS, clip, scenes
-from sage_grpo.study.make import DIMENSIONS, choose_pairs, from_folders, make_study
-from sage_grpo.study.plan import Dimension, read_plan
-from sage_grpo.study.server import Server
-from sage_grpo.study.store import Store
-from sage_grpo.tracking.video import write_mp4
+from sage_grpo.evaluation.audit.degrade import degrade
+from sage_grpo.evaluation.audit.natural import FPS, clip, scenes
+from sage_grpo.evaluation.study.make import DIMENSIONS, choose_pairs, from_folders, make_study
+from sage_grpo.evaluation.study.plan import Dimension, read_plan
+from sage_grpo.evaluation.study.server import Server
+from sage_grpo.evaluation.study.store import Store
+from sage_grpo.videos import write_mp4
 
 HERE = Path(__file__).parent
 

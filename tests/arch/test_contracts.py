@@ -5,26 +5,26 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2] / "src" / "sage_grpo"
 OTHERS = {  # objects of other libraries and of users, which promise us nothing
-    "build.py": {"from_pretrained"},  # a user's class or function that makes a model
+    "training/build.py": {"from_pretrained"},  # a user's class or function that makes a model
     "config/load.py": {"__args__"},  # typing
     "core/protocols.py": {"full_tensor"},  # a DTensor, which the core must not import
     "data/prompts.py": {"__len__", "__getitem__", "select_columns"},  # a list, or a dataset of `datasets`
-    "dist/checkpoint.py": {"failures"},  # torch's CheckpointException
-    "dist/fake_group.py": {"_get_device_handle"},  # modules of FSDP2
-    "dist/imagine.py": {"inverted"},  # a mark on a tensor
-    "exporting.py": {"load_lora_weights", "transformer_2"},  # a pipeline
+    "distributed/checkpoint.py": {"failures"},  # torch's CheckpointException
+    "distributed/fake_group.py": {"_get_device_handle"},  # modules of FSDP2
+    "plan/fake_tensors.py": {"inverted"},  # a mark on a tensor
+    "inference/export.py": {"load_lora_weights", "transformer_2"},  # a pipeline
     "models/conditions.py": {"backend_tokenizer", "chat_template"},  # a tokenizer
     "rehearsal/fake_device.py": {"inverted"},
     "rehearsal/fake_run.py": {"key", "idx", "origin"},  # a path of pytree, a mark on a tensor
     "rehearsal/fake_values.py": {"kept", "origin"},
     "rewards/function.py": {"__name__", "__code__"},  # a user's function
-    "scoring/catalogue.py": {"name"},  # the module that an ImportError misses
-    "scoring/videos.py": {"strerror", "n_frames"},  # an OSError, a picture of PIL
-    "tuning/export.py": {"load_lora_adapter", "load_lora_weights"},
-    "tuning/lora.py": {"add_adapter"},
-    "tuning/merge.py": {"_hf_peft_config_loaded"},
-    "tuning/parts.py": {"_keep_in_fp32_modules"},
-    "tuning/prepare.py": {"_repeated_blocks"},
+    "evaluation/catalogue.py": {"name"},  # the module that an ImportError misses
+    "evaluation/clips.py": {"strerror", "n_frames"},  # an OSError, a picture of PIL
+    "weights/export.py": {"load_lora_adapter", "load_lora_weights"},
+    "weights/lora_bank.py": {"add_adapter"},
+    "weights/merge.py": {"_hf_peft_config_loaded"},
+    "weights/parts.py": {"_keep_in_fp32_modules"},
+    "weights/prepare.py": {"_repeated_blocks"},
 }
 
 

@@ -8,22 +8,34 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "src" / "sage_grpo"
 FLOORS = {
-    "errors": -1, "suggest": -1,
-    "config": 0, "math": 0, "worlds": 0, "discovery": 0, "statistics": 0,
-    "core": 1,
-    "models": 2, "rewards": 2, "data": 2, "dist": 2, "tracking": 2, "tuning": 2,
-    "report": 3,
-    "build": 4,
-    "plan": 5, "runs": 5, "scoring": 5, "serve": 5, "trainer": 5, "exporting": 6, "sampling": 6,
-    "rehearsal": 7, "first_run": 7, "lab": 7, "evaluation": 7, "study": 6,
-    "cli": 8, "__main__": 9,
-}  # fmt: skip
+    name: floor
+    for floor, names in enumerate(
+        [
+            ("errors", "suggest", "files", "statistics", "discovery"),  # needs nothing of ours
+            ("config", "math"),
+            ("core", "runs", "videos"),
+            ("models", "rewards", "data", "distributed", "weights", "report"),
+            ("training",),
+            ("plan", "serve", "inference", "lab"),
+            ("evaluation",),
+            ("rehearsal", "first_run"),
+            ("cli",),
+            ("__main__",),
+        ]
+    )
+    for name in names
+}
 FORBIDDEN = {
     "config": {"torch", "numpy", "diffusers"},
     "math": {"diffusers", "transformers", "peft", "torch.distributed", "os", "io", "pathlib", "shutil", "tempfile"},
     "core": {"diffusers", "transformers", "peft", "torch.distributed", "os", "io", "pathlib", "shutil", "tempfile"},
 }
-ONLY_IMPORTER = {"diffusers": {"models"}, "peft": {"tuning"}, "torch.distributed": {"dist"}, "ray": {"serve"}}
+ONLY_IMPORTER = {
+    "diffusers": {"models"},
+    "peft": {"weights"},
+    "torch.distributed": {"distributed"},
+    "ray": {"serve"},
+}
 
 
 def room_of(path: Path) -> str:
@@ -97,7 +109,7 @@ def test_the_test_sees_faults(room, source):
 
 DEVICES = re.compile(r"""\.cuda\(|["'](cuda|cpu|mps|xpu|npu)(:\d+)?["']|torch\.cuda\.""")
 MAY_NAME_DEVICES = {  # the one that decides, the one that describes, those that pretend there is one
-    "dist/device.py", "tracking/environment.py", "rehearsal/fake_device.py", "rehearsal/fake_patches.py",
+    "distributed/device.py", "training/environment.py", "rehearsal/fake_device.py", "rehearsal/fake_patches.py",
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from sage_grpo.rewards.wire import WireError, unpack_answer, unpack_request
+from sage_grpo.rewards.remote.wire import WireError, unpack_answer, unpack_request
 
 ROOT = Path(__file__).parents[2] / "src" / "sage_grpo"
 RUN_CODE = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib", "jsonpickle"}  # modules that may on reading

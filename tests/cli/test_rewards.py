@@ -8,9 +8,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from rewards.clips import pan
-from sage_grpo.build import REWARDS
 from sage_grpo.cli import app
-from sage_grpo.tracking.video import write_mp4
+from sage_grpo.training.build import REWARDS
+from sage_grpo.videos import write_mp4
 
 
 def invoke(*arguments):
@@ -112,7 +112,7 @@ def test_audit_writes_table_picture_and_json(videos, here):
 
 
 def test_audit_makes_its_own_clips(monkeypatch):
-    from sage_grpo.scoring import natural
+    from sage_grpo.evaluation.audit import natural
 
     scenes = dict(list(natural.scenes().items())[:1])
     monkeypatch.setattr(natural, "scenes", lambda: scenes)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from sage_grpo.dist.checkpoint import load_checkpoint
-from sage_grpo.tracking.metrics import read_metrics
+from sage_grpo.distributed.checkpoint import load_checkpoint
+from sage_grpo.training.trackers import read_metrics
 
 RUN = [
     "train", "lab", "policy.prompts_per_iteration=2", "policy.num_generations=4", "policy.batch_size=8",

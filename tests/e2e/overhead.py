@@ -15,7 +15,7 @@ import torch
 from sage_grpo.core.loop import Callback
 from sage_grpo.models import contract
 from sage_grpo.models.hunyuan15 import HunyuanVideo15
-from sage_grpo.trainer import Trainer
+from sage_grpo.training.trainer import Trainer
 
 STEPS, GROUP, BATCH = 8, 4, 2
 

@@ -8,7 +8,7 @@ from memory import PeakMemory
 from sage_grpo.models import contract
 from sage_grpo.models.hunyuan15 import HunyuanVideo15
 from sage_grpo.models.wan import Wan
-from sage_grpo.tuning.prepare import make_bank
+from sage_grpo.weights.prepare import make_bank
 from support import make_config, make_loop
 from tiny_models import disturb, tiny_model
 

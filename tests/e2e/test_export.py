@@ -7,16 +7,16 @@ import torch
 from safetensors import safe_open
 from typer.testing import CliRunner
 
-from sage_grpo.build import MODELS, resolve
 from sage_grpo.cli import app
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_noise, sample
+from sage_grpo.inference.reopen import open_run
+from sage_grpo.lab.shapes.model import ShapesModel
 from sage_grpo.math.kernels import kernel_table
 from sage_grpo.models import contract
-from sage_grpo.models.shapes import ShapesModel
-from sage_grpo.runs import open_run
-from sage_grpo.trainer import Trainer
-from sage_grpo.tuning.export import load_adapters
+from sage_grpo.training.build import MODELS, resolve
+from sage_grpo.training.trainer import Trainer
+from sage_grpo.weights.export import load_adapters
 
 runner = CliRunner()
 TYPES = ("hunyuan15", "hunyuan15-i2v", "wan", "wan2.2", "ltx", "sd3")

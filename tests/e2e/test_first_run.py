@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from sage_grpo.cli import app
-from sage_grpo.dist.device import HOST
+from sage_grpo.distributed.device import HOST
 from sage_grpo.first_run import attention
 from sage_grpo.first_run.run import guess_gpu
 

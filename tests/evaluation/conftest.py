@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from sage_grpo.config import load_recipe
-from sage_grpo.trainer import Trainer
+from sage_grpo.training.trainer import Trainer
 
 
 @pytest.fixture(scope="session")

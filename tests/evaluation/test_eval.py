@@ -13,7 +13,7 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from dist.launcher import environment, torchrun
+from distributed.launcher import environment, torchrun
 from evaluation.moody import Moody
 from sage_grpo.cli import app
 from sage_grpo.core.protocols import Prompt

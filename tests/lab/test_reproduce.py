@@ -6,7 +6,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from sage_grpo.build import build_model, build_rewards
 from sage_grpo.config import load_recipe
 from sage_grpo.core.loop import Loop
 from sage_grpo.data.prompts import open_prompts
@@ -14,7 +13,8 @@ from sage_grpo.lab import reproduce as module
 from sage_grpo.lab.claims import Results, judge
 from sage_grpo.lab.grid import CURVES, Job, config_of, experiments, forwards, iterations_of, run_job
 from sage_grpo.lab.measure import gradient_by_step, noise_after_a_step, rollout_quality
-from sage_grpo.worlds.shapes import all_prompts
+from sage_grpo.lab.shapes.world import all_prompts
+from sage_grpo.training.build import build_model, build_rewards
 
 MATCHED = {"flow": 0.6, "cps": 0.5}
 

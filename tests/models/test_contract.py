@@ -7,7 +7,6 @@ import pytest
 import torch
 from PIL import Image
 
-from sage_grpo.build import MODELS
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import sample
 from sage_grpo.math.kernels import kernel_table
@@ -16,6 +15,7 @@ from sage_grpo.models.base import ModelError, read_image
 from sage_grpo.models.hunyuan15 import HunyuanVideo15, HunyuanVideo15ImageToVideo
 from sage_grpo.models.ltx import LTXVideo, LTXVideoImageToVideo
 from sage_grpo.models.wan import Wan, Wan22, Wan22SmallImageToVideo
+from sage_grpo.training.build import MODELS
 
 
 @pytest.fixture(scope="session")

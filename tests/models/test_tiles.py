@@ -10,7 +10,7 @@ from sage_grpo.config import load_recipe
 from sage_grpo.config.load import shipped_recipes
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_noise
-from sage_grpo.dist.watch import Watch
+from sage_grpo.plan.operations import Watch
 from sage_grpo.plan.show import INDEXED, warnings
 from tiny_models import tiny_model
 

@@ -1,7 +1,7 @@
 """Ten layouts of tiny models, for which a plan is held against what really happens."""
 
-from sage_grpo.build import MODELS, resolve
 from sage_grpo.models import contract
+from sage_grpo.training.build import MODELS, resolve
 
 LONG_TEXT = "a cat sees a dog, and both of them run"  # as many tokens as tiny models take, which is what a plan counts
 

@@ -6,7 +6,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from dist.launcher import environment, torchrun
+from distributed.launcher import environment, torchrun
 from plan.cases import CASES, recipe
 from sage_grpo.config import load_recipe
 from sage_grpo.plan.counts import count

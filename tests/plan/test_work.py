@@ -5,14 +5,14 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from sage_grpo import build
 from sage_grpo.config import load_recipe
 from sage_grpo.core.protocols import Prompt
-from sage_grpo.dist.imagine import imagine_weights, without_values
 from sage_grpo.models.hunyuan15 import HunyuanVideo15
 from sage_grpo.plan import probe as probing
 from sage_grpo.plan.estimate import alone
+from sage_grpo.plan.fake_tensors import imagine_weights, without_values
 from sage_grpo.plan.probe import passes, probe
+from sage_grpo.training import build
 
 SIZES = {(352, 624): (18_018, 248), (480, 848): (33_390, 685), (720, 1280): (75_600, 2_961)}
 PADDING = 1000 + 256 + 729  # tokens of text, glyphs and image, up to which the library fills

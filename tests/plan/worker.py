@@ -11,8 +11,8 @@ import torch
 from memory import PeakMemory
 from plan.cases import LONG_TEXT, recipe
 from sage_grpo.core.loop import Callback
-from sage_grpo.dist.processes import leave
-from sage_grpo.trainer import Trainer
+from sage_grpo.distributed.processes import leave
+from sage_grpo.training.trainer import Trainer
 
 
 def first_pixel(videos, prompts):

@@ -37,7 +37,7 @@ def update():
 @contextmanager
 def resume():
     """Copies of the weights stay where the checkpoint was read."""
-    from sage_grpo.core.anchors import CopyBank
+    from sage_grpo.core.copy_bank import CopyBank
 
     def load_state_dict(self, state):
         for name, copy in state.items():

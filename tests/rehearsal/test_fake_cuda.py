@@ -12,13 +12,13 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sage_grpo.build import MODELS, resizable, resolve
 from sage_grpo.cli import app
 from sage_grpo.cli.rehearse_fake import show
 from sage_grpo.config import ConfigError
 from sage_grpo.rehearsal import fake_cuda, fake_shim
 from sage_grpo.rehearsal.fake_report import FakeCudaReport, Row
 from sage_grpo.rehearsal.fake_values import made_up
+from sage_grpo.training.build import MODELS, resizable, resolve
 
 HERE = Path(__file__).parent
 LORA = {"mode": "lora", "precision": "bfloat16", "gradient_checkpointing": True}

@@ -6,12 +6,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from sage_grpo import build
 from sage_grpo.cli import app
 from sage_grpo.config import ParallelConfig, dump_recipe, load_recipe
 from sage_grpo.config.load import shipped_recipes
-from sage_grpo.dist.launch import launch
+from sage_grpo.distributed.launch import launch
 from sage_grpo.rehearsal.toy import Rehearsal, find_monitors, shrink, toy_layout
+from sage_grpo.training import build
 
 runner = CliRunner()
 

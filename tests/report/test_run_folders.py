@@ -16,8 +16,8 @@ from sage_grpo.report.cost import cost_of
 from sage_grpo.report.figures import alarms_of
 from sage_grpo.report.page import Table, render_page
 from sage_grpo.report.run_page import make_report
-from sage_grpo.report.runs import read_run, read_runs
-from sage_grpo.tracking.gauge import DriftGauge
+from sage_grpo.runs.read import read_run, read_runs
+from sage_grpo.training.gauge import DriftGauge
 from walk import Walk
 
 

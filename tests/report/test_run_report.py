@@ -21,7 +21,7 @@ from sage_grpo.report.curves import POINTS, smoothed
 from sage_grpo.report.heat import COLUMNS, draw_heat, palette
 from sage_grpo.report.page import Chart, HeatMap, render_page
 from sage_grpo.report.run_page import make_report
-from sage_grpo.report.runs import read_runs
+from sage_grpo.runs.read import read_runs
 from sage_grpo.statistics import effect
 from walk import Walk
 

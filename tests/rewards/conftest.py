@@ -2,7 +2,7 @@
 
 import pytest
 
-from sage_grpo.rewards.videoalign_convert import convert
+from sage_grpo.rewards.videoalign.convert import convert
 from videoalign_original import release, weights
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from rewards.pictures import CAPTIONS, picture
-from sage_grpo.build import build_rewards
 from sage_grpo.config import ConfigError, RecipeConfig
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.rewards.alignment import AlignmentReward
+from sage_grpo.training.build import build_rewards
 
 
 @pytest.fixture(scope="module")

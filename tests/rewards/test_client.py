@@ -11,12 +11,12 @@ import torch
 
 from rewards.test_http import NAMES, PROMPTS, VIDEOS, Server, truth, url  # noqa: F401 - a fixture
 from sage_grpo.core.protocols import Prompt, Reward, Scores
-from sage_grpo.rewards import client as module
-from sage_grpo.rewards.client import Away, Breaker, Client, Patience, Unanswered
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.function import CompositeReward
-from sage_grpo.rewards.http import HttpReward
-from sage_grpo.rewards.wire import WireError
+from sage_grpo.rewards.remote import client as module
+from sage_grpo.rewards.remote.client import Away, Breaker, Client, Patience, Unanswered
+from sage_grpo.rewards.remote.http import HttpReward
+from sage_grpo.rewards.remote.wire import WireError
 from support import make_config, make_loop, mean_brightness, weights
 
 

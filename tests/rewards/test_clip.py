@@ -8,10 +8,10 @@ import transformers as hf
 from PIL import Image
 
 from rewards import clips
-from sage_grpo.build import build_rewards
 from sage_grpo.config import ConfigError, RecipeConfig
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.rewards.clip import CLIPReward, PickScoreReward, make_tiny_checkpoint
+from sage_grpo.training.build import build_rewards
 
 VIDEOS = torch.stack([clips.pan(frames=5), clips.pan(x=200.0, y=400.0, frames=5)])
 LONG = "a very long prompt that goes on and on " * 5

@@ -7,9 +7,9 @@ import torch
 import yaml
 
 from rewards import clips
-from sage_grpo.build import build_rewards
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.protocols import Prompt
+from sage_grpo.training.build import build_rewards
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards-scorers.md").read_text()
 FRAMES = 9

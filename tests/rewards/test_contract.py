@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from sage_grpo.build import REWARDS
 from sage_grpo.core.protocols import Prompt, Scores
 from sage_grpo.rewards import contract
 from sage_grpo.rewards.frames import Unscorable, VideoScorer, frame_numbers
 from sage_grpo.rewards.motion import MotionReward
 from sage_grpo.rewards.sharpness import SharpnessReward
+from sage_grpo.training.build import REWARDS
 
 
 @functools.cache

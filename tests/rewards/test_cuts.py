@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from rewards import clips
-from sage_grpo.build import build_rewards
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.rewards.cuts import CutsReward
+from sage_grpo.training.build import build_rewards
 
 FRAMES = 17
 PAN, OTHER = clips.pan(frames=FRAMES), clips.pan(x=200.0, y=300.0, frames=FRAMES)

@@ -9,12 +9,12 @@ import torch
 from rewards import clips
 from rewards.pictures import picture
 from rewards.test_recipe import recipe, trainer
-from sage_grpo import build
 from sage_grpo.config import ConfigError, RecipeConfig
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.rewards.diversity import DiversityReward
 from sage_grpo.rewards.lpips import LAYERS, LPIPS
-from sage_grpo.tracking.metrics import read_metrics
+from sage_grpo.training import build
+from sage_grpo.training.trackers import read_metrics
 
 CAT, CUP = picture("chelsea")[:128, :192], picture("coffee")[:128, :192]
 PAN, OTHER = clips.pan(frames=5), clips.pan(x=200.0, y=300.0, frames=5)

@@ -7,13 +7,13 @@ import torch
 from safetensors.torch import save_file
 
 from hpsv3_original import ENDING, INSTRUCTION, Original, release, weights
-from sage_grpo.build import build_rewards
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.rewards import hpsv3
 from sage_grpo.rewards.errors import MissingWeights, RewardError
 from sage_grpo.rewards.hpsv3 import HPSv3Reward, read_instruction
-from sage_grpo.rewards.qwen_video import frame_size
+from sage_grpo.rewards.videoalign.frames import frame_size
+from sage_grpo.training.build import build_rewards
 
 TEXTS = ("a cat", "a much longer prompt about two dogs that run", "x")
 SIZE = (448, 448)  # has the pixels that HPSv3 wants: nothing is resized

@@ -13,8 +13,8 @@ from safetensors.torch import save
 
 from sage_grpo.core.protocols import Prompt, Scores
 from sage_grpo.rewards.errors import RewardError
-from sage_grpo.rewards.http import HttpReward
-from sage_grpo.rewards.wire import (
+from sage_grpo.rewards.remote.http import HttpReward
+from sage_grpo.rewards.remote.wire import (
     Limits,
     WireError,
     _unpack,

@@ -6,11 +6,11 @@ import sys
 import pytest
 import torch
 
-from sage_grpo.build import REWARDS, resolve
 from sage_grpo.config import ConfigError
 from sage_grpo.rewards import alignment, cuts, hpsv3, kid, lpips, smoothness
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.installed import checked_bytes, folder_of
+from sage_grpo.training.build import REWARDS, resolve
 
 LINES = [
     ("alignment", "efficientnet_lite_pytorch", "pip install 'sage-grpo[alignment]'"),

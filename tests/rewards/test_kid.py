@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 
 from rewards import clips
 from rewards.pictures import FILES, picture
-from sage_grpo import build
 from sage_grpo.cli import app
 from sage_grpo.config import ConfigError, RecipeConfig
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.rewards.errors import MissingWeights, RewardError
 from sage_grpo.rewards.kid import KIDMonitor, Reference, kernel
-from sage_grpo.tracking.video import write_mp4
+from sage_grpo.training import build
+from sage_grpo.videos import write_mp4
 
 DIM = 64
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewards import clips
-from sage_grpo.build import REWARDS, resolve
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.rewards.ocr import OCRReward, edit_distance, similarity, wanted_text
+from sage_grpo.training.build import REWARDS, resolve
 
 SIGN = clips.written("Open Late")
 
@@ -109,7 +109,7 @@ class Block:
         if name == "{module}":
             raise {error}
 sys.meta_path.insert(0, Block())
-from sage_grpo.build import REWARDS, resolve
+from sage_grpo.training.build import REWARDS, resolve
 try:
     resolve("{reward}", REWARDS, "reward")
 except Exception as error:

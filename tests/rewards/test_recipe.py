@@ -6,13 +6,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from sage_grpo import build
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.protocols import Reward, Scores
 from sage_grpo.models.gaussian import GaussianModel
-from sage_grpo.tracking.metrics import read_metrics
-from sage_grpo.trainer import Trainer
-from trainer.test_trainer import brightness, recipe
+from sage_grpo.training import build
+from sage_grpo.training.trackers import read_metrics
+from sage_grpo.training.trainer import Trainer
+from training.test_trainer import brightness, recipe
 
 
 class Preset(Reward):

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from sage_grpo.build import as_reward
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Reward, Scores
 from sage_grpo.rewards.function import CompositeReward
+from sage_grpo.training.build import as_reward
 
 LEFT_TO_THE_PARTS = {"presets"}  # they name scores of one reward, and are asked for before rewards are joined
 

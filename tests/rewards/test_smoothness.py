@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from rewards import clips
-from sage_grpo.build import build_rewards
 from sage_grpo.config import ConfigError, RecipeConfig
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.rewards.frames import shrunk
 from sage_grpo.rewards.smoothness import SmoothnessReward
+from sage_grpo.training.build import build_rewards
 
 PAN = clips.pan(frames=9)
 CLIPS = {

@@ -8,11 +8,11 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from sage_grpo.core.protocols import Prompt
-from sage_grpo.rewards import videoalign
 from sage_grpo.rewards.errors import RewardError
-from sage_grpo.rewards.qwen_video import frame_indices, frame_size, resize
-from sage_grpo.rewards.videoalign import VideoAlign
-from sage_grpo.rewards.videoalign_convert import convert
+from sage_grpo.rewards.videoalign import model as videoalign
+from sage_grpo.rewards.videoalign.convert import convert
+from sage_grpo.rewards.videoalign.frames import frame_indices, frame_size, resize
+from sage_grpo.rewards.videoalign.model import VideoAlign
 from videoalign_original import Original, config, release, weights
 
 TEXTS = ("a cat", "a much longer prompt about two dogs that run", "x")

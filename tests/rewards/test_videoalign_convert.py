@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from sage_grpo import build
 from sage_grpo.cli import app
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.config.load import shipped_recipes
 from sage_grpo.rehearsal.toy import Rehearsal, find_rewards
-from sage_grpo.rewards import videoalign_convert
 from sage_grpo.rewards.errors import MissingWeights, RewardError
-from sage_grpo.rewards.videoalign import VideoAlign
-from sage_grpo.rewards.videoalign_convert import convert
+from sage_grpo.rewards.videoalign import convert as videoalign_convert
+from sage_grpo.rewards.videoalign.convert import convert
+from sage_grpo.rewards.videoalign.model import VideoAlign
+from sage_grpo.training import build
 from videoalign_original import RUBRIC, release, weights
 
 

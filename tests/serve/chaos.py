@@ -22,7 +22,7 @@ from sage_grpo.config import FleetConfig
 from sage_grpo.core.loop import RewardFailure
 from sage_grpo.core.protocols import Prompt, Reward, Scores
 from sage_grpo.rewards.errors import RewardError
-from sage_grpo.rewards.http import HttpReward
+from sage_grpo.rewards.remote.http import HttpReward
 from serve.faults import IN_SCORER, NAMES, NOT_FINITE, ON_THE_WAY, Relay, kill_all, truth
 from support import make_config, make_loop, weights
 

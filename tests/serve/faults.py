@@ -19,7 +19,7 @@ import torch
 import urllib3
 
 from sage_grpo.core.protocols import Reward, Scores
-from sage_grpo.rewards.wire import Limits, _unpack, pack_answer
+from sage_grpo.rewards.remote.wire import Limits, _unpack, pack_answer
 
 NAMES = ("light", "length")
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "minus inf": -math.inf}

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from rewards.test_client import free_port
-from sage_grpo.build import build_reward
 from sage_grpo.config import ConfigError, FleetConfig, RewardConfig, ScorerConfig, load_fleet
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.rewards.contract import material
 from sage_grpo.rewards.function import CompositeReward
-from sage_grpo.rewards.http import HttpReward
+from sage_grpo.rewards.remote.http import HttpReward
 from sage_grpo.serve import fleet
+from sage_grpo.training.build import build_reward
 from serve import chaos
 from serve.faults import truth
 

@@ -8,7 +8,7 @@ import torch
 from starlette.testclient import TestClient
 
 from sage_grpo.core.protocols import Prompt, Reward, Scores
-from sage_grpo.rewards.wire import Limits, pack_request, unpack_answer
+from sage_grpo.rewards.remote.wire import Limits, pack_request, unpack_answer
 from sage_grpo.serve import gate as module
 from sage_grpo.serve.gate import Busy, Door, Gate, fingerprint
 from sage_grpo.serve.scorer import Scorer

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sage_grpo.core.protocols import Prompt, Reward, Scores
-from sage_grpo.rewards.wire import pack_request, unpack_answer
+from sage_grpo.rewards.remote.wire import pack_request, unpack_answer
 from sage_grpo.serve.scorer import SICK, Scorer, WrongScores
 from serve.faults import NAMES, truth
 

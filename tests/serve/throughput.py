@@ -15,12 +15,12 @@ from contextlib import contextmanager
 
 import torch
 
-from sage_grpo import build
 from sage_grpo.config import FleetConfig, RewardConfig, load_recipe
 from sage_grpo.core.loop import Loop
 from sage_grpo.core.protocols import Prompt, Reward
-from sage_grpo.rewards.http import HttpReward
-from sage_grpo.tuning.optimizers import build_optimizer
+from sage_grpo.rewards.remote.http import HttpReward
+from sage_grpo.training import build
+from sage_grpo.weights.optimizers import build_optimizer
 
 SCORER = "motion"
 COUNT, SHAPE = 64, (16, 128, 128, 3)

@@ -1,7 +1,7 @@
 import pytest
 
-from sage_grpo.study.make import DIMENSIONS, choose_pairs, from_eval, make_study
-from sage_grpo.study.plan import Dimension, read_plan
+from sage_grpo.evaluation.study.make import DIMENSIONS, choose_pairs, from_eval, make_study
+from sage_grpo.evaluation.study.plan import Dimension, read_plan
 from study.material import write_eval
 
 

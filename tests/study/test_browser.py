@@ -10,8 +10,8 @@ import threading
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from sage_grpo.study.server import Server
-from sage_grpo.study.store import Store
+from sage_grpo.evaluation.study.server import Server
+from sage_grpo.evaluation.study.store import Store
 from study.material import PROMPTS, SOURCES, rater_of, write_eval
 
 expect.set_options(timeout=30_000)  # a busy machine

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from sage_grpo.cli import app
 from sage_grpo.config import ConfigError
-from sage_grpo.scoring.degrade import degrade
-from sage_grpo.scoring.videos import open_video
-from sage_grpo.study.make import choose_pairs, from_eval, from_folders, stripped
-from sage_grpo.study.plan import assign, check_videos, read_plan
-from sage_grpo.tracking.video import read_mp4
+from sage_grpo.evaluation.audit.degrade import degrade
+from sage_grpo.evaluation.clips import open_video
+from sage_grpo.evaluation.study.make import choose_pairs, from_eval, from_folders, stripped
+from sage_grpo.evaluation.study.plan import assign, check_videos, read_plan
+from sage_grpo.videos import read_mp4
 from study.material import PROMPTS, SOURCES, clip, mp4, write_eval
 
 METHOD, ALPHA, BETA = SOURCES

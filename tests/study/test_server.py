@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from sage_grpo.config import ConfigError
-from sage_grpo.study import server as serving
-from sage_grpo.study import store as storing
-from sage_grpo.study.results import study_results
-from sage_grpo.study.server import Server
-from sage_grpo.study.store import Store, rater_id, read_rater
+from sage_grpo.evaluation.study import server as serving
+from sage_grpo.evaluation.study import store as storing
+from sage_grpo.evaluation.study.results import study_results
+from sage_grpo.evaluation.study.server import Server
+from sage_grpo.evaluation.study.store import Store, rater_id, read_rater
 
 SAME = {"visual": "same", "motion": "same", "semantic": "same"}
 LEFT = dict.fromkeys(SAME, "left")

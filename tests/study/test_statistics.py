@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from sage_grpo.study.statistics import Table, bradley_terry, fit, half_width, krippendorff, win_rates
+from sage_grpo.evaluation.study.statistics import Table, bradley_terry, fit, half_width, krippendorff, win_rates
 
 
 def table_of(outcomes, raters, prompts, pairs=1):

@@ -63,7 +63,7 @@ def evaluate(
     from sage_grpo.cli.progress import progress_of
 
     with user_errors():
-        from sage_grpo.dist.processes import leave
+        from sage_grpo.distributed.processes import leave
         from sage_grpo.evaluation.prompts import find_tasks
         from sage_grpo.evaluation.run import Plan, meet
         from sage_grpo.evaluation.run import evaluate as run

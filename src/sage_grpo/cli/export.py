@@ -42,7 +42,7 @@ def export(
     with user_errors():
         if out.exists():
             raise ConfigError(f"{out} is there already; choose another --out")
-        from sage_grpo.exporting import export_run, survival_lines
+        from sage_grpo.inference.export import export_run, survival_lines
 
         written = export_run(run, out, merge=merge, average=not last, dtype=dtype.value if dtype else None)
     if as_json:

@@ -35,7 +35,7 @@ def lab(
         return
     from rich.console import Console
 
-    from sage_grpo.lab.quick import run_lab
+    from sage_grpo.lab.shapes.run import run_lab
 
     console = Console(stderr=as_json)
     with user_errors():
@@ -76,12 +76,12 @@ def text(
     """
     from rich.console import Console
 
-    from sage_grpo.build import REWARDS, resolve
+    from sage_grpo.training.build import REWARDS, resolve
 
     console = Console(stderr=as_json)
     with user_errors():
         resolve("ocr", REWARDS, "reward")  # a missing library is told with its install line, before anything else
-        from sage_grpo.lab.text import run_text
+        from sage_grpo.lab.digits.run import run_text
 
         result = run_text(
             out, iterations=iterations, samples=samples, seed=seed, console=console, base=base, control=control

@@ -84,11 +84,11 @@ def checked(recipe: str, changes: list[str], *, as_json: bool) -> RecipeConfig:
     """The recipe, if its layout works; else the nearest layouts that do are told."""
     import json
 
-    from sage_grpo.build import check_names
     from sage_grpo.config import ConfigError, load_recipe
     from sage_grpo.errors import UserError
     from sage_grpo.plan.layout import check_layout
     from sage_grpo.plan.nearest import nearest_layouts
+    from sage_grpo.training.build import check_names
 
     try:
         config = load_recipe(recipe, changes)
@@ -111,7 +111,7 @@ def calibrated(path: Path | None, run: Path | None, gpu: str) -> Any:
     from sage_grpo.config import ConfigError, load_recipe
     from sage_grpo.plan.estimate import estimate
     from sage_grpo.plan.hardware import find_gpu
-    from sage_grpo.tracking.metrics import read_metrics
+    from sage_grpo.training.trackers import read_metrics
 
     if not (run / "config.yaml").is_file() or not (run / "metrics.jsonl").is_file():
         raise ConfigError(f"{run} is not a run: --measured needs its config.yaml and metrics.jsonl")

@@ -43,7 +43,7 @@ def report(
     with user_errors():
         from sage_grpo.report.page import write_page
         from sage_grpo.report.run_page import make_report
-        from sage_grpo.report.runs import read_runs
+        from sage_grpo.runs.read import read_runs
 
         with progress_of("reading runs", Console(stderr=True)) as tell:
             read = read_runs(runs, tell=tell)

@@ -55,10 +55,10 @@ def convert(
 
     console = Console(stderr=as_json)
     with user_errors(), console.status("loading the libraries") as status:
-        from sage_grpo import build
+        from sage_grpo.training import build
 
         build.resolve("videoalign", build.REWARDS, "reward")  # says what to install
-        from sage_grpo.rewards.videoalign_convert import convert as run
+        from sage_grpo.rewards.videoalign.convert import convert as run
 
         written = run(source, target, base=base, rubric=rubric, dtype=dtype.value, tell=status.update)
     if as_json:
@@ -92,12 +92,12 @@ def reference(
 
     console = Console(stderr=as_json)
     with user_errors():
-        from sage_grpo import build
+        from sage_grpo.training import build
 
         build.resolve("kid", build.REWARDS, "reward")  # says what to install
-        from sage_grpo.dist.device import choose_device
-        from sage_grpo.scoring.reference import make_reference
-        from sage_grpo.scoring.videos import FILMS, PICTURES, find_videos
+        from sage_grpo.distributed.device import choose_device
+        from sage_grpo.evaluation.clips import FILMS, PICTURES, find_videos
+        from sage_grpo.evaluation.reference import make_reference
 
         files = find_videos([source], [(*FILMS, *PICTURES)])
         with progress_of("looking at real pictures", console) as tell:

@@ -13,7 +13,7 @@ from sage_grpo.cli.rewards_score import MEGAPIXELS, PROMPTS, REWARD, REWARDS, te
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sage_grpo.scoring.audit import Clip, Result
+    from sage_grpo.evaluation.audit.audit import Clip, Result
 
 
 def audit(
@@ -41,11 +41,11 @@ def audit(
     console = Console(stderr=as_json)
     with user_errors():
         with console.status("loading the scorers"):
-            from sage_grpo.scoring.audit import audit as run
-            from sage_grpo.scoring.folder import write_json
-            from sage_grpo.scoring.judges import choose
-            from sage_grpo.scoring.pictures import draw_audit, markdown
-            from sage_grpo.tracking.files import atomic_write
+            from sage_grpo.evaluation.audit.audit import audit as run
+            from sage_grpo.evaluation.folder import write_json
+            from sage_grpo.evaluation.panel import choose
+            from sage_grpo.evaluation.pictures import draw_audit, markdown
+            from sage_grpo.files import atomic_write
 
             clips = _clips(videos or [], prompts, megapixels)
             panel = choose(reward or [], rewards)
@@ -70,13 +70,13 @@ def _clips(videos: list[Path], prompts: Path | None, megapixels: float) -> list[
     from functools import partial
 
     from sage_grpo.config import ConfigError
-    from sage_grpo.scoring.audit import Clip
-    from sage_grpo.scoring.texts import find_prompts
-    from sage_grpo.scoring.videos import find_videos, open_video
+    from sage_grpo.evaluation.audit.audit import Clip
+    from sage_grpo.evaluation.clips import find_videos, open_video
+    from sage_grpo.evaluation.texts import find_prompts
 
     if not videos:
         from sage_grpo.core.protocols import Prompt
-        from sage_grpo.scoring.natural import clip, scenes
+        from sage_grpo.evaluation.audit.natural import clip, scenes
 
         if prompts:
             raise ConfigError("--prompts is for videos of your own; the clips made here have theirs")
@@ -91,8 +91,8 @@ def _clips(videos: list[Path], prompts: Path | None, megapixels: float) -> list[
 
 
 def _sheet(path: Path, clip: Clip, seed: int) -> None:
-    from sage_grpo.scoring.degrade import DEGRADATIONS, degrade
-    from sage_grpo.tracking.video import contact_sheet
+    from sage_grpo.evaluation.audit.degrade import DEGRADATIONS, degrade
+    from sage_grpo.videos import contact_sheet
 
     frames = clip.load()
     rows = [("as it is", frames), *((name, degrade(name, frames, seed)) for name in DEGRADATIONS)]
@@ -104,7 +104,7 @@ def _table(result: Result, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from sage_grpo.scoring.folder import number
+    from sage_grpo.evaluation.folder import number
 
     title = f"{len(result.clips)} clips, {len(result.degradations)} kinds of copies; changes in spreads of the score"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", show_lines=False)

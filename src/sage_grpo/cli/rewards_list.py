@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.text import Text
 
-    from sage_grpo.scoring.catalogue import Entry
+    from sage_grpo.evaluation.catalogue import Entry
 
 
 def list_rewards(as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False) -> None:
@@ -22,7 +22,7 @@ def list_rewards(as_json: Annotated[bool, typer.Option("--json", help="Print eve
 
     console = Console(stderr=as_json)
     with console.status("looking"):
-        from sage_grpo.scoring.catalogue import catalogue
+        from sage_grpo.evaluation.catalogue import catalogue
 
         entries = catalogue()
     if as_json:

@@ -12,7 +12,7 @@ from sage_grpo.cli.errors import user_errors
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sage_grpo.scoring.judges import Panel
+    from sage_grpo.evaluation.panel import Panel
 
 REWARD = typer.Option("--reward", help="A scorer by name, with its defaults; several times for several.")
 REWARDS = typer.Option("--rewards", help="YAML with `rewards:` as in a recipe, or a recipe: for options and weights.")
@@ -50,11 +50,11 @@ def score(
     console = Console(stderr=as_json)
     with user_errors():
         with console.status("loading the scorers"):
-            from sage_grpo.scoring.folder import document, score_videos, write_json
-            from sage_grpo.scoring.judges import choose
-            from sage_grpo.scoring.pictures import draw_distributions
-            from sage_grpo.scoring.texts import find_prompts
-            from sage_grpo.scoring.videos import find_videos
+            from sage_grpo.evaluation.clips import find_videos
+            from sage_grpo.evaluation.folder import document, score_videos, write_json
+            from sage_grpo.evaluation.panel import choose
+            from sage_grpo.evaluation.pictures import draw_distributions
+            from sage_grpo.evaluation.texts import find_prompts
 
             videos = find_videos([folder])
             root = folder if folder.is_dir() else folder.parent
@@ -92,7 +92,7 @@ def _table(found: dict[str, Any], console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from sage_grpo.scoring.folder import number
+    from sage_grpo.evaluation.folder import number
 
     table = Table(box=box.SIMPLE_HEAD, title=f"{found['videos']} videos", title_justify="left", title_style="bold")
     table.add_column("score", overflow="fold")

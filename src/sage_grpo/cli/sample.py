@@ -31,9 +31,9 @@ def sample(
     from sage_grpo.config import ConfigError
 
     with user_errors():
-        from sage_grpo import build
         from sage_grpo.core.protocols import Prompt
-        from sage_grpo.sampling import open_source, sample_videos, untrained, write_samples
+        from sage_grpo.inference.sample import open_source, sample_videos, untrained, write_samples
+        from sage_grpo.training import build
 
         if image and len(image) != len(prompt or []):
             raise ConfigError(f"{len(image)} --image for {len(prompt or [])} --prompt; give one image a prompt")

@@ -13,8 +13,8 @@ from sage_grpo.cli.study_make import make
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sage_grpo.study.server import Server
-    from sage_grpo.study.store import Store
+    from sage_grpo.evaluation.study.server import Server
+    from sage_grpo.evaluation.study.store import Store
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 FOLDER = typer.Argument(help="Folder that `study make` wrote.")
@@ -61,9 +61,9 @@ def run(
     console = Console(stderr=as_json)
     with user_errors():
         with console.status("checking the videos"):
-            from sage_grpo.study.plan import check_videos, read_plan
-            from sage_grpo.study.server import Server
-            from sage_grpo.study.store import Store
+            from sage_grpo.evaluation.study.plan import check_videos, read_plan
+            from sage_grpo.evaluation.study.server import Server
+            from sage_grpo.evaluation.study.store import Store
 
             plan, plan_hash = read_plan(folder)
             check_videos(folder, plan)
@@ -121,10 +121,10 @@ def results(
 
     console = Console(stderr=as_json)
     with user_errors(), console.status("counting"):
+        from sage_grpo.evaluation.study.present import markdown, page
+        from sage_grpo.evaluation.study.results import dump_results, study_results
+        from sage_grpo.files import atomic_write
         from sage_grpo.report.page import write_page
-        from sage_grpo.study.present import markdown, page
-        from sage_grpo.study.results import dump_results, study_results
-        from sage_grpo.tracking.files import atomic_write
 
         found = study_results(folder)
         target = out or folder
@@ -144,7 +144,7 @@ def _tell(found: dict[str, Any], console: Console) -> None:
     from rich import box
     from rich.table import Table
 
-    from sage_grpo.study.present import quality_table, rate_table, score_table, summary
+    from sage_grpo.evaluation.study.present import quality_table, rate_table, score_table, summary
 
     console.print(summary(found), highlight=False)
     main = found["kept"] or found["all"]
@@ -174,7 +174,7 @@ def size(
     from rich.table import Table
 
     with user_errors(ValueError):
-        from sage_grpo.study.statistics import half_width
+        from sage_grpo.evaluation.study.statistics import half_width
 
         columns = prompts or [8, 16, 32, 64, 128]
         rows = {

@@ -10,7 +10,7 @@ import typer
 from sage_grpo.cli.errors import user_errors
 
 if TYPE_CHECKING:
-    from sage_grpo.study.plan import Dimension
+    from sage_grpo.evaluation.study.plan import Dimension
 
 
 def make(
@@ -49,7 +49,7 @@ def make(
     console = Console(stderr=as_json)
     with user_errors():
         with console.status("loading the libraries"):
-            from sage_grpo.study import make as making
+            from sage_grpo.evaluation.study import make as making
         if (folder is None) == (not videos):
             raise ConfigError("name either a folder of `sage-grpo eval` or --videos name=folder, once for each source")
         sources, items = making.from_eval(folder) if folder else making.from_folders(_folders(videos or []), texts)
@@ -96,8 +96,8 @@ def _folders(videos: list[str]) -> dict[str, Path]:
 
 def _dimensions(asked: list[str]) -> list[Dimension]:
     from sage_grpo.config import ConfigError
-    from sage_grpo.study.make import DIMENSIONS
-    from sage_grpo.study.plan import Dimension
+    from sage_grpo.evaluation.study.make import DIMENSIONS
+    from sage_grpo.evaluation.study.plan import Dimension
 
     out: list[Dimension] = []
     for one in asked:

@@ -31,7 +31,7 @@ def train(
     with user_errors():
         config = load_recipe(recipe, overrides or [])
     if check:
-        from sage_grpo.build import check_names
+        from sage_grpo.training.build import check_names
 
         with user_errors():
             check_names(config)
@@ -42,7 +42,7 @@ def train(
 
     from rich.console import Console
 
-    from sage_grpo.trainer import Trainer
+    from sage_grpo.training.trainer import Trainer
 
     with user_errors():
         trainer = Trainer(config=config, console=Console(stderr=as_json))
@@ -50,6 +50,6 @@ def train(
     if as_json and trainer.main:
         print(json.dumps(asdict(result), default=str))
     if trainer.processes:
-        from sage_grpo.dist.processes import leave
+        from sage_grpo.distributed.processes import leave
 
         leave()

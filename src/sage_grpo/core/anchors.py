@@ -1,12 +1,5 @@
 """Who the reference policy is: the initial one, a recent one, or none. (The previous one needs no copy.)"""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
-
-import torch
-from torch import Tensor, nn
-
 from sage_grpo.config import KLConfig
 
 ANCHOR = "anchor"
@@ -17,54 +10,3 @@ def anchor_is_due(config: KLConfig, updates: int) -> bool:
     if config.anchor == "none":
         return False
     return updates == 0 or (config.anchor == "moving" and updates % config.ref_model_sync_steps == 0)
-
-
-class CopyBank:
-    """A `WeightsBank` of plain copies of the trainable parameters, on their own device or on another."""
-
-    def __init__(self, module: nn.Module, device: torch.device | None = None) -> None:
-        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self._copies: dict[str, dict[str, Tensor]] = {}
-        self._places = {name: device or p.device for name, p in self._parameters.items()}
-
-    @torch.no_grad()
-    def save(self, name: str, decay: float = 0.0) -> None:
-        if decay and name in self._copies:
-            for key, copy in self._copies[name].items():
-                copy.lerp_(self._parameters[key].to(copy.device), 1 - decay)
-        else:
-            self._copies[name] = self._kept(self._parameters)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._copies
-
-    @torch.no_grad()
-    def adopt(self, name: str) -> None:
-        for key, copy in self._copies[name].items():
-            self._parameters[key].copy_(copy)
-
-    @contextmanager
-    def using(self, name: str) -> Iterator[None]:
-        """Put copy `name` into the module for a while; one parameter at a time needs spare memory."""
-        self._exchange(name)
-        try:
-            yield
-        finally:
-            self._exchange(name)
-
-    @torch.no_grad()
-    def _exchange(self, name: str) -> None:
-        for key, copy in self._copies[name].items():
-            live = self._parameters[key].detach().clone()
-            self._parameters[key].copy_(copy)
-            copy.copy_(live)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: dict(copy) for name, copy in self._copies.items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._copies = {name: self._kept(copy) for name, copy in state.items()}
-
-    def _kept(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Each in its place, wherever it came from: a checkpoint comes on the host."""
-        return {key: x.detach().to(self._places[key], copy=True) for key, x in values.items()}

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config import AlgorithmConfig
-from sage_grpo.core.anchors import ANCHOR, CopyBank, anchor_is_due
+from sage_grpo.core.anchors import ANCHOR, anchor_is_due
 from sage_grpo.core.checks import check_replay, check_training
+from sage_grpo.core.copy_bank import CopyBank
 from sage_grpo.core.protocols import Comm, Prompt, PromptSource, Reward, Scores, SingleProcess, VideoModel, WeightsBank
 from sage_grpo.core.rollout import Key, Trajectory, keyed_rng, sample
 from sage_grpo.core.update import Batch, UpdateResult, trained_steps, update

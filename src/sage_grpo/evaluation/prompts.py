@@ -9,11 +9,11 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from sage_grpo import build
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.data.prompts import PromptError, open_prompts
-from sage_grpo.worlds.shapes import COLOURS, DIRECTIONS, SHAPES, parse_prompt
+from sage_grpo.lab.shapes.world import COLOURS, DIRECTIONS, SHAPES, parse_prompt
+from sage_grpo.training import build
 
 SHIPPED = "videos"
 ID = re.compile(r"[\w.-]*\w[\w.-]*")  # becomes a part of file names

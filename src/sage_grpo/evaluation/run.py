@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 
 from sage_grpo.config import ConfigError, RewardConfig
-from sage_grpo.dist.processes import Processes, join, launched
+from sage_grpo.distributed.processes import Processes, join, launched
 from sage_grpo.evaluation import results
+from sage_grpo.evaluation.folder import write_json
 from sage_grpo.evaluation.page import make_page
 from sage_grpo.evaluation.prompts import Task
 from sage_grpo.evaluation.scores import Panel, build_panel, choose_scorers, collect, score_task
 from sage_grpo.evaluation.sources import Candidate, differences_in_sampling
 from sage_grpo.evaluation.table import markdown
 from sage_grpo.evaluation.videos import Folder, make_videos, missing_videos, refuse_sizes
+from sage_grpo.files import atomic_write
 from sage_grpo.report.page import write_page
-from sage_grpo.scoring.folder import write_json
-from sage_grpo.tracking.files import atomic_write
 
 Tell = Callable[[int, int, str], None]  # done, in all, what now
 Progress = Callable[[str], AbstractContextManager[Tell]]  # of what

@@ -13,15 +13,15 @@ import torch
 import yaml
 from torch import Tensor
 
-from sage_grpo import build
 from sage_grpo.config import ConfigError, RewardConfig
 from sage_grpo.config.load import validate
 from sage_grpo.config.recipe import RecipeConfig
+from sage_grpo.evaluation.panel import Answer, Judge, ask, named
 from sage_grpo.evaluation.prompts import Task
 from sage_grpo.evaluation.sources import Candidate, digest
 from sage_grpo.evaluation.videos import Folder, load_frames, read_record
-from sage_grpo.scoring.judges import Answer, Judge, ask, named
-from sage_grpo.tracking.files import atomic_write
+from sage_grpo.files import atomic_write
+from sage_grpo.training import build
 
 OVERALL = "Overall"
 Line = dict[str, Any]  # of one scorer and prompt: by seed the pixels seen, scores and masks

@@ -10,10 +10,10 @@ from typing import Any
 
 from sage_grpo import __version__
 from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
-from sage_grpo.dist.checkpoint import MANIFEST
-from sage_grpo.dist.storage import Storage
-from sage_grpo.runs import find_run
-from sage_grpo.sampling import is_run
+from sage_grpo.distributed.checkpoint import MANIFEST
+from sage_grpo.distributed.storage import Storage
+from sage_grpo.inference.reopen import find_run
+from sage_grpo.inference.sample import is_run
 
 BASE, UNTRAINED = "base", "untrained"
 NAME = re.compile(r"[\w.-]*\w[\w.-]*")  # fit for a file's name

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.sampler import generate
 from sage_grpo.evaluation.prompts import Task
 from sage_grpo.evaluation.sources import Candidate, digest
-from sage_grpo.sampling import open_source
-from sage_grpo.tracking.callbacks import generate
-from sage_grpo.tracking.files import atomic_write
-from sage_grpo.tracking.video import mp4_bytes
+from sage_grpo.files import atomic_write
+from sage_grpo.inference.sample import open_source
+from sage_grpo.videos import mp4_bytes
 
 Tell = Callable[[str], None]
 

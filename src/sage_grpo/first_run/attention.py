@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from sage_grpo.dist.device import HOST
+from sage_grpo.distributed.device import HOST
 
 SHAPE, SMALL = (1, 16, 20003, 128), (1, 2, 515, 32)  # batch, heads, tokens, width; the small one is for the host
 KERNELS: Mapping[str, SDPBackend | None] = {

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from sage_grpo import build
 from sage_grpo.config import ConfigError, RecipeConfig
-from sage_grpo.dist.device import HOST, choose_device
+from sage_grpo.distributed.device import HOST, choose_device
 from sage_grpo.plan.memory import Memory
 from sage_grpo.rewards.errors import RewardError
+from sage_grpo.training import build
 
 ROOM = 0.92  # of a device's memory that a plan may use
 

@@ -9,12 +9,12 @@ from rich.console import Console
 
 from sage_grpo.config import load_recipe
 from sage_grpo.core.loop import Callback, Loop, Metrics
-from sage_grpo.dist.device import HOST
-from sage_grpo.dist.launch import failures_told
-from sage_grpo.dist.processes import launched, launched_rank, leave
+from sage_grpo.distributed.device import HOST
+from sage_grpo.distributed.launch import failures_told
+from sage_grpo.distributed.processes import launched, launched_rank, leave
+from sage_grpo.files import atomic_write
 from sage_grpo.models.quiet import quiet_libraries
-from sage_grpo.tracking.files import atomic_write
-from sage_grpo.trainer import Trainer
+from sage_grpo.training.trainer import Trainer
 
 RECIPE, MEMORY = "recipe.yaml", "memory-{}.json"
 

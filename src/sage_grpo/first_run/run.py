@@ -8,8 +8,9 @@ from statistics import median
 from typing import Any
 
 from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
-from sage_grpo.dist.device import HOST, choose_device
-from sage_grpo.dist.launch import ProcessFailure, launch
+from sage_grpo.distributed.device import HOST, choose_device
+from sage_grpo.distributed.launch import ProcessFailure, launch
+from sage_grpo.files import atomic_write
 from sage_grpo.first_run import iterations
 from sage_grpo.first_run.attention import attention_report
 from sage_grpo.first_run.checks import Check, device_name, files_checks, machine_checks
@@ -17,10 +18,9 @@ from sage_grpo.plan.calibration import Calibration, calibrate, write_calibration
 from sage_grpo.plan.estimate import Plan, estimate
 from sage_grpo.plan.hardware import GPUS, find_gpu
 from sage_grpo.plan.show import disk
-from sage_grpo.tracking.environment import describe_environment
-from sage_grpo.tracking.files import atomic_write
-from sage_grpo.tracking.metrics import read_metrics
-from sage_grpo.tracking.private import clean_text
+from sage_grpo.runs.private import clean_text
+from sage_grpo.training.environment import describe_environment
+from sage_grpo.training.trackers import read_metrics
 
 REPORT, CALIBRATION = "first-run.json", "calibration.yaml"
 PHASES = ("rollout", "score", "update")

@@ -14,12 +14,12 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from sage_grpo.build import build_model
 from sage_grpo.config import RecipeConfig, load_recipe
-from sage_grpo.lab.evaluate import Evaluation, evaluate, evaluate_run
-from sage_grpo.tracking.files import atomic_write
-from sage_grpo.tracking.metrics import read_metrics
-from sage_grpo.trainer import Trainer
+from sage_grpo.files import atomic_write
+from sage_grpo.lab.shapes.evaluate import Evaluation, evaluate, evaluate_run
+from sage_grpo.training.build import build_model
+from sage_grpo.training.trackers import read_metrics
+from sage_grpo.training.trainer import Trainer
 
 KERNELS = ("dance", "flow", "sage", "cps", "precise")  # measured directly
 TRAINED = ("flow", "sage", "cps", "precise")

@@ -6,18 +6,18 @@ from typing import Any
 
 import torch
 
-from sage_grpo.build import build_model, build_rewards
 from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.core.loop import Callback, Loop
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import sample, velocity_at
 from sage_grpo.core.update import UpdateResult
 from sage_grpo.data.prompts import open_prompts
+from sage_grpo.lab.shapes.world import all_prompts, fit, random_scene, render
 from sage_grpo.math.equalizer import equalizer, gradient_scale
 from sage_grpo.math.kernels import Table, kernel_table
 from sage_grpo.math.schedule import sigma_schedule
-from sage_grpo.tracking.gauge import diversity
-from sage_grpo.worlds.shapes import all_prompts, fit, random_scene, render
+from sage_grpo.training.build import build_model, build_rewards
+from sage_grpo.training.gauge import diversity
 
 
 def table_of(config: RecipeConfig, kernel: str, eta: float, *, noisy_end: bool = False) -> Table:

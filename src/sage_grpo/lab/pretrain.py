@@ -11,9 +11,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from torch.nn import functional as F
 
 from sage_grpo.core.protocols import Prompt
-from sage_grpo.models.shapes import ShapesModel
-from sage_grpo.models.text import TextModel
-from sage_grpo.worlds import shapes, text
+from sage_grpo.lab.digits import world as text
+from sage_grpo.lab.digits.model import TextModel
+from sage_grpo.lab.shapes import world as shapes
+from sage_grpo.lab.shapes.model import ShapesModel
 
 EMA = 0.998
 

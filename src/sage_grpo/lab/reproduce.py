@@ -7,11 +7,11 @@ from typing import Any
 
 from rich.console import Console
 
+from sage_grpo.files import atomic_write
 from sage_grpo.lab import figures
 from sage_grpo.lab.claims import Claim, Results, as_markdown, judge
 from sage_grpo.lab.grid import KERNELS, MATCHED, Job, experiments, run_base, run_grid
 from sage_grpo.lab.measure import gradient_by_step, match_exploration, noise_after_a_step, rollout_quality
-from sage_grpo.tracking.files import atomic_write
 
 
 def measure_directly(out: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 
 from sage_grpo.config import ConfigError
 from sage_grpo.config.algorithm import Settings
-from sage_grpo.tracking.files import atomic_write
+from sage_grpo.files import atomic_write
 
 SCORE_SECONDS = 0.5  # a video, for scorers beside the model, until one is measured
 

@@ -4,7 +4,6 @@ import math
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 
-from sage_grpo import build
 from sage_grpo.config import RecipeConfig
 from sage_grpo.plan.calibration import Calibration
 from sage_grpo.plan.counts import Counts, count
@@ -12,6 +11,7 @@ from sage_grpo.plan.hardware import GPU, MEMORY_SHARE, PassTime, Together, at_ro
 from sage_grpo.plan.interruptions import GPU_HOURS_PER_FAILURE, Saving, best_interval, lost_share
 from sage_grpo.plan.memory import Held, Memory, held, memory
 from sage_grpo.plan.probe import Cost, Probe, decoding, probe
+from sage_grpo.training import build
 
 DISK = 2e9  # bytes a second that a node writes
 START = 300.0  # seconds from a failure until the first iteration runs again

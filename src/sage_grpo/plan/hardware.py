@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sage_grpo.config import ConfigError
-from sage_grpo.dist.watch import Operation
+from sage_grpo.plan.operations import Operation
 from sage_grpo.plan.probe import Cost
 from sage_grpo.suggest import did_you_mean
 

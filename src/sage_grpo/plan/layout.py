@@ -1,28 +1,31 @@
 """A recipe laid out over its processes without any of them: what each would hold and write."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from sage_grpo import build
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.loop import Loop
 from sage_grpo.core.protocols import VideoModel
-from sage_grpo.dist.checkpoint import saved_tensors
-from sage_grpo.dist.plan import Contents, LayoutPlan, plan_layout, pretend
-from sage_grpo.dist.processes import Processes
-from sage_grpo.dist.shard import shard
-from sage_grpo.tracking.gauge import INITIAL
-from sage_grpo.tuning.optimizers import build_optimizer
-from sage_grpo.tuning.prepare import make_bank
+from sage_grpo.distributed.checkpoint import saved_tensors
+from sage_grpo.distributed.fake_group import pretend
+from sage_grpo.distributed.processes import Processes
+from sage_grpo.distributed.shard import shard
+from sage_grpo.training import build
+from sage_grpo.training.gauge import INITIAL
+from sage_grpo.weights.optimizers import build_optimizer
+from sage_grpo.weights.prepare import make_bank
 
 
 @dataclass(frozen=True)
-class RecipePlan:
-    parameters: int  # of the networks, without adapters
-    trained: int
-    layout: LayoutPlan
+class Contents:
+    """What the first process of a layout holds, by kind, and what of it goes into a checkpoint, by place."""
+
+    held: Mapping[str, Iterable[Tensor]]
+    saved: Mapping[str, Tensor]
 
 
 def contents(model: VideoModel, config: RecipeConfig, processes: Processes) -> Contents:
@@ -40,7 +43,7 @@ def contents(model: VideoModel, config: RecipeConfig, processes: Processes) -> C
     nobody: Any = None
     loop = Loop(model, nobody, nobody, config, optimizer, bank=bank, comm=processes)
     saved = saved_tensors({"loop": loop.state_dict()})
-    held: dict[str, list[torch.Tensor]] = {
+    held: dict[str, list[Tensor]] = {
         "trained weights": [*trained],
         "frozen weights": [w for name, w in weights.items() if not w.requires_grad and ".lora_" not in name],
         "copies": [tensor for place, tensor in saved.items() if place.startswith("state/loop/bank/")],
@@ -49,16 +52,6 @@ def contents(model: VideoModel, config: RecipeConfig, processes: Processes) -> C
         "buffers": list(model.module.buffers()),
     }
     return Contents(held, saved)
-
-
-def plan_recipe(config: RecipeConfig) -> RecipePlan:
-    """Of all processes."""
-    layout, model = config.parallel, build.outline_model(config)
-    parameters = sum(w.numel() for name, w in model.module.named_parameters() if ".lora_" not in name)
-    trained = sum(w.numel() for w in model.module.parameters() if w.requires_grad)
-    sizes = (layout.processes, layout.sequence, layout.replicate)
-    plan = plan_layout(lambda processes: contents(model, config, processes), config.rollouts, *sizes)
-    return RecipePlan(parameters, trained, plan)
 
 
 def check_layout(config: RecipeConfig) -> None:

@@ -11,16 +11,16 @@ from typing import Any, Literal
 
 import torch
 
-from sage_grpo import build
 from sage_grpo.config import RecipeConfig
 from sage_grpo.config.recipe import ParallelConfig
 from sage_grpo.core.protocols import Prompt, VideoModel
-from sage_grpo.dist.device import HOST
-from sage_grpo.dist.plan import pretend
-from sage_grpo.dist.shard import local
+from sage_grpo.distributed.device import HOST
+from sage_grpo.distributed.fake_group import pretend
+from sage_grpo.distributed.shard import local
 from sage_grpo.plan.counts import stochastic_steps
 from sage_grpo.plan.layout import contents
 from sage_grpo.plan.probe import Cost, Probe, config_prompts
+from sage_grpo.training import build
 
 FLOAT = 4
 Phase = Literal["encode", "rollout", "decode", "score", "step", "train"]

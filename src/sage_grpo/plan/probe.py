@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from sage_grpo import build
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.protocols import Prompt, VideoModel, networks
-from sage_grpo.dist.imagine import imagine_weights, uncollected, without_values
-from sage_grpo.dist.plan import pretend
-from sage_grpo.dist.shard import shard
-from sage_grpo.dist.watch import Operation, Watch
+from sage_grpo.distributed.fake_group import pretend
+from sage_grpo.distributed.shard import shard
+from sage_grpo.plan.fake_tensors import imagine_weights, uncollected, without_values
+from sage_grpo.plan.operations import Operation, Watch
+from sage_grpo.training import build
 
 SHALLOW = (4, 6)  # with fewer blocks the peak is elsewhere
 

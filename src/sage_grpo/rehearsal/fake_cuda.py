@@ -51,8 +51,8 @@ def main(library: str, folder: str, processes: str, source: str, *overrides: str
     ctypes.CDLL(library)  # before torch is imported
     import importlib.util  # noqa: PLC0415
 
+    from sage_grpo.files import atomic_write  # noqa: PLC0415
     from sage_grpo.rehearsal.fake_run import act_out  # noqa: PLC0415
-    from sage_grpo.tracking.files import atomic_write  # noqa: PLC0415
 
     if importlib.util.find_spec("diffusers"):
         from sage_grpo.models.quiet import quiet_libraries  # noqa: PLC0415

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import in_kernel_invocation_manager as as_met
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from sage_grpo.dist.device import HOST
+from sage_grpo.distributed.device import HOST
 from sage_grpo.errors import UserError
 from sage_grpo.rehearsal.fake_ledger import Ledger, here
 from sage_grpo.rehearsal.fake_values import answer, described, keep_values, signed, values_of

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from sage_grpo.core import loop
 from sage_grpo.core.checks import ReplayError, check_replay
-from sage_grpo.dist.fake_group import FakeStreams, sharding_modules
+from sage_grpo.distributed.fake_group import FakeStreams, sharding_modules
 from sage_grpo.rehearsal.fake_device import DEVICE
 
 
@@ -139,7 +139,7 @@ def project_patches(progress: Progress) -> list[Patch]:
 
     patches = [Patch(loop, "check_replay", without_values, "there are no velocities to compare")]
     try:
-        from sage_grpo.tuning.lora import LoraBank  # noqa: PLC0415 - peft is an extra
+        from sage_grpo.weights.lora_bank import LoraBank  # noqa: PLC0415 - peft is an extra
     except ModuleNotFoundError:
         return patches
     ask = LoraBank._untouched

@@ -12,25 +12,25 @@ from rich.console import Console
 from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path
 
-from sage_grpo import build
 from sage_grpo.config import RecipeConfig, load_recipe
-from sage_grpo.core.anchors import CopyBank
 from sage_grpo.core.checks import check_replay, check_training
+from sage_grpo.core.copy_bank import CopyBank
 from sage_grpo.core.loop import Callback, Loop, Metrics
 from sage_grpo.core.protocols import Reward, VideoModel
 from sage_grpo.core.update import update
-from sage_grpo.dist.device import HOST
-from sage_grpo.dist.fake_group import first_of
+from sage_grpo.distributed.device import HOST
+from sage_grpo.distributed.fake_group import first_of
 from sage_grpo.errors import UserError
-from sage_grpo.exporting import export_run
+from sage_grpo.inference.export import export_run
 from sage_grpo.rehearsal.fake_device import FakeDevice
 from sage_grpo.rehearsal.fake_ledger import Ledger, place_of_error
 from sage_grpo.rehearsal.fake_patches import pretended_cuda
 from sage_grpo.rehearsal.fake_report import FakeCudaReport, Row
 from sage_grpo.rehearsal.toy import Rehearsal, find_monitors, find_prompts, find_rewards, shrink
-from sage_grpo.tracking.callbacks import Samples, Save, WeightAverage
-from sage_grpo.tracking.gauge import DriftGauge
-from sage_grpo.trainer import Trainer
+from sage_grpo.training import build
+from sage_grpo.training.callbacks import Samples, Save, WeightAverage
+from sage_grpo.training.gauge import DriftGauge
+from sage_grpo.training.trainer import Trainer
 
 ITERATION = "load, sample, rollout, decode, score, checks, update, anchor, EMA, gauge, save"
 AGAIN = "resume, second iteration"

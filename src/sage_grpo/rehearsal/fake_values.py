@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map_only
 
-from sage_grpo.dist.device import HOST
+from sage_grpo.distributed.device import HOST
 from sage_grpo.rehearsal.fake_ledger import Place, here
 
 aten = torch.ops.aten

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from sage_grpo import build
 from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
-from sage_grpo.dist.device import HOST
+from sage_grpo.distributed.device import HOST
 from sage_grpo.plan.memory import Memory, held, memory
 from sage_grpo.plan.probe import decoding, probe
 from sage_grpo.rehearsal.toy import Rehearsal, shrink
+from sage_grpo.training import build
 
 STAGES = ("checkpoint", "train", "resume", "export")
 RECIPE, ROOM = "recipe.yaml", 1.3  # of the planned memory: loading and the interpreter need some more

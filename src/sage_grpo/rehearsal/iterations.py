@@ -10,12 +10,12 @@ from rich.console import Console
 
 from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
 from sage_grpo.core.protocols import whole
-from sage_grpo.dist.launch import failures_told
-from sage_grpo.dist.processes import launched, launched_rank, leave
+from sage_grpo.distributed.launch import failures_told
+from sage_grpo.distributed.processes import launched, launched_rank, leave
+from sage_grpo.files import atomic_write
 from sage_grpo.models.quiet import quiet_libraries
 from sage_grpo.rehearsal.toy import Rehearsal, find_prompts, find_rewards
-from sage_grpo.tracking.files import atomic_write
-from sage_grpo.trainer import Trainer
+from sage_grpo.training.trainer import Trainer
 
 ORIGINAL, SMALL, RECORD, PROGRESS = "original.yaml", "toy.yaml", "record.json", "progress.txt"
 

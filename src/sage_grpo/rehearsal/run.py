@@ -6,14 +6,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sage_grpo import build
 from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
-from sage_grpo.dist.launch import launch
-from sage_grpo.exporting import export_run
+from sage_grpo.distributed.launch import launch
+from sage_grpo.inference.export import export_run
+from sage_grpo.inference.sample import open_source, sample_videos, write_samples
 from sage_grpo.rehearsal import iterations
 from sage_grpo.rehearsal.toy import Rehearsal, find_monitors, find_prompts, find_rewards, shrink
-from sage_grpo.sampling import open_source, sample_videos, write_samples
-from sage_grpo.tuning.export import load_adapters
+from sage_grpo.training import build
+from sage_grpo.weights.export import load_adapters
 
 Tell = Callable[[str], None]
 

@@ -15,17 +15,17 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from sage_grpo import build
 from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_noise
-from sage_grpo.dist.device import HOST
-from sage_grpo.exporting import export_run
+from sage_grpo.distributed.device import HOST
+from sage_grpo.inference.export import export_run
 from sage_grpo.models.quiet import quiet_libraries
 from sage_grpo.rehearsal.full_size import RECIPE, Stage
 from sage_grpo.rehearsal.toy import PROMPTS, Rehearsal, StandIn, find_prompts
-from sage_grpo.trainer import Trainer
-from sage_grpo.tuning.prepare import storage_dtypes
+from sage_grpo.training import build
+from sage_grpo.training.trainer import Trainer
+from sage_grpo.weights.prepare import storage_dtypes
 
 POOL = 2**22  # random numbers that weights are filled with, over and over: speed is what is rehearsed
 

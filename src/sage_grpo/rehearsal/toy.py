@@ -16,11 +16,11 @@ from PIL import Image
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
 
-from sage_grpo import build
 from sage_grpo.config import ConfigError, ParallelConfig, RecipeConfig, load_recipe
 from sage_grpo.core.protocols import Reward, Scores
-from sage_grpo.dist.device import HOST
+from sage_grpo.distributed.device import HOST
 from sage_grpo.rewards.errors import MissingWeights
+from sage_grpo.training import build
 
 PROMPTS = (
     "a red cat runs over the grass",

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sage_grpo.report.runs import DEFAULTS, PLACES, Run
-from sage_grpo.tracking.private import clean_text
+from sage_grpo.runs.private import clean_text
+from sage_grpo.runs.read import DEFAULTS, PLACES, Run
 
 MISSING = object()
 

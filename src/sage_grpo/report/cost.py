@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sage_grpo.report.runs import Column, Run
+from sage_grpo.runs.read import Column, Run
 
 MUCH_LONGER = 10.0  # times the usual time of such an iteration
 SHORTEST_GAP = 60.0  # seconds; less may be a slow disk

@@ -9,9 +9,9 @@ from scipy.special import stdtrit
 
 from sage_grpo.report.compare import Group
 from sage_grpo.report.heat import buckets
-from sage_grpo.report.runs import Column, Run
 from sage_grpo.report.svg import Chart, Curve
-from sage_grpo.tracking.limits import LIMITS
+from sage_grpo.runs.alarms import LIMITS
+from sage_grpo.runs.read import Column, Run
 
 POINTS = 300  # a curve; more iterations share a point
 MOST = 12  # parts of a reward, or monitors, with a chart each

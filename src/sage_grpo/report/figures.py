@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from sage_grpo.config import GaugeConfig
 from sage_grpo.report.heat import Grid, HeatMap, gather, span_of
-from sage_grpo.report.runs import Run
-from sage_grpo.tracking.limits import LIMITS, crossed
+from sage_grpo.runs.alarms import LIMITS, crossed
+from sage_grpo.runs.read import Run
 
 ROWS = 100  # timesteps in a heat map
 HEAT_RUNS = 4  # runs with heat maps

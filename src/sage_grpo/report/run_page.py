@@ -22,9 +22,9 @@ from sage_grpo.report.run_tables import (
     short,
     signed,
 )  # fmt: skip
-from sage_grpo.report.runs import Column, Run, duration
 from sage_grpo.report.strips import Chosen, choose
-from sage_grpo.tracking.private import clean_text
+from sage_grpo.runs.private import clean_text
+from sage_grpo.runs.read import Column, Run, duration
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from sage_grpo.report.cost import Cost
 from sage_grpo.report.curves import band_of
 from sage_grpo.report.figures import Alarms, Way, last_of
 from sage_grpo.report.page import Details, Table
-from sage_grpo.report.runs import DEFAULTS, Run, duration, when
-from sage_grpo.tracking.private import clean_text
+from sage_grpo.runs.private import clean_text
+from sage_grpo.runs.read import DEFAULTS, Run, duration, when
 
 MOST_ALARMS, MOST_GAPS = 50, 20  # rows
 ENDS = {"approx_kl": "KL", "clip_frac": "clipped", "drift/base_error": "base error", "drift/diversity": "diversity"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from sage_grpo.report.page import Clip, VideoStrip
-from sage_grpo.report.runs import Run
+from sage_grpo.runs.read import Run
 
 COLUMNS, PROMPTS, CLIPS = 6, 6, 72  # at most
 Rows = list[tuple[Run, list[tuple[int, Path]]]]  # a run with its files by iteration

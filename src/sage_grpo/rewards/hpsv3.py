@@ -29,8 +29,8 @@ from transformers import AutoTokenizer, Qwen2Tokenizer, Qwen2VLConfig
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.rewards.errors import MissingWeights, RewardError
 from sage_grpo.rewards.frames import VideoScorer, bounded, frame_numbers
-from sage_grpo.rewards.qwen_video import CELL, FRAMES_OF_PATCH, MERGE, frame_size, patches, resize, without
-from sage_grpo.rewards.videoalign import DTYPES, empty_model
+from sage_grpo.rewards.videoalign.frames import CELL, FRAMES_OF_PATCH, MERGE, frame_size, patches, resize, without
+from sage_grpo.rewards.videoalign.model import DTYPES, empty_model
 
 WEIGHTS, TOKEN, PROMPT_PLACE, HEAD = "HPSv3.safetensors", "<|Reward|>", "{text_prompt}", "rm_head."
 INSTRUCTIONS, PARTS = "hpsv3/dataset/data_collator_qwen.py", ("INSTRUCTION", "prompt_with_special_token")

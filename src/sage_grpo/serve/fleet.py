@@ -17,12 +17,12 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.config import AutoscalingConfig, HTTPOptions
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from sage_grpo import build
 from sage_grpo.config import ConfigError, FleetConfig, RewardConfig, ScorerConfig
 from sage_grpo.errors import UserError
-from sage_grpo.rewards.wire import Limits
+from sage_grpo.rewards.remote.wire import Limits
 from sage_grpo.serve.gate import Ask, Busy, Door, Gate, fingerprint
 from sage_grpo.serve.scorer import Scorer
+from sage_grpo.training import build
 
 APPLICATION = "rewards"
 RESERVE = 100  # requests that a process has under way before others wait

@@ -8,7 +8,7 @@ from itertools import groupby
 import torch
 
 from sage_grpo.core.protocols import Prompt, Reward, Scores
-from sage_grpo.rewards.wire import Limits, pack_answer, unpack_request
+from sage_grpo.rewards.remote.wire import Limits, pack_answer, unpack_request
 
 log = logging.getLogger(__name__)
 SICK = 5  # calls in a row that failed

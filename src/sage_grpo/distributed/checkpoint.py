@@ -1,0 +1,261 @@
+"""Checkpoints that are whole or not there, written by every process for its own shards and read in any layout.
+
+A checkpoint is a folder: tensors in the format of torch's distributed checkpoints (DCP), everything else as JSON, and a
+manifest with the hash of each file, written last. No pickle can run: the index of tensors is JSON, and torch reads
+their values with `weights_only`.
+"""
+
+import errno
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import empty as empty_shards
+
+from sage_grpo.distributed.index import INDEX
+from sage_grpo.distributed.processes import Processes
+from sage_grpo.distributed.storage import Storage
+from sage_grpo.errors import UserError
+
+# On one process DCP says on every call, in a thread of its own too, that there is one process.
+warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load) in a single process.*")
+
+log = logging.getLogger(__name__)
+
+MANIFEST, STATE, TENSORS = "manifest.json", "state.json", "tensors"
+Sharded = Callable[[str], bool]  # which tensors, by their place in the state, are cut like the weights
+Root = str | Path  # a folder, or a URL that fsspec knows
+
+
+class DamagedCheckpoint(UserError, RuntimeError):
+    """A checkpoint whose files are missing or are not those that were written."""
+
+
+class CheckpointError(UserError, RuntimeError):
+    """A checkpoint could not be written."""
+
+
+def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
+    """Nested state as JSON; tensors go into `tensors` and leave a reference."""
+    if isinstance(value, Tensor):
+        tensors[place] = value.detach()
+        return {"tensor": place, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+    if isinstance(value, Mapping):
+        return {"dict": [[k, _pack(v, f"{place}/{k}", tensors)] for k, v in value.items()]}
+    if isinstance(value, list | tuple):
+        return {type(value).__name__: [_pack(v, f"{place}/{i}", tensors) for i, v in enumerate(value)]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    raise TypeError(f"{place} is a {type(value).__name__}: a checkpoint holds tensors, numbers, texts and containers")
+
+
+def saved_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What of a state goes into DCP's files, by its place."""
+    tensors: dict[str, Tensor] = {}
+    _pack(state, "state", tensors)
+    return tensors
+
+
+def _unpack(packed: Mapping[str, Any], tensor: Callable[[Mapping[str, Any]], Any]) -> Any:
+    if "tensor" in packed:
+        return tensor(packed)
+    ((kind, content),) = packed.items()
+    if kind == "dict":
+        return {k: _unpack(v, tensor) for k, v in content}
+    if kind in ("list", "tuple"):
+        items = [_unpack(v, tensor) for v in content]
+        return items if kind == "list" else tuple(items)
+    return content
+
+
+class Saver:
+    """Writes while training goes on: `save` returns when the state is copied. Every process calls it alike."""
+
+    def __init__(self, root: Root, keep: int = 2, processes: Processes | None = None) -> None:
+        self.storage, self.keep, self.processes = Storage(root), keep, processes
+        # A group of its own: what it says must not mix with what training says meanwhile.
+        self.group = processes.another_group() if processes else None
+        self.main, self.rank = (processes.main, processes.global_rank) if processes else (True, 0)
+        self._pending: Future[None] | None = None
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Begin `step-00000010` below the root; an earlier one is finished first, and its failure raised."""
+        self.wait()
+        tensors: dict[str, Tensor] = {}
+        packed = json.dumps(_pack(state, "state", tensors)).encode()
+        name, work, problem = step_name(step), "", None
+        if self.main:
+            try:
+                work = self.storage.begin(name)
+            except Exception as error:  # of whatever kind the storage has: the others wait for a word
+                problem = _reason(error)
+        (work, problem), *_ = self._tell((work, problem))
+        self._agree(step, [problem])
+        written = async_save(
+            tensors,
+            storage_writer=self.storage.writer(f"{work}/{TENSORS}"),
+            process_group=self.group,
+            no_dist=self.processes is None,
+        )
+        assert isinstance(written, Future)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending = thread.submit(self._finish, step, name, work, packed, written)
+        thread.shutdown(wait=False)  # it ends with its work
+
+    def wait(self) -> None:
+        """Until the last checkpoint is in place."""
+        pending, self._pending = self._pending, None
+        if pending:
+            pending.result()
+
+    def _tell(self, value: Any) -> list[Any]:
+        return self.processes.everybody(value, self.group) if self.processes else [value]
+
+    def _finish(self, step: int, name: str, work: str, packed: bytes, written: "Future[Any]") -> None:
+        hashes: dict[str, str] = {}
+        problem = None
+        try:
+            written.result()
+            mine = self.storage.names(f"{work}/{TENSORS}", f"__{self.rank}_")
+            if self.main:
+                self.storage.write(f"{work}/{STATE}", packed)
+                mine += [f"{work}/{STATE}", f"{work}/{TENSORS}/{INDEX}"]
+            hashes = {path.removeprefix(f"{work}/"): self.storage.digest(path) for path in mine}
+        except (Exception, CheckpointException) as error:
+            problem = os.strerror(errno.ENOSPC) if self.storage.full() else _reason(error)  # torch says it in riddles
+        told = self._tell((problem, hashes))
+        self._agree(step, [problem for problem, _ in told], work)
+        if self.main:
+            try:
+                every = {path: digest for _, part in told for path, digest in sorted(part.items())}
+                self.storage.write(f"{work}/{MANIFEST}", json.dumps({"step": step, "sha256": every}, indent=1).encode())
+                for folder in (f"{work}/{TENSORS}", work):
+                    self.storage.sync(folder)
+                self.storage.publish(work, name)
+            except Exception as error:
+                problem = _reason(error)
+        self._agree(step, self._tell(problem), work)
+        if self.main:
+            self._retire()
+
+    def _retire(self) -> None:
+        """Remove the oldest. If that fails, the new one is there all the same."""
+        try:
+            for old in self.storage.steps()[: -self.keep]:
+                self.storage.remove(old)
+        except Exception as error:
+            log.warning("an old checkpoint in %s could not be removed: %s", self.storage.root, _reason(error))
+
+    def _agree(self, step: int, problems: list[str | None], work: str = "") -> None:
+        """What went wrong for one process stops all of them."""
+        found = next((problem for problem in problems if problem), None)
+        if not found:
+            return
+        if self.main and work:
+            with suppress(Exception):
+                self.storage.remove(work)  # half of a checkpoint is of no use, and room is needed
+        last = self.storage.steps()[-1:] or ["none"]
+        raise CheckpointError(
+            f"the checkpoint of iteration {step} could not be written to {self.storage.root}: {found}; the last whole "
+            f"one is {last[0]}. Make room or name another place (run.checkpoints); the same command goes on from there"
+        )
+
+
+def _reason(error: BaseException) -> str:
+    """The first cause in words: DCP wraps what a process met in exceptions of its own."""
+    failures = getattr(error, "failures", None)
+    if failures:
+        return _reason(next(iter(failures.values()))[0])
+    return f"{type(error).__name__}: {error}" if not isinstance(error, OSError) else str(error)
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def checkpoints(root: Root) -> list[str]:
+    """Oldest first."""
+    return Storage(root).steps()
+
+
+def _problem(storage: Storage, name: str, processes: Processes | None) -> str | None:
+    """What is wrong with a checkpoint: each process reads some of its files."""
+    try:
+        hashes: dict[str, str] = json.loads(storage.read(f"{name}/{MANIFEST}"))["sha256"]
+        files = sorted(hashes)
+        if not any(file.startswith(f"{TENSORS}/") for file in files):
+            return f"{storage.url(name)} is of an earlier version's format"
+        rank, world = (processes.global_rank, processes.global_world) if processes else (0, 1)
+        for file in files[rank::world]:
+            if storage.digest(f"{name}/{file}") != hashes[file]:
+                return f"{storage.url(name)}/{file} is not the file that was saved"
+    except FileNotFoundError as error:
+        return f"{storage.url(name)} is not a whole checkpoint: {error.filename or error} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{storage.url(name)} is not a whole checkpoint: {error}"
+    return None
+
+
+def load_checkpoint(
+    root: Root, name: str, processes: Processes | None = None, sharded: Sharded = lambda place: False
+) -> dict[str, Any]:
+    """Check every hash, each process some of them, then read this process's shards in today's layout."""
+    storage = Storage(root)
+    problem = _problem(storage, name, processes)
+    found = next((p for p in (processes.everybody(problem) if processes else [problem]) if p), None)
+    if found:
+        raise DamagedCheckpoint(found)
+    packed = json.loads(storage.read(f"{name}/{STATE}"))
+    tensors: dict[str, Tensor] = {}
+    mesh = processes.weights_mesh if processes else None
+
+    def room(entry: Mapping[str, Any]) -> Any:
+        place, dtype = entry["tensor"], getattr(torch, entry["dtype"])
+        cut = mesh is not None and bool(entry["shape"]) and sharded(place)
+        tensors[place] = (
+            _shards(entry["shape"], dtype, mesh) if cut and mesh else torch.empty(entry["shape"], dtype=dtype)
+        )
+        return tensors[place]
+
+    state = _unpack(packed, room)
+    try:
+        load(tensors, storage_reader=storage.reader(f"{name}/{TENSORS}"), no_dist=processes is None)
+    except CheckpointException as error:  # on all processes alike
+        reason = _reason(error).splitlines()[0]
+        raise DamagedCheckpoint(f"{storage.url(name)} does not hold the tensors of a checkpoint: {reason}") from error
+    assert isinstance(state, dict)
+    return state
+
+
+def _shards(shape: list[int], dtype: torch.dtype, mesh: DeviceMesh) -> DTensor:
+    """Room for this process's part, cut as FSDP2 cuts weights: along the first axis, copied along `replicate`."""
+    placements = [Replicate(), Shard(0)] if mesh.ndim == 2 else [Shard(0)]
+    return empty_shards(*shape, dtype=dtype, device_mesh=mesh, placements=placements)
+
+
+def load_newest(
+    root: Root, processes: Processes | None = None, sharded: Sharded = lambda place: False
+) -> tuple[str, dict[str, Any], list[str]] | None:
+    """The newest whole checkpoint by name, and what was wrong with those passed over."""
+    problems: list[str] = []
+    for name in reversed(checkpoints(root)):
+        try:
+            return name, load_checkpoint(root, name, processes, sharded), problems
+        except DamagedCheckpoint as error:
+            problems.append(str(error))
+    if problems:
+        raise DamagedCheckpoint("no whole checkpoint is left:\n" + "\n".join(problems))
+    return None

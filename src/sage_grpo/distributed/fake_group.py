@@ -1,0 +1,115 @@
+"""One process of many that do not exist: torch's fake process group, and what FSDP2 and checkpoints ask of others."""
+
+import importlib
+import os
+import pkgutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.distributed.fsdp._fully_shard as fully_shard
+from torch import Tensor
+from torch.distributed.checkpoint import default_planner
+from torch.distributed.checkpoint.utils import _DistWrapper
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from sage_grpo.distributed.device import HOST
+from sage_grpo.distributed.processes import Processes, lay_out
+
+FAKE = "fake"  # torch's name for the backend
+
+
+@contextmanager
+def fake_group(processes: int, rank: int = 0) -> Iterator[None]:
+    """Nothing that is sent arrives; what would come from the others is whatever the room for it held."""
+    dist.init_process_group(FAKE, store=FakeStore(), rank=rank, world_size=processes)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+class Unhurried:
+    """An event or stream of a device that is always done: everything that it is asked to wait for is over."""
+
+    def __init__(self, **settings: Any) -> None: ...
+    def record(self, stream: Any = None) -> None: ...
+    def wait(self, stream: Any = None) -> None: ...
+    def wait_event(self, event: Any) -> None: ...
+    def wait_stream(self, stream: Any) -> None: ...
+    def synchronize(self) -> None: ...
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def record_event(self, event: Any = None) -> "Unhurried":
+        return event or Unhurried()
+
+
+class FakeStreams:
+    """What FSDP2 asks of `torch.cuda`: streams and events, in place of those of a driver."""
+
+    Stream = Event = Unhurried
+    stream = staticmethod(nullcontext)
+
+    def current_stream(self, device: Any = None) -> Unhurried:
+        return Unhurried()
+
+    def current_device(self) -> int:
+        return 0
+
+
+def sharding_modules() -> list[Any]:
+    """Those of FSDP2 that ask for streams."""
+    names = [f"{fully_shard.__name__}.{found.name}" for found in pkgutil.iter_modules(fully_shard.__path__)]
+    return [module for module in map(importlib.import_module, names) if hasattr(module, "_get_device_handle")]
+
+
+@contextmanager
+def first_of(processes: int) -> Iterator[None]:
+    """A run that believes to be the first of several processes; the others say what it says."""
+    if processes == 1:
+        yield
+        return
+    launcher = {"WORLD_SIZE": str(processes), "RANK": "0", "LOCAL_RANK": "0"}
+    wrap, new_group, mean, gather = _DistWrapper.__init__, dist.new_group, Processes.mean, Processes.gather
+
+    def alone(self: Any, group: Any, use_dist: bool, coordinator_rank: int) -> None:
+        wrap(self, group, False, coordinator_rank)
+
+    def fake_too(*args: Any, **named: Any) -> Any:
+        return new_group(*args, **(named | {"backend": FAKE}))
+
+    def same_mean(self: Processes, x: Tensor) -> Tensor:
+        mean(self, x)
+        return x
+
+    def same_gather(self: Processes, x: Tensor) -> Tensor:
+        gather(self, x)
+        return torch.cat([x] * self.world)
+
+    patches = [
+        (_DistWrapper, "__init__", alone),  # a checkpoint holds the shards of this process alone …
+        (default_planner, "_validate_global_plan", lambda *plan: []),  # … and is therefore not whole
+        (dist, "new_group", fake_too),  # a real one would wait for the others
+        (Processes, "mean", same_mean),  # small news travels to the device and back, where values are lost:
+        (Processes, "gather", same_gather),  # the journey is made, and the values are those of before
+    ]
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, launcher))
+        for owner, name, replacement in patches:
+            stack.enter_context(mock.patch.object(owner, name, replacement))
+        stack.enter_context(fake_group(processes))
+        yield
+
+
+@contextmanager
+def pretend(processes: int, sequence: int = 1, replicate: int = 1, rank: int = 0) -> Iterator[Processes]:
+    """One process of many, as it would see them. Nothing that it sends arrives."""
+    if dist.is_initialized():
+        raise RuntimeError("a plan needs a process of its own: this one belongs to a run")
+    with fake_group(processes, rank):
+        yield lay_out(processes, sequence, replicate, HOST)

@@ -1,0 +1,143 @@
+"""The processes that share a run: who they are, how they are laid out, and the few things that they tell each other."""
+
+import os
+import sys
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.rendezvous import rendezvous
+
+from sage_grpo.config import ConfigError
+from sage_grpo.core.protocols import whole
+from sage_grpo.distributed.device import HOST, backend_for, choose_device
+from sage_grpo.distributed.ulysses import RING, ULYSSES, Exchange
+
+REPLICATE, SHARD = "replicate", "shard"
+
+
+def launched() -> int:
+    """How many processes the launcher (torchrun, SLURM, Kubernetes) started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def launched_rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+class Processes:
+    """The `Comm` of several processes. Rank and world count replicas: processes that share a video are one."""
+
+    def __init__(self, mesh: DeviceMesh, device: torch.device) -> None:
+        self.mesh, self.device = mesh, device
+        self.data = mesh[REPLICATE, SHARD]._flatten("data")
+        # Weights are sharded over data and sequence together, and copied along `replicate` if there are copies.
+        sharded = mesh[SHARD, RING, ULYSSES]._flatten("weights")
+        self.weights_mesh = mesh[REPLICATE, "weights"] if mesh.size(0) > 1 else sharded
+        shared = mesh[RING, ULYSSES]._flatten("sequence")
+        self.exchange = Exchange(mesh, shared, device) if shared.size() > 1 else None  # between those of one video
+        self.rank, self.world = self.data.get_local_rank(), self.data.size()
+        self.global_rank, self.global_world = dist.get_rank(), dist.get_world_size()
+        self.main = self.global_rank == 0  # the one that writes files and talks to people
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Concatenated in rank order, equal everywhere; back on the device it came from."""
+        mine = x.to(self.device).contiguous()
+        parts = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(parts, mine, group=self.data.get_group())
+        return self._agreed(torch.cat(parts)).to(x.device)
+
+    def mean(self, x: Tensor) -> Tensor:
+        total = x.to(self.device, copy=True)
+        dist.all_reduce(total, group=self.data.get_group())  # a sum: gloo knows no mean
+        return self._agreed(total / self.world).to(x.device)
+
+    def _agreed(self, x: Tensor) -> Tensor:
+        """The word of the first of the processes that share a video: a scorer need not say the same twice."""
+        if self.exchange:
+            dist.broadcast(x, group=self.exchange.group, group_src=0)
+        return x
+
+    def clip_grad_norm(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
+        return whole(torch.nn.utils.clip_grad_norm_(parameters, limit))
+
+    def everybody(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+        """A small object of every process, in rank order."""
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, value, group=group)
+        return found
+
+    def another_group(self) -> dist.ProcessGroup:
+        """All of them again, for work beside the training. Every process must ask for it."""
+        group: dist.ProcessGroup = dist.new_group(backend=backend_for(HOST))
+        return group
+
+
+def join(
+    processes: int, sequence: int, replicate: int, device: str = "auto", *, ring: int = 1, minutes: float = 30.0
+) -> Processes | None:
+    """Meet the other processes; None when there is one alone."""
+    started = launched()
+    if started != processes:
+        raise ConfigError(
+            f"parallel.processes={processes}, but {started} {'was' if started == 1 else 'were'} started; use "
+            f"`torchrun --nproc-per-node={min(processes, 8)}"
+            + (f" --nnodes={processes // 8}" if processes > 8 else "")
+            + f" -m sage_grpo train …` or parallel.processes={started}"
+        )
+    if processes == 1:
+        return None
+    chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    if not dist.is_initialized():
+        limit, rank = timedelta(minutes=minutes), int(os.environ["RANK"])
+        store = meeting_place(next(rendezvous("env://", timeout=limit))[0], rank, processes, limit)
+        dist.init_process_group(backend_for(chosen), store=store, rank=rank, world_size=processes, timeout=limit)
+    return lay_out(processes, sequence, replicate, chosen, ring)
+
+
+def lay_out(processes: int, sequence: int, replicate: int, device: torch.device, ring: int = 1) -> Processes:
+    """Copies of the weights, shards of each copy, processes that share a video."""
+    shape = (replicate, processes // (replicate * sequence), ring, sequence // ring)
+    return Processes(init_device_mesh(device.type, shape, mesh_dim_names=(REPLICATE, SHARD, RING, ULYSSES)), device)
+
+
+def meeting_place(store: Store, rank: int, world: int, limit: timedelta) -> Store:
+    """A part of the launcher's store that nobody used before.
+
+    torchrun keeps its store when it restarts processes, with all that the dead ones wrote, and its count of restarts
+    differs between nodes. So the first process opens a part of its own, and the others know it for a living one when
+    it answers with the name that they have just given themselves.
+    """
+    store.set_timeout(limit)
+    mine = uuid4().hex
+    if rank == 0:
+        store.set("leader", mine)
+        for other in range(1, world):
+            store.set(f"{mine}/welcome {other}", store.get(f"{mine}/{other}").decode())
+        return PrefixStore(mine, store)
+    deadline = time.monotonic() + limit.total_seconds()
+    while time.monotonic() < deadline:
+        leader = store.get("leader").decode()
+        store.set(f"{leader}/{rank}", mine)
+        welcome = f"{leader}/welcome {rank}"
+        if store.check([welcome]) and store.get(welcome).decode() == mine:
+            return PrefixStore(leader, store)
+        time.sleep(0.1)
+    raise TimeoutError(f"process {rank} met no others within {limit.total_seconds() / 60:.0f} minutes of its start")
+
+
+def leave() -> None:
+    """Part from the other processes and end: without this exit, threads of gloo abort some on their way out."""
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)

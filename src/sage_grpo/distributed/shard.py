@@ -1,0 +1,108 @@
+"""Weights cut into shards by FSDP2, and filled from a checkpoint shard by shard: no process ever holds them whole."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from sage_grpo.core.protocols import VideoModel, networks
+
+MATRICES = (nn.Linear, nn.modules.conv._ConvNd)  # layers whose weights autocast casts
+Adapter = Callable[[str, tuple[int, ...]], Tensor]
+
+
+def shard(model: VideoModel, mesh: DeviceMesh, compute: torch.dtype | None = None) -> None:
+    """Each repeated block is gathered while it works; the rest of a network is another unit.
+
+    What a process computes must not depend on how many there are: weights are gathered as one process holds them,
+    inputs are left alone, and autocast does the rest, as it does there. Where blocks are trained in float32, their
+    matrices travel in the type that autocast turns them into (`compute`): half the bytes, the same numbers.
+    """
+    for block in model.shard_blocks:
+        if compute and not _adapted(block) and not _compiled(block):
+            _shard_matrices(block, mesh, MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False))
+        fully_shard(block, mesh=mesh)
+    for part in networks(model.module).values():
+        # By default the outermost unit stays gathered after a forward pass: copies, anchors and checkpoints made
+        # between passes would then see old or whole weights.
+        fully_shard(part, mesh=mesh, reshard_after_forward=True)
+
+
+def _adapted(block: nn.Module) -> bool:
+    """The block's own weights are frozen, and kept in the type of the arithmetic."""
+    return any(".lora_" in name for name, _ in block.named_parameters())
+
+
+def _compiled(block: nn.Module) -> bool:
+    """One graph: units inside it would break it."""
+    return block._compiled_call_impl is not None
+
+
+def _shard_matrices(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+    """Units inside a block, as large as they can be; norms and tables, which autocast leaves alone, stay outside."""
+    for child in module.children():
+        own = [layer for layer in child.modules() if next(layer.parameters(recurse=False), None) is not None]
+        others = [layer for layer in own if not isinstance(layer, MATRICES)]
+        if len(own) == len(others):
+            continue  # no matrix inside: it goes with the block
+        if child in others or isinstance(child, nn.ModuleList | nn.ModuleDict):  # its own, or nobody calls it
+            _shard_matrices(child, mesh, policy)
+            continue
+        for layer in others:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(child, mesh=mesh, mp_policy=policy)
+
+
+def local(x: Tensor) -> Tensor:
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def my_slice(x: Tensor) -> tuple[slice, ...]:
+    """Which part of the whole tensor this process holds."""
+    if not isinstance(x, DTensor):
+        return tuple(slice(0, n) for n in x.shape)
+    shape, offset = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
+    return tuple(slice(start, start + n) for start, n in zip(offset, shape, strict=True))
+
+
+class CheckpointFiles:
+    """Tensors of a folder of safetensors files, read by slices."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files: dict[str, Path] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            with safe_open(path, "pt") as file:
+                self.files |= dict.fromkeys(file.keys(), path)
+
+    def read(self, name: str, part: tuple[slice, ...]) -> Tensor:
+        if name not in self.files:
+            raise KeyError(f"the checkpoint has no {name}")
+        with safe_open(self.files[name], "pt") as file:
+            found: Tensor = file.get_slice(name)[part] if part else file.get_tensor(name)
+            return found
+
+
+@torch.no_grad()
+def fill(model: VideoModel, folder: Path, device: torch.device, adapter: Adapter) -> None:
+    """Give room to shards that have none yet, and read each process's part of every weight from the checkpoint.
+
+    `adapter(name, shape)` makes the weights that a checkpoint does not have.
+    """
+    for component, part in networks(model.module).items():
+        files, buffers = CheckpointFiles(folder / component), {n: b.clone() for n, b in part.named_buffers()}
+        part.to_empty(device=device)
+        for name, buffer in part.named_buffers():
+            buffer.copy_(files.read(name, my_slice(buffer)) if name in files.files else buffers[name])
+        prefix = f"{component}." if isinstance(model.module, nn.ModuleDict) else ""
+        for name, parameter in part.named_parameters():
+            if ".lora_" in name:
+                value = adapter(prefix + name, tuple(parameter.shape))[my_slice(parameter)]
+            else:
+                value = files.read(name.replace(".base_layer.", "."), my_slice(parameter))
+            local(parameter).copy_(value)

@@ -1,0 +1,121 @@
+"""Where checkpoints lie: a local folder, or whatever fsspec reaches (`s3://bucket/run`, `gs://…`)."""
+
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+
+import fsspec
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+
+from sage_grpo.distributed.index import IndexedReader, IndexedWriter
+from sage_grpo.errors import UserError
+
+BLOCK = 1 << 20
+PART = ".part"  # ends the name of a local folder that is not whole yet
+
+
+class RemoteWriter(IndexedWriter, FsspecWriter):
+    pass
+
+
+class RemoteReader(IndexedReader, FsspecReader):
+    pass
+
+
+class StorageError(UserError, RuntimeError):
+    """The place for checkpoints cannot be used."""
+
+
+class Storage:
+    """Names are relative to the root. A local folder is renamed into place; elsewhere it counts by its last file."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = str(root).rstrip("/")
+        self.local = "://" not in self.root
+        try:
+            self.fs, self.base = fsspec.url_to_fs(self.root)
+        except (ImportError, ValueError) as error:
+            package = re.search(r"[Ii]nstall (\w+)", str(error))
+            fix = f"pip install {package.group(1)}" if package else "use a folder, or s3://bucket/folder"
+            raise StorageError(f"run.checkpoints={self.root}: {error}; {fix}") from error
+
+    def _path(self, name: str) -> str:
+        return f"{self.base}/{name}"
+
+    def url(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def steps(self) -> list[str]:
+        """Oldest first."""
+        self.fs.invalidate_cache()
+        found = self.fs.ls(self.base, detail=False) if self.fs.isdir(self.base) else []
+        names = (path.rstrip("/").rsplit("/", 1)[-1] for path in found)
+        return sorted(name for name in names if name.startswith("step-"))
+
+    def read(self, name: str) -> bytes:
+        data: bytes = self.fs.cat_file(self._path(name))
+        return data
+
+    def write(self, name: str, data: bytes) -> None:
+        self.fs.pipe_file(self._path(name), data)
+        self.sync(name)
+
+    def names(self, folder: str, start: str) -> list[str]:
+        """Files directly in a folder whose names begin with `start`."""
+        self.fs.invalidate_cache()
+        found = (path.rsplit("/", 1)[-1] for path in self.fs.ls(self._path(folder), detail=False))
+        return sorted(f"{folder}/{name}" for name in found if name.startswith(start))
+
+    def digest(self, name: str) -> str:
+        total = hashlib.sha256()
+        with self.fs.open(self._path(name), "rb") as file:
+            while block := file.read(BLOCK):
+                total.update(block)
+        return total.hexdigest()
+
+    def remove(self, name: str) -> None:
+        if self.fs.exists(self._path(name)):
+            self.fs.rm(self._path(name), recursive=True)
+
+    def begin(self, step: str) -> str:
+        """Where a new checkpoint is written. Other parts are of writers that were killed: there is one at a time."""
+        work = f".{step}{PART}" if self.local else step
+        for left in {*self._parts(), work}:
+            self.remove(left)
+        self.fs.makedirs(self._path(work), exist_ok=True)
+        return work
+
+    def _parts(self) -> list[str]:
+        names = os.listdir(self.base) if self.local and os.path.isdir(self.base) else []
+        return [name for name in names if name.startswith(".step-") and name.endswith(PART)]
+
+    def publish(self, work: str, step: str) -> None:
+        """From here on it counts."""
+        if self.local:
+            self.remove(step)
+            os.rename(self._path(work), self._path(step))
+            self.sync("")
+
+    def full(self) -> bool:
+        return self.local and shutil.disk_usage(self.base).free < BLOCK
+
+    def sync(self, name: str) -> None:
+        """To the disk itself: a power cut must not take it back."""
+        if self.local:
+            handle = os.open(self._path(name), os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    def writer(self, name: str) -> IndexedWriter:
+        writer = IndexedWriter(self._path(name)) if self.local else RemoteWriter(self.url(name))
+        writer.files, writer.folder = self, name
+        return writer
+
+    def reader(self, name: str) -> IndexedReader:
+        reader = IndexedReader(self._path(name)) if self.local else RemoteReader(self.url(name))
+        reader.files, reader.folder = self, name
+        return reader

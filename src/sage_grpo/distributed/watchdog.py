@@ -1,0 +1,91 @@
+"""A hang becomes an error: when nothing moves any more, every process writes its stacks and ends."""
+
+import faulthandler
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from sage_grpo.core.loop import Callback, Loop
+from sage_grpo.core.protocols import networks
+from sage_grpo.distributed.hang import STDERR, report_hang
+from sage_grpo.distributed.processes import Processes
+
+GRACE = 60.0  # seconds in which the other processes may write their stacks; a shared folder shows news late
+
+
+def _event(place: str) -> Callable[..., None]:
+    return lambda watchdog, *details: watchdog.mark(place)
+
+
+class Watchdog(Callback):
+    """Ends the process when no mark came for `minutes`; 0 switches it off.
+
+    Marks come with every pass of the trained network, every scored batch and every event of the loop, in the same order
+    on all ranks: their number tells who is behind. The thread asks nothing of the other processes, for they may be
+    dead. It looks into the run folder: where one has given up, all write their stacks.
+    """
+
+    on_start, on_scores = _event("the first iteration"), _event("a scored batch")
+    on_rollout = _event("the rewards of all ranks")
+    on_update, on_iteration, on_end = _event("an update"), _event("the end of an iteration"), _event("the end")
+
+    def __init__(self, loop: Loop, folder: Path, minutes: float, processes: Processes | None = None) -> None:
+        self.loop, self.limit, self.grace = loop, minutes * 60, min(GRACE, minutes * 60)
+        self.rank, self.world = (processes.global_rank, processes.global_world) if processes else (0, 1)
+        start = time.strftime("%Y%m%d-%H%M%S")
+        self.folder = folder / "hang" / (processes.everybody(start)[0] if processes else start)
+        self.marks, self.place, self.at = 0, "the start", time.monotonic()
+        self._over = threading.Event()
+
+    def mark(self, place: str) -> None:
+        self.marks, self.place, self.at = self.marks + 1, place, time.monotonic()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        if not self.limit:
+            yield
+            return
+        parts = networks(self.loop.model.module).values()
+        # Before the hook of FSDP2, which waits for the others: a rank that waits has come further. A function and no
+        # method, for whoever copies the network would copy the watchdog with it.
+        hooks = [part.register_forward_pre_hook(lambda *details: self._pass(), prepend=True) for part in parts]
+        thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self.mark("the start")
+        self._last_resort(self.limit + self.grace / 2)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join()
+            faulthandler.cancel_dump_traceback_later()
+            for hook in hooks:
+                hook.remove()
+
+    def _pass(self) -> None:
+        if not torch.compiler.is_compiling():
+            self.mark("a pass of the network")
+
+    def _watch(self) -> None:
+        while not self._over.wait(min(self.limit / 10, 5.0)):
+            self._last_resort(self.limit + self.grace / 2)
+            if time.monotonic() - self.at > self.limit or self.folder.exists():
+                try:
+                    self._report()
+                finally:
+                    os._exit(1)
+
+    def _last_resort(self, seconds: float) -> None:
+        """For a hang that lets no thread of Python run, or a disk that blocks this one: stacks go to stderr."""
+        faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)
+
+    def _report(self) -> None:
+        self._last_resort(4 * self.grace)
+        done = f"{self.marks} marks, {self.loop.iteration} iterations and {self.loop.updates} updates"
+        place = f"last seen at {self.place} {(time.monotonic() - self.at) / 60:.1f} min ago"
+        report_hang(self.folder, self.rank, self.world, f"{done}, {place}", self.limit / 60, self.grace)

@@ -1,0 +1,1 @@
+"""How scores are gamed: clips against spoilt copies of themselves."""

@@ -1,0 +1,143 @@
+"""Videos of any folder, opened one at a time. A broken one is told by its reason and never by a crash."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import av
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from sage_grpo.config import ConfigError
+from sage_grpo.videos import Frames, rgb_frame
+
+FILMS = (".mp4", ".webm", ".mkv", ".mov", ".avi", ".m4v", ".mpg", ".mpeg", ".gif")
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+THROUGH_PILLOW = (".gif", *PICTURES)
+MEGAPIXELS = 200.0  # 600 MB of frames: 5 s of 1280 × 720 at 24 frames a second are 111
+WHOLE = 0.9  # of the frames that a file declares: some count one too many, a torn file has many too few
+
+
+class Unreadable(ValueError):
+    """This file is no video that could be scored: why."""
+
+
+@dataclass(frozen=True)
+class Video:
+    frames: Tensor  # uint8 (F, H, W, 3)
+    fps: float | None
+
+
+def find_videos(places: list[Path], kinds: Sequence[tuple[str, ...]] = (FILMS, PICTURES)) -> list[Path]:
+    """Files as they are given; of a folder those in it and below of the first of `kinds` that it has any of.
+
+    So a folder of films with pictures beside them is one of films.
+    """
+    found: list[Path] = []
+    for place in places:
+        if place.is_dir():
+            found += _inside(place, kinds)
+        elif place.is_file():
+            found.append(place)
+        else:
+            raise ConfigError(f"there is no file or folder {place}; name a folder of videos, or a video")
+    return found
+
+
+def _inside(folder: Path, kinds: Sequence[tuple[str, ...]]) -> list[Path]:
+    below = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+    seen = [path for path in below if not any(part.startswith(".") for part in path.parts)]
+    for kind in kinds:
+        if found := [folder / path for path in seen if path.suffix.lower() in kind]:
+            return found
+    raise ConfigError(f"{folder} has no videos in it; looked for {' '.join((*FILMS, *PICTURES))}")
+
+
+def open_video(path: Path, megapixels: float = MEGAPIXELS) -> Video:
+    """Decoded whole; one that declares, or turns out to have, too many pixels is refused before it fills the memory."""
+    if not path.stat().st_size:
+        raise Unreadable("the file is empty")
+    try:
+        return (_through_pillow if path.suffix.lower() in THROUGH_PILLOW else _through_av)(path, megapixels)
+    except Unreadable:
+        raise
+    except (av.error.FFmpegError, UnidentifiedImageError) as error:
+        raise Unreadable(f"it is not a video, or a damaged one ({_short(error)})") from error
+    except Exception as error:  # decoders meet bytes that nobody thought of
+        raise Unreadable(f"it cannot be decoded ({type(error).__name__}: {_short(error)})") from error
+
+
+def _short(error: Exception) -> str:
+    said = getattr(error, "strerror", None) or str(error)
+    return " ".join(said.split())[:120] if "identify image" not in said else "no known picture format"
+
+
+def bound(frames: int, width: int, height: int, megapixels: float, declared: bool = True) -> None:
+    found = frames * width * height / 1e6
+    if found > megapixels:
+        verb, many = "declares" if declared else "has at least", "s" if frames > 1 else ""
+        raise Unreadable(
+            f"it {verb} {frames} frame{many} of {width}×{height}, {found:,.0f} megapixels in all, above the limit "
+            f"of {megapixels:g}; raise --megapixels if it is right"
+        )
+
+
+def _through_av(path: Path, megapixels: float) -> Video:
+    with av.open(str(path)) as container:
+        if not container.streams.video:
+            raise Unreadable("it has no picture, only sound" if container.streams.audio else "it has no picture")
+        stream = container.streams.video[0]
+        width, height, rate = stream.width or 0, stream.height or 0, stream.average_rate
+        if not width or not height:
+            raise Unreadable("it does not say how large its frames are: it is damaged or not a video")
+        declared = stream.frames or _from_duration(stream, container)
+        bound(max(declared, 1), width, height, megapixels)
+        # A frame may be larger inside than the file says outside: the decoder is told too.
+        stream.codec_context.options = {"max_pixels": str(max(1, int(megapixels * 1e6)))}
+        pictures: list[Frames] = []
+        for frame in container.decode(stream):
+            bound(len(pictures) + 1, frame.width, frame.height, megapixels, declared=False)
+            pictures.append(rgb_frame(frame))
+    if len(pictures) < WHOLE * stream.frames:
+        raise Unreadable(f"it is cut short: {len(pictures)} of {stream.frames} frames are there")
+    return Video(_stacked(pictures), float(rate) if rate else None)
+
+
+def _from_duration(stream: "av.video.VideoStream", container: "av.container.InputContainer") -> int:
+    """Some formats do not count their frames."""
+    rate = float(stream.average_rate or 0)
+    if stream.duration and stream.time_base:
+        return round(float(stream.duration * stream.time_base) * rate)
+    return round(container.duration / av.time_base * rate) if container.duration else 0
+
+
+def _through_pillow(path: Path, megapixels: float) -> Video:
+    with _opened(path) as file:  # reads the header only
+        bound(1, *file.size, megapixels)
+        count = int(getattr(file, "n_frames", 1))  # goes through the file without decoding
+        bound(count, *file.size, megapixels)
+        pictures, seconds = [], 0.0
+        for i in range(count):
+            file.seek(i)
+            pictures.append(np.asarray(file.convert("RGB")))
+            seconds += float(file.info.get("duration") or 0) / 1000
+    return Video(_stacked(pictures), len(pictures) / seconds if seconds else None)
+
+
+def _opened(path: Path) -> Image.Image:
+    """Without Pillow's own limit, which is no option of ours; ours comes next."""
+    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        return Image.open(path)
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
+def _stacked(pictures: list[Frames]) -> Tensor:
+    if not pictures:
+        raise Unreadable("it has no frames")
+    if sizes := {picture.shape for picture in pictures} - {pictures[0].shape}:
+        raise Unreadable(f"its frames change their size, from {pictures[0].shape[:2]} to {sorted(sizes)[0][:2]}")
+    return torch.from_numpy(np.stack(pictures))

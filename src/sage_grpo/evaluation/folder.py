@@ -1,0 +1,159 @@
+"""Scores of many videos, one in memory at a time, and what they come to."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.evaluation.clips import MEGAPIXELS, Unreadable, open_video
+from sage_grpo.evaluation.panel import Answer, Judge, ask
+from sage_grpo.evaluation.texts import NoPrompt
+from sage_grpo.files import atomic_write
+
+Tell = Callable[[int, int, str], None]  # done, in all, what now
+
+
+@dataclass
+class Row:
+    """One video. `masked` has the reason of every score that is missing."""
+
+    file: str
+    prompt: str | None
+    frames: int | None = None
+    height: int | None = None
+    width: int | None = None
+    fps: float | None = None
+    scores: dict[str, float] = field(default_factory=dict)
+    masked: dict[str, str] = field(default_factory=dict)
+
+    def take(self, answer: Answer) -> None:
+        self.scores |= answer.scores
+        self.masked |= answer.masked
+
+    def mask(self, judges: Sequence[Judge], reason: str) -> None:
+        self.masked |= {key: reason for judge in judges for key in judge.keys}
+
+
+def score_videos(
+    videos: Sequence[Path], prompts: Sequence[Prompt], judges: Sequence[Judge], root: Path,
+    megapixels: float = MEGAPIXELS, tell: Tell = lambda done, total, what: None,
+) -> list[Row]:  # fmt: skip
+    """A row a video, in their order. What cannot be read or scored is masked and stops no other."""
+    rows = [Row(_name(path, root), None if isinstance(p, NoPrompt) else p.text)
+            for path, p in zip(videos, prompts, strict=True)]  # fmt: skip
+    alone, together = [j for j in judges if not j.groupwise], [j for j in judges if j.groupwise]
+    for i, (path, prompt, row) in enumerate(zip(videos, prompts, rows, strict=True)):
+        tell(i, len(rows), row.file)
+        try:
+            video = open_video(path, megapixels)
+        except (Unreadable, OSError) as error:
+            row.mask(judges, str(error))
+            continue
+        row.frames, row.height, row.width = video.frames.shape[:3]
+        row.fps = video.fps
+        for judge in alone:
+            row.take(ask(judge, video.frames[None], [prompt])[0])
+        del video
+    tell(len(rows), len(rows), "")
+    if together:
+        _score_groups(videos, prompts, rows, together, megapixels)
+    return rows
+
+
+def _name(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+
+
+def _score_groups(
+    videos: Sequence[Path], prompts: Sequence[Prompt], rows: list[Row], judges: list[Judge], megapixels: float
+) -> None:
+    """Scorers that compare get the readable videos of one prompt at once."""
+    groups: dict[str | None, list[int]] = {}
+    for i, row in enumerate(rows):
+        if row.frames:
+            groups.setdefault(row.prompt, []).append(i)
+    for text, group in groups.items():
+        reason = _no_group(text, [rows[i] for i in group], megapixels)
+        try:
+            stack = None if reason else torch.stack([open_video(videos[i], megapixels).frames for i in group])
+        except (Unreadable, OSError) as error:
+            stack, reason = None, str(error)
+        for judge in judges:
+            if stack is None:
+                for i in group:
+                    rows[i].mask([judge], reason)
+                continue
+            for i, answer in zip(group, ask(judge, stack, [prompts[i] for i in group]), strict=True):
+                rows[i].take(answer)
+
+
+def _no_group(text: str | None, group: list[Row], megapixels: float) -> str:
+    sizes = {(row.frames, row.height, row.width) for row in group}
+    pixels = sum((row.frames or 0) * (row.height or 0) * (row.width or 0) for row in group) / 1e6
+    if text is None:
+        return "it compares the videos of one prompt, and there is no prompt for it"
+    if len(group) < 2:
+        return "it compares the videos of one prompt, and this one is alone"
+    if len(sizes) > 1:
+        return "it compares the videos of one prompt, and these differ in size"
+    if pixels > megapixels:
+        return (
+            f"the {len(group)} videos of its prompt have {pixels:,.0f} megapixels, above the limit of "
+            f"{megapixels:g}; raise --megapixels"
+        )
+    return ""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """`sd` is that of the videos, none below two."""
+
+    scored: int
+    masked: int
+    mean: float | None
+    sd: float | None
+    min: float | None
+    max: float | None
+    reasons: dict[str, int]
+
+
+def summarise(rows: Sequence[Row], keys: Sequence[str]) -> dict[str, Summary]:
+    found = {}
+    for key in keys:
+        values = [row.scores[key] for row in rows if key in row.scores]
+        reasons = Counter(row.masked[key] for row in rows if key in row.masked)
+        found[key] = Summary(
+            len(values), len(rows) - len(values), fmean(values) if values else None,
+            stdev(values) if len(values) > 1 else None, min(values, default=None), max(values, default=None),
+            dict(reasons.most_common()),
+        )  # fmt: skip
+    return found
+
+
+def document(rows: Sequence[Row], judges: Sequence[Judge]) -> dict[str, Any]:
+    """All that scores.json holds."""
+    keys = [key for judge in judges for key in judge.keys]
+    return {
+        "rewards": [{"type": judge.type, "scores": list(judge.keys)} for judge in judges],
+        "videos": len(rows),
+        "summary": {key: asdict(summary) for key, summary in summarise(rows, keys).items()},
+        "rows": [asdict(row) for row in rows],
+    }
+
+
+def write_json(path: Path, content: Any) -> None:
+    atomic_write(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Short, for a table; the whole number is in the JSON."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value + 0.0:.{digits}g}".replace("-", "−")

@@ -1,0 +1,155 @@
+"""The chosen scorers, and their answer to one video with a reason wherever a score is missing."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sage_grpo.config import ConfigError, RewardConfig, load_recipe
+from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.errors import UserError
+from sage_grpo.evaluation.catalogue import Entry, catalogue
+from sage_grpo.evaluation.texts import MissingPrompt, NoPrompt
+from sage_grpo.rewards.frames import Unscorable
+from sage_grpo.rewards.function import FunctionReward
+from sage_grpo.training import build
+
+NO_REASON = "the scorer gives no score for it"
+
+
+@dataclass(frozen=True)
+class Judge:
+    reward: Reward
+    type: str
+    keys: tuple[str, ...]  # names of its scores, each its own among all judges
+    weights: tuple[float, ...] | None = None  # none: not part of the recipe's sum
+
+    @property
+    def groupwise(self) -> bool:
+        return self.reward.groupwise
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Scores and, where there is none, why."""
+
+    scores: dict[str, float]
+    masked: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Panel:
+    judges: list[Judge]
+    left_out: dict[str, str]  # scorers that were not asked for by name and cannot work here
+    advantages: bool = False  # the recipe compares each score on its own before it sums
+
+    @property
+    def keys(self) -> list[str]:
+        return [key for judge in self.judges for key in judge.keys]
+
+
+def choose(names: Sequence[str], recipe: Path | None) -> Panel:
+    """Those named, those of the recipe (rewards and monitors), or, if neither is given, all that work as they are."""
+    entries = [RewardConfig(type=name) for name in names]
+    trained: list[RewardConfig] = []
+    advantages = False
+    if recipe:
+        config = load_recipe(recipe)
+        trained, advantages = list(config.rewards), config.policy.aggregation == "advantages"
+        entries += [*trained, *config.monitors]
+        if not entries:
+            raise ConfigError(f"{recipe} names no rewards; write such as `rewards: [{{type: motion}}]`")
+    if entries:
+        rewards = [build.build_reward(entry) for entry in entries]
+        return Panel(named(entries, rewards, trained), {}, advantages)
+    return _ready_ones()
+
+
+def _ready_ones() -> Panel:
+    left_out, entries, rewards = {}, [], []
+    for known in catalogue():
+        if not known.ready:
+            left_out[known.name] = _why_not(known)
+            continue
+        try:
+            rewards.append(build.build_reward(RewardConfig(type=known.name)))
+            entries.append(RewardConfig(type=known.name))
+        except (ValueError, OSError, ImportError) as error:  # not asked for by name, so it may stay away
+            left_out[known.name] = str(error)
+    return Panel(named(entries, rewards, []), left_out)
+
+
+def _why_not(known: Entry) -> str:
+    if known.missing:
+        return known.install or known.missing
+    if known.required:
+        return f"needs {', '.join(known.required)}: use --rewards"
+    return "for the laboratory only" if known.laboratory else "fetches weights: ask for it by name"
+
+
+def named(entries: Sequence[RewardConfig], rewards: Sequence[Reward], trained: Sequence[RewardConfig]) -> list[Judge]:
+    """Judges whose scores have each a name of its own; those of `trained`, by identity, have their weights."""
+    count = Counter(name for reward in rewards for name in set(reward.names))
+    judges: list[Judge] = []
+    for entry, reward in zip(entries, rewards, strict=True):
+        own = [name if count[name] == 1 else f"{entry.type}.{name}" for name in reward.names]
+        taken = {key for judge in judges for key in judge.keys}
+        keys = tuple(key if key not in taken else f"{key}.{len(judges) + 1}" for key in own)
+        part = any(entry is one for one in trained)
+        judges.append(Judge(reward, entry.type, keys, tuple(build.reward_weights(entry, reward)) if part else None))
+    return judges
+
+
+@contextmanager
+def overheard() -> Iterator[list[str]]:
+    """What our scorers log is a reason here, not lines in the middle of a progress bar."""
+    said: list[str] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    log, ear = logging.getLogger("sage_grpo"), Ear(logging.WARNING)
+    before = log.propagate
+    log.addHandler(ear)
+    log.propagate = False
+    try:
+        yield said
+    finally:
+        log.removeHandler(ear)
+        log.propagate = before
+
+
+def ask(judge: Judge, videos: Tensor, prompts: Sequence[Prompt]) -> list[Answer]:
+    """Scores of (B, F, H, W, 3). A scorer that fails is a mask with its reason, for these videos alone."""
+    if isinstance(judge.reward, FunctionReward):  # hands all texts over, wanted or not
+        prompts = [Prompt("") if isinstance(prompt, NoPrompt) else prompt for prompt in prompts]
+    reasons: dict[int, str] = {}
+    with overheard() as said, torch.no_grad():
+        try:
+            scores = judge.reward.score(videos, prompts)
+            values, valid = scores.values.tolist(), scores.valid.tolist()
+            reasons = dict(judge.reward.reasons)
+            general = said[-1] if said and not reasons else NO_REASON
+        except Exception as error:
+            values = valid = [[False] * len(judge.keys)] * len(videos)
+            found = dict(judge.reward.reasons)
+            if isinstance(error, MissingPrompt):  # it may have failed before it came to look at the prompt
+                reasons = {i: reason for i, reason in found.items() if i == 0 and len(videos) == 1}
+            general = str(error) if isinstance(error, MissingPrompt) else _told(error)
+    answers = []
+    for i, (row, good) in enumerate(zip(values, valid, strict=True)):
+        found_scores = {key: float(value) for key, value, ok in zip(judge.keys, row, good, strict=True) if ok}
+        why = reasons.get(i, general)
+        answers.append(Answer(found_scores, {key: why for key in judge.keys if key not in found_scores}))
+    return answers
+
+
+def _told(error: Exception) -> str:
+    text = " ".join(str(error).split())[:200]
+    return text if isinstance(error, UserError | Unscorable) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,123 @@
+"""Pictures of scores: how they are distributed, and what they change by on spoilt copies."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import TwoSlopeNorm
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from sage_grpo.evaluation.audit.audit import Cell, Result
+from sage_grpo.evaluation.folder import Row, number, summarise
+from sage_grpo.files import atomic_write
+
+BAR, POINT, MEAN, FAINT = "#56B4E9", "#0072B2", "#D55E00", "#777777"
+ACROSS = 3  # panels in a row
+STRONGEST = 3.0  # spreads at which a colour is full
+MARK = {"gamed": " ▲", "blind": " =", "caught": "", "unscored": ""}
+
+
+def _save(figure: Figure, path: Path) -> None:
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=120)
+    atomic_write(path, out.getvalue())
+
+
+def draw_distributions(path: Path, rows: Sequence[Row], keys: Sequence[str]) -> None:
+    """One panel a score: a histogram, each video as a point under it, the mean as a line."""
+    found = summarise(rows, keys)
+    across = min(ACROSS, len(keys))
+    down = -(-len(keys) // across)
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)  # inches
+    figure = Figure(figsize=(max(3.9 * across, 6), 2.7 * down + 0.5), layout=layout)
+    panels: list[Axes] = figure.subplots(down, across, squeeze=False).ravel().tolist()
+    for ax, key in zip(panels, keys, strict=False):
+        values = np.array([row.scores[key] for row in rows if key in row.scores])
+        masked = f", {found[key].masked} masked" if found[key].masked else ""
+        ax.set_title(f"{key}  ({len(values)} scored{masked})", fontsize=10)
+        ax.spines[["top", "right", "left"]].set_visible(False)
+        if not len(values):
+            ax.text(0.5, 0.5, "no video has this score", ha="center", color=FAINT, transform=ax.transAxes)
+            ax.set_axis_off()
+            continue
+        _histogram(ax, values)
+        ax.axvline(values.mean(), color=MEAN, linewidth=1.6)
+        ax.set_xlabel(f"mean {number(found[key].mean)}, sd {number(found[key].sd)}", fontsize=9)
+    for ax in panels[len(keys) :]:
+        ax.set_axis_off()
+    figure.suptitle(f"Scores of {len(rows)} videos: each a point, the mean in orange", fontsize=12)
+    _save(figure, path)
+
+
+def _histogram(ax: Axes, values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> None:
+    width = float(np.ptp(values)) or max(abs(float(values[0])) * 0.1, 0.1)
+    middle = float(values.min() + values.max()) / 2
+    bars = 1 + 2 * min(15, max(3, round(len(values) ** 0.5)))  # odd: equal scores stand in the middle of one
+    edges = np.linspace(middle - width * 0.55, middle + width * 0.55, bars + 1)
+    counts, _, _ = ax.hist(values, bins=edges.tolist(), color=BAR, alpha=0.7, rwidth=0.94)
+    most = float(np.max(counts))
+    jitter = np.random.default_rng(0).uniform(-0.22, -0.06, len(values)) * most
+    size = 22 if len(values) < 100 else 5
+    ax.scatter(values, jitter, s=size, color=POINT, alpha=0.6, linewidths=0, clip_on=False)
+    ax.set_ylim(-0.26 * most, 1.08 * most)
+    ax.set_yticks([])
+    ax.tick_params(labelsize=9)
+    ax.locator_params(axis="x", nbins=5)
+
+
+def cell_text(cell: Cell) -> str:
+    """A change and its mark, short enough for a table."""
+    if cell.change is None:
+        return "–"
+    digits = 0 if abs(cell.change) >= 9.95 else 1
+    text = f"{cell.change:+.{digits}f}".replace("-", "−")
+    return (text if text not in ("+0.0", "−0.0") else "0") + MARK[cell.verdict]
+
+
+def draw_audit(path: Path, result: Result) -> None:
+    """A heat map: scores down, copies across, red where spoiling pays."""
+    keys = result.scored
+    wide, high = len(result.degradations), len(keys)
+    figure = Figure(figsize=(0.82 * wide + 3.2, 0.46 * high + 2.3), layout="constrained")
+    ax: Axes = figure.subplots()
+    cells = [[result.cells[key][name] for name in result.degradations] for key in keys]
+    changes = np.array([[np.nan if cell.change is None else cell.change for cell in row] for row in cells])
+    norm = TwoSlopeNorm(0, -STRONGEST, STRONGEST)
+    ax.set_facecolor("#eeeeee")
+    image = ax.imshow(changes.clip(-STRONGEST, STRONGEST), cmap="RdBu_r", norm=norm, aspect="auto")
+    for y, row in enumerate(cells):
+        for x, cell in enumerate(row):
+            strong = cell.change is not None and abs(cell.change) > 0.6 * STRONGEST
+            weight = "bold" if cell.verdict in ("gamed", "blind") else "normal"
+            ax.text(x, y, cell_text(cell), ha="center", va="center", fontsize=9.5,
+                    color="white" if strong else "black", fontweight=weight)  # fmt: skip
+    ax.set_xticks(range(wide), result.degradations, rotation=35, ha="right", rotation_mode="anchor")
+    ax.set_yticks(range(high), [f"{key}  ({result.natural[key]['clips']})" for key in keys])
+    ax.set_xticks(np.arange(wide + 1) - 0.5, minor=True)
+    ax.set_yticks(np.arange(high + 1) - 0.5, minor=True)
+    ax.grid(which="minor", color="white", linewidth=1.5)
+    ax.tick_params(which="both", length=0)
+    ax.spines[:].set_visible(False)
+    bar = figure.colorbar(image, ax=ax, fraction=0.03, pad=0.015, ticks=[-3, -2, -1, 0, 1, 2, 3])
+    bar.set_label("change, in spreads of the score")
+    bar.outline.set_visible(False)
+    ax.set_title(
+        f"What spoiling a clip does to its score ({len(result.clips)} clips; how many have the score in brackets)\n"
+        "▲ the spoilt copy scores higher: gamed    = neither surely higher nor lower: blind    no mark: lower, caught",
+        fontsize=11, loc="left",
+    )  # fmt: skip
+    _save(figure, path)
+
+
+def markdown(result: Result) -> str:
+    """The same as a table for a page."""
+    head = ["score", "clips", *result.degradations]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for key in result.scored:
+        cells = [cell_text(result.cells[key][name]) for name in result.degradations]
+        marked = [f"**{text}**" if text.endswith("▲") else text for text in cells]
+        lines.append("| " + " | ".join([f"`{key}`", str(result.natural[key]["clips"]), *marked]) + " |")
+    return "\n".join(lines) + "\n"

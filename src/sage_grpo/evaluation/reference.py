@@ -1,0 +1,38 @@
+"""A reference for the monitor `kid`: features of a folder's pictures and of frames of its videos."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sage_grpo.evaluation.clips import Unreadable, open_video
+from sage_grpo.evaluation.folder import Tell
+from sage_grpo.rewards.errors import RewardError
+from sage_grpo.rewards.frames import frame_numbers
+from sage_grpo.rewards.kid import Inception, Reference
+
+
+def make_reference(
+    files: list[Path], target: Path, *, device: torch.device, frames: int = 4, megapixels: float, tell: Tell
+) -> dict[str, Any]:
+    """Write `target`; a file that cannot be read is told of and left out. Returns what it holds."""
+    if target.exists():
+        raise RewardError(f"{target} is there already; choose another name or remove it")
+    inception, features, owners, unread = Inception(), [], [], []
+    for number, path in enumerate(files):
+        tell(number, len(files), path.name)
+        try:
+            video = open_video(path, megapixels).frames
+        except (Unreadable, OSError) as error:
+            unread.append(f"{path}: {error}")
+            continue
+        features.append(inception.features(video[frame_numbers(len(video), frames)], device))
+        owners += [number] * len(features[-1])
+    if len(features) < 2:
+        why = f"; {unread[0]}" if unread else ""
+        raise RewardError(
+            f"{len(features)} of {len(files)} files can be read; a reference needs two, better some hundreds{why}"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    Reference.of(torch.cat(features), torch.tensor(owners)).save(target)
+    return {"files": len(features), "frames": len(owners), "unread": unread}

@@ -1,0 +1,219 @@
+"""Makes a study out of videos: chooses prompts, strips what could tell a source, spoils copies for checks."""
+
+import io
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import combinations, product
+from pathlib import Path
+
+import av
+import numpy as np
+from av.bitstream import BitStreamFilterContext
+
+from sage_grpo.config import ConfigError
+from sage_grpo.evaluation.audit.degrade import degrade
+from sage_grpo.evaluation.clips import Unreadable, open_video
+from sage_grpo.evaluation.study.plan import ANSWERS, NAME, VIDEOS, Clip, Comparison, Dimension, Plan, dump_plan
+from sage_grpo.evaluation.texts import NoPrompt, find_prompts
+from sage_grpo.files import atomic_write
+from sage_grpo.videos import DEFAULT_FPS, mp4_bytes
+
+DIMENSIONS = {
+    "visual": ("Visual quality", "Which picture is better: sharp, clean, with natural light and colour, no artefacts?"),
+    "motion": ("Motion quality", "Which moves better: smooth, natural and alive, without jumps, flicker or melting?"),
+    "semantic": ("Semantic alignment", "Which shows better what the text says: the things, their looks, the action?"),
+}  # fmt: skip
+# Worse beyond doubt in every clip. A frozen copy is not: it may move better than an original that shakes.
+SPOILT = ("noise", "flat")
+Tell = Callable[[int, int, str], None]  # done, in all, what now
+SEI = 6  # units of H.264 in which encoders write their name and settings
+
+
+@dataclass(frozen=True)
+class Item:
+    """A prompt with its videos: for every seed one of each source."""
+
+    id: str
+    text: str
+    versions: tuple[Mapping[str, Path], ...]
+
+
+def from_eval(folder: Path) -> tuple[list[str], list[Item]]:
+    """Sources and prompts of a folder that `sage-grpo eval` wrote."""
+    path = folder / "manifest.json"
+    if not path.is_file():
+        raise ConfigError(f"{folder} has no manifest.json; name a folder of `sage-grpo eval`, or --videos a=folder")
+    try:
+        manifest = json.loads(path.read_bytes())
+        sources, seeds = [str(name) for name in manifest["sources"]], list(manifest["seeds"])
+        prompts = [(str(one["id"]), str(one["text"])) for one in manifest["prompts"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is no manifest of `sage-grpo eval`: {error!r}") from error
+    items = [
+        Item(key, text, tuple({s: folder / VIDEOS / s / f"{key}-{seed}.mp4" for s in sources} for seed in seeds))
+        for key, text in prompts
+    ]
+    return sources, items
+
+
+def from_folders(folders: Mapping[str, Path], prompts: Path | None = None) -> tuple[list[str], list[Item]]:
+    """Folders of equally named mp4 files. Prompts: a file, as for `rewards score`, or .txt beside a video."""
+    found = {name: {path.stem: path for path in sorted(folder.glob("*.mp4"))} for name, folder in folders.items()}
+    names = sorted(set.intersection(*(set(one) for one in found.values()))) if found else []
+    odd = [path for one in found.values() for stem, path in one.items() if stem not in names]
+    if odd or not names:
+        what = f"{odd[0]} has no partner of its name in every other folder" if odd else "there are no mp4 files in them"
+        raise ConfigError(f"the folders need equally named mp4 files: {what}")
+    first, *others = found
+    texts = find_prompts([found[first][stem] for stem in names], folders[first], prompts)
+    for other in others:
+        more = find_prompts([found[other][stem] for stem in names], folders[other], None)
+        texts = [m if isinstance(t, NoPrompt) else t for t, m in zip(texts, more, strict=True)]
+    return list(found), [
+        Item(stem, "" if isinstance(text, NoPrompt) else text.text, ({name: found[name][stem] for name in found},))
+        for stem, text in zip(names, texts, strict=True)
+    ]
+
+
+def choose_pairs(sources: Sequence[str], method: str | None, against: str | None) -> list[tuple[str, str]]:
+    """One against each other, or every pair; a later source is compared with an earlier."""
+    if len(sources) < 2:
+        raise ConfigError(f"a comparison needs two sources; there is {', '.join(sources) or 'none'}")
+    if len(set(sources)) < len(sources):
+        raise ConfigError(f"two sources have one name: {', '.join(sources)}")
+    for name in (method, against):
+        if name is not None and name not in sources:
+            raise ConfigError(f"there is no source {name!r}; there are {', '.join(sources)}")
+    if method is not None and against is not None:
+        return [(method, against)] if method != against else choose_pairs([method], None, None)
+    if method is not None:
+        return [(method, other) for other in sources if other != method]
+    if against is not None:
+        return [(other, against) for other in sources if other != against]
+    return [(later, earlier) for earlier, later in combinations(sources, 2)]
+
+
+def stripped(path: Path, data: bytes | None = None) -> bytes:
+    """The same pictures, without the names, times and settings that a file can carry, and without sound."""
+    out = io.BytesIO()
+    try:
+        with (
+            av.open(io.BytesIO(path.read_bytes() if data is None else data), "r") as source,
+            av.open(out, "w", format="mp4", options={"fflags": "+bitexact"}) as target,
+        ):
+            stream = source.streams.video[0]
+            kind = f"{stream.codec_context.name} {stream.codec_context.pix_fmt}"
+            if kind not in ("h264 yuv420p", "h264 yuvj420p"):
+                raise ConfigError(
+                    f"{path} is {kind}, which not every browser plays; convert it: "
+                    f"ffmpeg -i {path.name} -c:v libx264 -crf 16 -pix_fmt yuv420p new.mp4"
+                )
+            copy = target.add_stream_from_template(stream)
+            copy.metadata.clear()
+            without = BitStreamFilterContext(f"filter_units=remove_types={SEI}", stream, copy)
+            for packet in source.demux(stream):
+                for kept in without.filter(packet if packet.dts is not None else None):
+                    kept.stream = copy
+                    target.mux(kept)
+    except (av.error.FFmpegError, IndexError) as error:
+        raise ConfigError(f"{path} is not a video, or a damaged one ({error})") from error
+    return out.getvalue()
+
+
+def spoilt(path: Path, kind: str, seed: int) -> bytes:
+    try:
+        video = open_video(path)
+    except Unreadable as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return stripped(path, mp4_bytes(degrade(kind, video.frames, seed), video.fps or DEFAULT_FPS, scale=1))
+
+
+class Folder:
+    """Videos of a study, named by their content."""
+
+    def __init__(self, out: Path, total: int, tell: Tell) -> None:
+        self.out, self.total, self.tell = out / VIDEOS, total, tell
+        self.hashes: dict[str, str] = {}
+        self.done = 0
+
+    def keep(self, data: bytes, what: str) -> str:
+        digest = sha256(data).hexdigest()
+        name = f"{digest[:20]}.mp4"
+        atomic_write(self.out / name, data)
+        self.hashes[name] = digest
+        self.done += 1
+        self.tell(self.done, self.total, what)
+        return name
+
+
+def make_study(
+    out: Path, sources: Sequence[str], items: Sequence[Item], pairs: Sequence[tuple[str, str]], *,
+    prompts: int, dimensions: Sequence[Dimension], checks: int, per_rater: int | None, max_failed: float, seed: int,
+    title: str, contact: str = "", tell: Tell = lambda done, total, what: None,
+) -> Plan:  # fmt: skip
+    """Writes the videos, then the plan: a folder with a plan is whole."""
+    if (out / NAME).exists() or (out / ANSWERS).exists():
+        raise ConfigError(f"{out} has a study in it already; its answers belong to its plan: give another --out")
+    random = np.random.default_rng([seed, 0])
+    chosen = [items[i] for i in sorted(random.permutation(len(items))[:prompts])]
+    versions = [one.versions[int(random.integers(len(one.versions)))] for one in chosen]
+    used = [name for name in sources if any(name in pair for pair in pairs)]
+    missing = [version[name] for version in versions for name in used if not version[name].is_file()]
+    if missing:
+        raise ConfigError(f"{missing[0]} is missing; every source needs a video of every prompt")
+    folder = Folder(out, len(chosen) * len(used) + checks, tell)
+    shown = [Shown(item, version, {name: folder.keep(stripped(version[name]), item.id) for name in used})
+             for item, version in zip(chosen, versions, strict=True)]  # fmt: skip
+    comparisons = [one.compare(f"c{i:04}", *pair) for i, (one, pair) in enumerate(product(shown, pairs))]
+    tests = []
+    for i, which in enumerate(np.resize(random.permutation(len(shown)), checks)):
+        one, name, kind = shown[which], used[int(random.integers(len(used)))], SPOILT[i % len(SPOILT)]
+        copy = folder.keep(spoilt(one.version[name], kind, seed + i), f"check {i + 1}")
+        tests.append(one.check(f"k{i:04}", name, copy, kind))
+    odd = ", ".join(one.item.id for one in shown if len({_shape(one.version[name]) for name in used}) > 1)
+    plan = Plan(
+        title=title, contact=contact, seed=seed, made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        dimensions=tuple(dimensions), sources=tuple(used), pairs=tuple(pairs), comparisons=tuple(comparisons),
+        checks=tuple(tests), per_rater=min(per_rater or len(comparisons), len(comparisons)), max_failed=max_failed,
+        rule=_rule(dimensions[0].name, max_failed), videos=folder.hashes, access=secrets.token_urlsafe(9),
+        notes=(f"videos of different size, length or rate tell sources apart: {odd}",) if odd else (),
+    )  # fmt: skip
+    atomic_write(out / NAME, dump_plan(plan))
+    return plan
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A prompt with the version that was drawn, and its videos as they are kept."""
+
+    item: Item
+    version: Mapping[str, Path]
+    kept: Mapping[str, str]
+
+    def compare(self, key: str, first: str, second: str) -> Comparison:
+        return self._of(key, Clip(source=first, video=self.kept[first]), Clip(source=second, video=self.kept[second]))
+
+    def check(self, key: str, source: str, copy: str, kind: str) -> Comparison:
+        original = Clip(source=source, video=self.kept[source])
+        return self._of(key, original, Clip(source="spoilt copy", video=copy), kind)
+
+    def _of(self, key: str, first: Clip, second: Clip, kind: str = "") -> Comparison:
+        return Comparison(id=key, prompt_id=self.item.id, prompt=self.item.text, first=first, second=second, check=kind)
+
+
+def _rule(first: str, max_failed: float) -> str:
+    return (
+        f"An attention check is passed if the original is called better in {first!r} and its spoilt copy in no "
+        f"dimension. Who answers no check, or fails more than {max_failed:.0%} of those answered, is left out; both "
+        "results are told. A repeated pair counts once, as it was first shown."
+    )
+
+
+def _shape(path: Path) -> tuple[int, int, int, float]:
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        return stream.width, stream.height, stream.frames, float(stream.average_rate or 0)

@@ -1,0 +1,78 @@
+"""A run's weights in a folder that plain diffusers loads, with the lines that load it."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sage_grpo.distributed.device import HOST
+from sage_grpo.inference.reopen import Run, open_run
+from sage_grpo.weights.export import FILE, export
+
+
+def export_run(
+    path: Path, out: Path, *, merge: bool = False, average: bool = True, dtype: str | None = None
+) -> dict[str, Any]:
+    """Whole or not there: written beside `out` and renamed into place. All on the host, so that no GPU is needed."""
+    run = open_run(path, average=average, overrides=[f"tuning.device={HOST}"])
+    work = out.with_name(f".{out.name}.part")
+    shutil.rmtree(work, ignore_errors=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        told = export(run.model, work, merge=merge, dtype=getattr(torch, dtype) if dtype else None)
+        (work / "README.md").write_text(readme(run, told["kind"], out) + precision_note(told["update"]))
+        work.rename(out)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    return {
+        "out": str(out), **told, "averaged": run.averaged, "iteration": run.iteration,
+        "checkpoint": str(run.checkpoint), "megabytes": size / 1e6,
+    }  # fmt: skip
+
+
+def readme(run: Run, kind: str, out: Path) -> str:
+    c = run.config
+    head = f"# {out.name}\n\nPost-trained for {run.iteration} iterations from `{c.model.path or c.model.type}`"
+    head += " with SAGE-GRPO" + (" (averaged weights)" if run.averaged else "") + ".\n\n"
+    pipe = run.model.pipe
+    if pipe is None:
+        return head + f"Load it with `model: {{type: {c.model.type}, path: {out}}}` in a recipe.\n"
+    lines, place = ["from diffusers import DiffusionPipeline", ""], str(out)
+    if kind == "full":
+        lines.append(f"pipe = DiffusionPipeline.from_pretrained({place!r})")
+    else:
+        lines.append(f"pipe = DiffusionPipeline.from_pretrained({c.model.path!r})")
+        if hasattr(pipe, "load_lora_weights"):
+            lines.append(f"pipe.load_lora_weights({place!r})")
+            if getattr(pipe, "transformer_2", None) is not None:
+                second = f"{place}/transformer_2"
+                lines.append(f"pipe.load_lora_weights({second!r}, load_into_transformer_2=True)")
+        else:
+            lines.append(f"pipe.transformer.load_lora_adapter({place!r}, weight_name={FILE!r})")
+    return head + "```python\n" + "\n".join(lines) + "\n```\n"
+
+
+def precision_note(update: Mapping[str, Mapping[str, float]] | None) -> str:
+    """What a merged update keeps, for whoever chooses the precision to load it in."""
+    if update is None:
+        return ""
+    lines = [f"- {told}" for told in survival_lines(update)]
+    return (
+        "\n## Precision\n\nThe adapter was merged in float32, then rounded once. What is left of its update:\n\n"
+        + "\n".join(lines)
+        + "\n\n`survives` is ⟨written - W, ΔW⟩/‖ΔW‖² and the rounding error is ‖written - W - ΔW‖/‖ΔW‖, over all "
+        "merged layers. Loading in a lower precision rounds again. An adapter beside its base model loses nothing.\n"
+    )
+
+
+def survival_lines(update: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """One a precision, the written one first."""
+    written = next(iter(update))
+    return [
+        f"{name} ({'as written' if name == written else 'if it is loaded so'}): {now['survives']:.1%} survives, "
+        f"rounding error {now['rounding_error']:.1%} of the update"
+        for name, now in update.items()
+    ]

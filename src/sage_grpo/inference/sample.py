@@ -1,0 +1,70 @@
+"""A quick look: videos of a run, one of its checkpoints or an untrained recipe, at fixed seeds."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sage_grpo.config import RecipeConfig, load_recipe
+from sage_grpo.core.protocols import Prompt, VideoModel
+from sage_grpo.core.sampler import generate
+from sage_grpo.inference.reopen import open_run
+from sage_grpo.training import build
+from sage_grpo.videos import contact_sheet, write_frames
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is asked for videos, and how to call it."""
+
+    config: RecipeConfig
+    model: VideoModel
+    name: str
+
+
+def is_run(path: Path) -> bool:
+    """A run folder or a checkpoint of one, and no recipe."""
+    return (path / "config.yaml").is_file() or path.name.startswith("step-")
+
+
+def open_source(path: Path, *, average: bool = True, overrides: Sequence[str] = ()) -> Source:
+    """A run folder, a checkpoint of one, or a recipe whose model is taken as it is."""
+    if is_run(path):
+        run = open_run(path, average=average, overrides=overrides)
+        return Source(run.config, run.model, f"iteration {run.iteration}")
+    config = load_recipe(path, overrides)
+    return Source(config, build.build_model(config), "untrained")
+
+
+def untrained(source: Source) -> Source:
+    return replace(source, model=build.build_model(source.config), name="untrained")
+
+
+def sample_videos(
+    source: Source, prompts: Sequence[Prompt], seed: int, tell: Callable[[], None] = lambda: None
+) -> list[Tensor]:
+    """One video a prompt; prompt i has seed + i, whatever else is sampled."""
+    videos = []
+    for i, prompt in enumerate(prompts):
+        with torch.no_grad():
+            videos.append(source.model.decode(generate(source.model, [prompt], source.config, [seed + i]))[0].cpu())
+        tell()
+    return videos
+
+
+def write_samples(
+    folder: Path, prompts: Sequence[Prompt], columns: Sequence[tuple[str, Sequence[Tensor]]], seed: int
+) -> list[str]:
+    """A file a video and one page with all of them; the names of the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files, rows = [], []
+    for i, prompt in enumerate(prompts):
+        for name, videos in columns:
+            mark = f"-{name.replace(' ', '-')}" if len(columns) > 1 else ""
+            files.append(write_frames(folder / f"{i:02d}{mark}", videos[i]).name)
+            rows.append((f"{prompt.text} ({name})" if len(columns) > 1 else prompt.text, videos[i]))
+    title = f"{' and '.join(name for name, _ in columns)}, seeds from {seed}"
+    contact_sheet(folder / "sheet.png", rows, title=title)
+    return [*files, "sheet.png"]

@@ -1,0 +1,88 @@
+"""Fresh videos of numbers, read by OCR and by a second reader that no reward knows; equal seeds make pairs."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sage_grpo.config import RecipeConfig
+from sage_grpo.core.loop import Loop
+from sage_grpo.core.protocols import Prompt, VideoModel
+from sage_grpo.core.sampler import generate
+from sage_grpo.lab.digits import world as text
+from sage_grpo.rewards.ocr import OCRReward, fold, similarity, wanted_text
+from sage_grpo.training.callbacks import EMA
+
+FIRST_SEED = 1_000_000  # away from the seeds of sample videos
+GROUPS, GROUP = 24, 4  # prompts and videos of each that diversity is measured on
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One row a video; rows of equal index share prompt and seed. Training saw readings of the first frame only."""
+
+    prompts: list[str]
+    videos: Tensor
+    readings: list[list[str]]  # of the first and the last frame
+    wanted: list[str]
+    distance: Tensor  # to the true rendering of the prompt
+    second: Tensor  # digits that the second reader finds right, (N, 4)
+    colour: Tensor  # as prompted
+    tint: Tensor  # distance of the mean colour from the one asked for
+    diversity: float  # mean distance of two videos of one prompt
+
+    def exact(self, frame: int = 0) -> Tensor:
+        """Whether OCR reads the number and nothing else."""
+        pairs = zip(self.readings, self.wanted, strict=True)
+        return torch.tensor([fold(read[frame]) == fold(wanted) for read, wanted in pairs]).double()
+
+    def characters(self, frame: int = 0) -> Tensor:
+        """1 − edit distance over the longer length: the reward itself at the first frame."""
+        pairs = zip(self.readings, self.wanted, strict=True)
+        return torch.tensor([similarity(read[frame], wanted) for read, wanted in pairs], dtype=torch.float64)
+
+
+def evaluate(
+    model: VideoModel, config: RecipeConfig, samples: int, tell: Callable[[int], None] = lambda done: None
+) -> Evaluation:
+    """`samples` videos by the plain ODE, of numbers that no training saw."""
+    reader = OCRReward(frames=2, detect=False)
+    texts, size = text.fresh_prompts(samples), config.policy.batch_size
+    prompts = [Prompt(t) for t in texts]
+    latents, readings = [], []
+    for i in range(0, samples, size):
+        part = prompts[i : i + size]
+        x0 = generate(model, part, config, range(FIRST_SEED + i, FIRST_SEED + i + len(part)))
+        frames = model.decode(x0).numpy()
+        readings += [[reader.read(video[0]), reader.read(video[-1])] for video in frames]
+        latents.append(x0)
+        tell(len(readings))
+    x0 = torch.cat(latents)
+    found = text.fit(x0, texts)
+    asked = [text.parse_prompt(t) for t in texts]
+    right = found.digits == torch.tensor([digits for digits, _ in asked])
+    colour = found.colour == torch.tensor([c for _, c in asked])
+    wanted = [wanted_text(p) or "" for p in prompts]
+    return Evaluation(
+        texts, model.decode(x0), readings, wanted, found.distance.double(), right, colour.double(),
+        found.tint.double(), diversity(model, config),
+    )  # fmt: skip
+
+
+def diversity(model: VideoModel, config: RecipeConfig) -> float:
+    """Of videos that share a prompt, and nothing else."""
+    prompts = [Prompt(t) for t in text.fresh_prompts(GROUPS) for _ in range(GROUP)]
+    first = FIRST_SEED * 2
+    x0 = generate(model, prompts, config, range(first, first + len(prompts))).flatten(1)
+    groups = x0.view(GROUPS, GROUP, -1)
+    return torch.stack([torch.pdist(x).mean() / x.shape[1] ** 0.5 for x in groups]).mean().item()
+
+
+def evaluate_run(
+    loop: Loop, config: RecipeConfig, samples: int, tell: Callable[[int], None] = lambda done: None
+) -> Evaluation:
+    """The averaged weights if the run keeps them, else its last ones."""
+    with loop.bank.using(EMA) if EMA in loop.bank else nullcontext():
+        return evaluate(loop.model, config, samples, tell)

@@ -1,0 +1,210 @@
+"""Four digits in one colour, drifting over a black clip: 10,000 numbers × four colours, a tenth of them held out.
+
+Glyphs are drawn once by PIL and then placed by bilinear sampling, so a clip is a smooth function of five numbers
+(midpoint, drift, size). The distance of any video to the true rendering of a number is then a small least-squares
+fit, and a second reader that knows nothing of OCR falls out of it: the digit whose glyph fits best at each place.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+from torch.nn import functional as F
+
+from sage_grpo.lab.fitting import improve
+
+FRAMES, HEIGHT, WIDTH = 4, 16, 48
+DIGITS = 4
+COLOURS = ("white", "yellow", "green", "pink")
+PALETTE = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.85, 0.1], [0.2, 0.95, 0.3], [1.0, 0.45, 0.75]])
+LOW = torch.tensor([-1.5, -1.0, -1.0, -0.5, 12.0])  # pixels: midpoint x and y, drift x and y to the last frame, em
+HIGH = torch.tensor([1.5, 1.0, 1.0, 0.5, 13.5])
+EM = 64  # pixels of the drawn glyphs
+CELL = (0.88, 0.70)  # height and width of a digit's cell in ems; the font's digits are 0.696 wide
+CHECK = (7, 3, 9, 1)  # a number whose weighted digits sum to a multiple of ten is held out
+SHIFTS = torch.tensor([-1.5, 0.0, 1.5], dtype=torch.float64)  # where a fit starts: a wrong digit moves the light
+WANTED = re.compile(r"(?<!\d)(\d{4})(?!\d)")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is shown: digits (N, 4), colour (N,) and the five continuous numbers, one row a clip."""
+
+    digits: Tensor
+    colour: Tensor
+    numbers: Tensor
+
+    @property
+    def prompts(self) -> list[str]:
+        rows = zip(self.digits.tolist(), self.colour.tolist(), strict=True)
+        return [write_prompt("".join(map(str, digits)), COLOURS[colour]) for digits, colour in rows]
+
+
+def write_prompt(number: str, colour: str) -> str:
+    return f'the number "{number}" in {colour}'
+
+
+def parse_prompt(text: str) -> tuple[list[int], int]:
+    """The digits and the index of the colour that a prompt asks for."""
+    number = WANTED.search(text)
+    colour = next((i for i, name in enumerate(COLOURS) if name in text.lower().split()), None)
+    if number is None or colour is None:
+        raise ValueError(f"prompt {text!r} needs a number of {DIGITS} digits and one of {', '.join(COLOURS)}")
+    return [int(digit) for digit in number[1]], colour
+
+
+def held_out(digits: Tensor) -> Tensor:
+    """1,000 of the 10,000 numbers, every digit equally often at every place; neither stage of training sees them."""
+    return (digits * torch.tensor(CHECK)).sum(-1) % 10 == 0
+
+
+def numbers(*, fresh: bool) -> Tensor:
+    """All held-out numbers, or all others, (N, 4)."""
+    every = torch.cartesian_prod(*[torch.arange(10)] * DIGITS)
+    return every[held_out(every) == fresh]
+
+
+def training_prompts() -> list[str]:
+    """Every number that is not held out, its colours in turn."""
+    digits = numbers(fresh=False)
+    return Scene(digits, torch.arange(len(digits)) % len(COLOURS), torch.empty(0)).prompts
+
+
+def fresh_prompts(count: int) -> list[str]:
+    """Held-out numbers, spread over all of them, their colours in turn; a number comes again after the last."""
+    digits = numbers(fresh=True)
+    order = torch.arange(count) * 377 % len(digits)  # 377 and 1,000 share no factor: every number once a round
+    return Scene(digits[order], torch.arange(count) % len(COLOURS), torch.empty(0)).prompts
+
+
+def random_scene(count: int, generator: torch.Generator) -> Scene:
+    """Without the held-out numbers: their last digit moves on by one, which spoils the sum."""
+    digits = torch.randint(10, (count, DIGITS), generator=generator)
+    digits[:, -1] = (digits[:, -1] + held_out(digits)) % 10
+    colour = torch.randint(len(COLOURS), (count,), generator=generator)
+    return Scene(digits, colour, LOW + (HIGH - LOW) * torch.rand(count, len(LOW), generator=generator))
+
+
+@cache
+def glyphs() -> Tensor:
+    """Coverage of the ten digits, (10, rows, columns), blurred to the resolution of the clips."""
+    # matplotlib brings this font along: the same world on every machine
+    font = ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans-Bold.ttf"), EM)
+    rows, columns = (round(EM * side) for side in CELL)
+    drawn = []
+    for digit in "0123456789":
+        cell = Image.new("L", (columns, rows), 0)
+        ImageDraw.Draw(cell).text((columns / 2, rows / 2), digit, 255, font, anchor="mm")
+        drawn.append(np.asarray(cell, dtype=np.float32) / 255)
+    sharp = torch.from_numpy(np.stack(drawn))[:, None]
+    # a pixel of a clip is about five of these wide: the mean over two boxes of three keeps edges smooth in `numbers`
+    for _ in range(2):
+        sharp = F.avg_pool2d(sharp, 3, 1, 1, count_include_pad=False)
+    return sharp[:, 0]
+
+
+def place(looks: Tensor, numbers: Tensor) -> Tensor:
+    """Pictures of whole numbers (N, rows, columns) put into clips: coverage (N, FRAMES, HEIGHT, WIDTH)."""
+    time = torch.linspace(-1, 1, FRAMES, dtype=numbers.dtype)
+    centre = numbers[:, None, :2] + numbers[:, None, 2:4] * time[:, None]
+    half = numbers[:, 4:] / 2 * torch.tensor([CELL[1] * DIGITS, CELL[0]], dtype=numbers.dtype)
+    x = torch.arange(WIDTH, dtype=numbers.dtype) + 0.5 - WIDTH / 2
+    y = torch.arange(HEIGHT, dtype=numbers.dtype) + 0.5 - HEIGHT / 2
+    across = ((x - centre[..., :1]) / half[:, None, :1])[:, :, None, :].expand(-1, -1, HEIGHT, -1)
+    down = ((y - centre[..., 1:]) / half[:, None, 1:])[..., None].expand(-1, -1, -1, WIDTH)
+    grid = torch.stack([across, down], -1).flatten(1, 2)
+    seen = F.grid_sample(looks[:, None].to(numbers), grid, align_corners=False)
+    return seen.view(-1, FRAMES, HEIGHT, WIDTH)
+
+
+def looks_of(digits: Tensor) -> Tensor:
+    """Pictures of whole numbers, (N, rows, columns)."""
+    return glyphs()[digits].permute(0, 2, 1, 3).flatten(2)
+
+
+def render(scene: Scene) -> Tensor:
+    """Clips in [-1, 1], (N, 3, FRAMES, HEIGHT, WIDTH)."""
+    mask = place(looks_of(scene.digits), scene.numbers)
+    return 2 * mask[:, None] * PALETTE.to(mask)[scene.colour][:, :, None, None, None] - 1
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How each video compares with the true rendering of its prompt."""
+
+    numbers: Tensor  # of the nearest rendering
+    distance: Tensor  # |residual| / |nearest rendering|
+    digits: Tensor  # what the second reader sees, (N, 4)
+    colour: Tensor  # nearest of the palette
+    tint: Tensor  # how far the mean colour of the light is from the one asked for; 1 is a whole channel
+
+
+def _start(mass: Tensor, digits: Tensor) -> Tensor:
+    """First guess of the numbers, from the centre of the light in each frame less that of the digits themselves."""
+    x = torch.arange(WIDTH, dtype=mass.dtype) + 0.5 - WIDTH / 2
+    y = torch.arange(HEIGHT, dtype=mass.dtype) + 0.5 - HEIGHT / 2
+    time = torch.linspace(-1, 1, FRAMES, dtype=mass.dtype)
+
+    def centres(light: Tensor) -> Tensor:
+        weight = light.sum((2, 3)).clamp(min=1e-3)
+        return torch.stack([(light * x).sum((2, 3)) / weight, (light * y[:, None]).sum((2, 3)) / weight], -1)
+
+    still = torch.zeros(len(mass), len(LOW), dtype=mass.dtype)
+    still[:, 4] = (LOW[4] + HIGH[4]) / 2
+    centre = centres(mass) - centres(place(looks_of(digits), still))
+    still[:, :2] = centre.mean(1)
+    still[:, 2:4] = (centre * time[:, None]).sum(1) / time.square().sum()
+    return still
+
+
+def fit(videos: Tensor, prompts: list[str]) -> Fit:
+    """The nearest rendering of what each prompt asks for, sizes and places held to the world's range."""
+    asked = [parse_prompt(prompt) for prompt in prompts]
+    digits, colour = torch.tensor([d for d, _ in asked]), torch.tensor([c for _, c in asked])
+    light = ((videos + 1) / 2).double().clamp(0, 1)  # black becomes 0
+    palette = PALETTE.double()
+    seen = torch.einsum("nc,ncfhw->nfhw", palette[colour], light).flatten(1)
+    total, strength = light.flatten(1).square().sum(1), palette[colour].square().sum(1)
+    looks, bounds = looks_of(digits).double(), (LOW.double(), HIGH.double())
+    starts = _start(light.mean(1), digits)[None] + SHIFTS[:, None, None] * torch.eye(len(LOW), dtype=torch.float64)[0]
+
+    def search(start: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+        def masks(numbers: Tensor) -> Tensor:
+            return place(looks, numbers).flatten(1)
+
+        return improve(start.clamp(*bounds), masks, seen, total, strength, bounds, iterations)
+
+    rough = [search(start, 3) for start in starts]
+    best = torch.stack([squared for _, squared in rough]).argmin(0)
+    found, squared = search(torch.stack([n for n, _ in rough])[best, torch.arange(len(videos))], 8)
+    energy = strength * place(looks, found).flatten(1).square().sum(1)
+    distance = (squared.clamp(min=0) / energy).sqrt()
+    tint = (light * light.amax(1, keepdim=True).square()).sum((2, 3, 4))
+    tint = tint / tint.amax(1, keepdim=True).clamp(min=1e-3)
+    away = torch.cdist(tint, palette / palette.amax(1, keepdim=True))
+    off = away.gather(1, colour[:, None])[:, 0]
+    return Fit(found.float(), distance.float(), read(light, found), away.argmin(1), off.float())
+
+
+def read(light: Tensor, numbers: Tensor) -> Tensor:
+    """The digit at each place whose glyph lies nearest to the light where `numbers` puts the text."""
+    shown = light.amax(1).flatten(1)
+    answers = []
+    for position in range(DIGITS):
+        empty = torch.zeros(DIGITS, *glyphs().shape[1:])
+        empty[position] = 1  # the cell of this place, in which the digits compete
+        cell = place(empty.permute(1, 0, 2).flatten(1)[None].expand(len(light), -1, -1), numbers).flatten(1)
+        errors = []
+        for glyph in glyphs():
+            alone = torch.zeros_like(empty)
+            alone[position] = glyph
+            mask = place(alone.permute(1, 0, 2).flatten(1)[None].expand(len(light), -1, -1), numbers).flatten(1)
+            errors.append((cell * (shown - mask).square()).sum(1))
+        answers.append(torch.stack(errors, 1).argmin(1))
+    return torch.stack(answers, 1)

@@ -1,0 +1,93 @@
+"""The laboratory's rewards: analytic scores of visual quality, motion quality and text alignment.
+
+None of them fits the world's manifold; that distance is a held-out monitor. All are made independent of the
+size of the shape, or a policy would learn to shrink it. Scores are in standard deviations of the base model.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sage_grpo.core.protocols import Prompt, Reward, Scores
+from sage_grpo.lab.shapes.world import FRAMES, PALETTE, SIZE, STEPS, parse_prompt, render_masks
+
+NAMES = ("VQ", "MQ", "TA")
+# mean and standard deviation of the raw scores over 960 samples of the shipped base model
+BASE = {"VQ": (-0.718, 0.157), "MQ": (-0.970, 0.258), "TA": (-0.900, 0.524)}
+
+
+def _centres(mass: Tensor) -> Tensor:
+    """Centre of the light in each frame, (N, F, 2), in [-1, 1]."""
+    axis = (torch.arange(SIZE, dtype=mass.dtype) + 0.5) / SIZE * 2 - 1
+    weight = mass.sum((2, 3)).clamp(min=1e-3)
+    return torch.stack([(mass * axis).sum((2, 3)) / weight, (mass * axis[:, None]).sum((2, 3)) / weight], -1)
+
+
+def visual_quality(light: Tensor) -> Tensor:
+    """Minus the light that belongs neither to the background nor to one colour of the palette, per edge length."""
+    colours = torch.cat([torch.zeros(1, 3), PALETTE]).to(light)
+    away = torch.cdist(light.flatten(1, 3), colours[None].expand(len(light), -1, -1)).amin(2).square().sum(1)
+    area = light.amax(4).sum((1, 2, 3)) / FRAMES  # pixels lit; an edge grows with its root
+    return -away / FRAMES / area.clamp(min=1).sqrt()
+
+
+def motion_quality(light: Tensor) -> Tensor:
+    """Minus jerks of the centre and flicker of the light, each relative to its own scale."""
+    mass = light.amax(4)
+    centre, amount = _centres(mass.square()), mass.sum((2, 3))
+    jerk = centre.diff(n=2, dim=1).square().sum(2).mean(1).sqrt()
+    flicker = amount.std(1, correction=0) / amount.mean(1).clamp(min=1)
+    return -(10 * jerk + 3 * flicker)
+
+
+def text_alignment(light: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+    """Log-probability that template, colour and velocity are those of the prompt."""
+    shape, colour, direction = torch.tensor([parse_prompt(p.text) for p in prompts]).T
+    mass = light.amax(4)
+    tint = (light * mass[..., None].square()).sum((1, 2, 3))
+    tint = tint / tint.amax(1, keepdim=True).clamp(min=1e-3)
+    by_colour = -torch.cdist(tint, PALETTE.to(tint)).square() / 0.05
+    time = torch.linspace(-1, 1, FRAMES)
+    centre = _centres(mass.square())
+    velocity = (centre * time[:, None]).sum(1) / time.square().sum()
+    by_direction = velocity @ STEPS.T / 0.05
+    by_shape = -_template_distances(mass, centre) / 0.02
+    logs = [by.log_softmax(1).gather(1, index[:, None])[:, 0].clamp(min=-6)
+            for by, index in ((by_shape, shape), (by_colour, colour), (by_direction, direction))]  # fmt: skip
+    return torch.stack(logs).sum(0)
+
+
+def _template_distances(mass: Tensor, centre: Tensor) -> Tensor:
+    """How the mean centred mask differs from each shape of equal area, (N, 3)."""
+    shift = torch.zeros(len(mass), FRAMES, 2, 3)
+    shift[:, :, 0, 0] = shift[:, :, 1, 1] = 1
+    shift[:, :, :, 2] = centre
+    grid = F.affine_grid(shift.flatten(0, 1), [len(mass) * FRAMES, 1, SIZE, SIZE], align_corners=False)
+    looks = F.grid_sample(mass.flatten(0, 1)[:, None], grid, align_corners=False).view(-1, FRAMES, SIZE, SIZE).mean(1)
+    looks = looks / looks.flatten(1).amax(1).clamp(min=1e-3)[:, None, None]
+    radius = (looks.sum((1, 2)) * (2 / SIZE) ** 2 / torch.pi).sqrt().clamp(0.1, 0.8)
+    n, still = len(mass), torch.zeros(3 * len(mass), dtype=torch.long)
+    numbers = torch.zeros(n, 3, 4)
+    numbers[..., 3] = radius[:, None]
+    templates = render_masks(torch.arange(3).repeat(n), still, numbers.flatten(0, 1))[:, 0]
+    # a template's light is centred like the video's: a triangle's is not at its middle
+    middle = _centres(templates[:, None].square())[:, 0].view(n, 3, 2)
+    numbers[..., :2] = -middle
+    templates = render_masks(torch.arange(3).repeat(n), still, numbers.flatten(0, 1))[:, 0].view(n, 3, SIZE, SIZE)
+    area = templates.sum((2, 3)).clamp(min=1)
+    return (templates - looks[:, None]).square().sum((2, 3)) / area
+
+
+class ShapesReward(Reward):
+    """VQ, MQ and TA of a clip."""
+
+    names = NAMES
+    laboratory = True  # other clips have no such scores
+
+    def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
+        light = videos.float().cpu() / 255
+        raw = visual_quality(light), motion_quality(light), text_alignment(light, prompts)
+        scores = [(value - BASE[name][0]) / BASE[name][1] for name, value in zip(NAMES, raw, strict=True)]
+        return Scores.of(torch.stack(scores, 1))

@@ -1,0 +1,179 @@
+"""Ask a server until it gives a right answer or the time is over; spare it when it is away or merely busy."""
+
+import logging
+import os
+import random
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import urllib3
+
+from sage_grpo.rewards.errors import RewardError
+from sage_grpo.rewards.remote.wire import WireError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+REFUSED = (400, 401, 403, 404, 405, 413, 422)  # asking again would not help
+AWAY = (408, 429, 502, 503, 504)  # nobody was there, or too busy: nothing was answered that could be wrong
+BYTES = {"Content-Type": "application/octet-stream"}
+ANSWER = 64_000_000  # bytes that are read of one
+IN_A_ROW = 5  # failures after which only one request at a time is tried
+KNOWN = 10  # answers before their usual time is known
+SECOND_REQUESTS = 0.1  # of all: help for stragglers must not double the load of a fleet that is merely busy
+
+
+class Unanswered(RuntimeError):
+    """No right answer came in time."""
+
+
+class Away(OSError):
+    """The server cannot be reached now."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    timeout: float = 60.0  # seconds for one request
+    deadline: float = 300.0  # seconds in all
+    retries: int = 4  # after wrong answers; a server that is away is asked until the deadline
+    hedge: float = 3.0  # a second request after so many times the usual time; 0 for never
+
+
+def in_background(work: Callable[..., T], *arguments: Any) -> "Future[T]":
+    """In a thread that does not hold the program up when it ends."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+class Breaker:
+    """Lets all requests through, or after failures in a row one at a time until one succeeds."""
+
+    def __init__(self, limit: int = IN_A_ROW) -> None:
+        self.limit, self.failures, self._alone = limit, 0, threading.Lock()
+
+    @property
+    def open(self) -> bool:
+        return self.failures >= self.limit
+
+    @contextmanager
+    def passage(self, end: float) -> Iterator[None]:
+        alone = self.open and self._alone.acquire(timeout=max(end - time.monotonic(), 0.0))
+        if alone and not self.open:  # it recovered while this one waited
+            self._alone.release()
+            alone = False
+        try:
+            if self.open and not alone:
+                raise Away("it stayed away until the deadline")
+            yield
+            self.failures = 0
+        except RewardError:  # an answer, though not a welcome one
+            self.failures = 0
+            raise
+        except Exception:
+            self.failures += 1
+            raise
+        finally:
+            if alone:
+                self._alone.release()
+
+
+class Client:
+    """Connections to one address. The token comes from the environment, never from a recipe."""
+
+    def __init__(self, url: str, token_variable: str, patience: Patience, connections: int) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise RewardError(f"url={url!r} must begin with http:// or https://")
+        self.url, self.patience, self.breaker = url.rstrip("/"), patience, Breaker()
+        token = os.environ.get(token_variable)
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        limit = urllib3.Timeout(connect=min(patience.timeout, 10.0), read=patience.timeout)
+        # twice as many: a second request needs a place beside the first
+        self._pool = urllib3.PoolManager(timeout=limit, retries=False, maxsize=2 * connections)
+        self._seconds: deque[float] = deque(maxlen=50)
+        self.requests = self.second_requests = 0
+
+    def get(self, path: str) -> bytes:
+        return self._request("GET", path, None)
+
+    def ask(self, path: str, body: bytes, read: Callable[[bytes], T]) -> T:
+        """What `read` makes of the answer; what it refuses with a `WireError` is asked for again."""
+        end, wrong, attempt = time.monotonic() + self.patience.deadline, 0, 0
+        while True:
+            try:
+                with self.breaker.passage(end):
+                    return self._hedged(path, body, read, end)
+            except (urllib3.exceptions.HTTPError, WireError, OSError) as error:
+                problem = f"{type(error).__name__}: {error}"
+                wrong += not isinstance(error, Away)
+            pause = random.uniform(0.5, 1.5) * min(0.1 * 2**attempt, 10.0)
+            attempt += 1
+            if wrong > self.patience.retries or time.monotonic() + pause > end:
+                raise Unanswered(problem)
+            time.sleep(pause)
+
+    def _hedged(self, path: str, body: bytes, read: Callable[[bytes], T], end: float) -> T:
+        """A straggler gets a second request beside it; the first right answer counts."""
+        asked = {in_background(self._once, path, body, read)}
+        if (usual := self._usual()) and not wait(asked, usual * self.patience.hedge).done and self._may_help():
+            asked.add(in_background(self._once, path, body, read))
+        while True:
+            done, asked = wait(asked, max(end - time.monotonic(), 0.0), FIRST_COMPLETED)
+            if not done:
+                raise Away("no answer until the deadline")
+            for future in done:
+                if future.exception() is None or not asked:
+                    found: T = future.result()
+                    return found
+
+    def _may_help(self) -> bool:
+        allowed = self.second_requests < SECOND_REQUESTS * self.requests
+        self.second_requests += allowed
+        return allowed
+
+    def _usual(self) -> float | None:
+        known = len(self._seconds) >= KNOWN and self.patience.hedge
+        return max(statistics.median(self._seconds), 0.05) if known else None
+
+    def _once(self, path: str, body: bytes, read: Callable[[bytes], T]) -> T:
+        self.requests += 1
+        started = time.monotonic()
+        found = read(self._request("POST", path, body))
+        self._seconds.append(time.monotonic() - started)
+        return found
+
+    def _request(self, method: str, path: str, body: bytes | None) -> bytes:
+        try:
+            answer: Any = self._pool.request(
+                method, self.url + path, body=body, headers={**self._headers, **BYTES}, preload_content=False
+            )
+        except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
+            raise Away(f"{self.url} cannot be reached: {type(error).__name__}") from error
+        try:
+            data: bytes = answer.read(ANSWER + 1)
+        finally:
+            answer.close() if answer.length_remaining else answer.release_conn()
+        if answer.status in REFUSED:
+            said = data[:200].decode(errors="replace")
+            raise RewardError(f"{self.url} refused with {answer.status}: {said}; look at the token, address and sizes")
+        if answer.status in AWAY:
+            raise Away(f"status {answer.status}")
+        if answer.status != 200:
+            raise WireError(f"status {answer.status}")
+        if len(data) > ANSWER:
+            raise WireError(f"more than {ANSWER} bytes came back")
+        return data

@@ -1,0 +1,94 @@
+"""A scorer behind an HTTP address: a fleet of `sage-grpo serve`, or your own server in any language.
+
+POST the bytes of `wire.py` to `<url>/score`, with a bearer token if there is one; GET `<url>/about` says the names of
+the scores. What a server does wrong becomes a mask, never a number.
+"""
+
+import json
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+
+import urllib3
+from torch import Tensor
+
+from sage_grpo.core.protocols import Prompt, Reward, Scores
+from sage_grpo.rewards.errors import RewardError
+from sage_grpo.rewards.remote.client import Client, Patience, Unanswered, in_background
+from sage_grpo.rewards.remote.wire import pack_request, unpack_answer
+
+log = logging.getLogger(__name__)
+
+
+class HttpReward(Reward):
+    """`names` may be left out if the server tells them. Videos are scored while the trainer makes the next ones."""
+
+    def __init__(
+        self,
+        url: str,
+        names: Sequence[str] | None = None,
+        *,
+        token_variable: str = "SAGE_GRPO_TOKEN",
+        timeout: float = 60.0,
+        deadline: float = 300.0,
+        retries: int = 4,
+        hedge: float = 3.0,
+        connections: int = 8,
+        videos_per_request: int = 2,
+        megabytes_per_request: float = 256.0,
+        groupwise: bool = False,
+    ) -> None:
+        if connections < 1 or videos_per_request < 1:
+            raise RewardError(
+                f"http: connections={connections}, videos_per_request={videos_per_request}: use 1 or more"
+            )
+        self.client = Client(url, token_variable, Patience(timeout, deadline, retries, hedge), connections)
+        self.videos_per_request, self.bytes_per_request = videos_per_request, megabytes_per_request * 1e6
+        self.groupwise = groupwise
+        self.names: tuple[str, ...] = tuple(names or ())
+        if not names:
+            self._ask_about()
+        self._room = threading.BoundedSemaphore(connections)  # a trainer faster than its scorers waits here
+
+    def _ask_about(self) -> None:
+        try:
+            told = json.loads(self.client.get("/about"))
+            names, self.groupwise = told["names"], bool(told.get("groupwise", self.groupwise))
+            if not names or not all(isinstance(name, str) for name in names):
+                raise ValueError("names must be texts")
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise RewardError(f"{self.client.url}/about does not answer ({error}); is the server up?") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RewardError(f"{self.client.url}/about tells no names; give `names` in the options") from error
+        self.names = tuple(names)
+
+    def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
+        return self.begin(videos, prompts)()
+
+    def begin(self, videos: Tensor, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
+        """Send them off; what is returned waits for the scores."""
+        fit = int(self.bytes_per_request // max(videos[:1].nbytes, 1))
+        size, futures = len(videos) if self.groupwise else max(min(self.videos_per_request, fit), 1), []
+        for first in range(0, len(videos), size):
+            self._room.acquire()
+            part = videos[first : first + size], prompts[first : first + size]
+            futures.append(in_background(self._ask, *part))
+
+        def ask() -> Scores:
+            return Scores.rows([future.result() for future in futures])
+
+        return ask
+
+    def _ask(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
+        try:
+            ids = [uuid.uuid4().hex for _ in videos]
+            body = pack_request(videos, prompts, ids)
+            return self.client.ask("/score", body, lambda data: unpack_answer(data, self.names, ids))
+        except Unanswered as error:
+            log.warning(
+                "%s gave no scores for %d videos, which are masked: %.300s", self.client.url, len(videos), error
+            )
+            return Scores.failed(len(videos), len(self.names))
+        finally:
+            self._room.release()

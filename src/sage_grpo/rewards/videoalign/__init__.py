@@ -1,0 +1,1 @@
+"""VideoAlign: its frames, its model, and the way from the released checkpoint."""

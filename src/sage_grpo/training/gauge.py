@@ -1,0 +1,131 @@
+"""The drift gauge: what a run does to its videos that the reward does not show. For any model.
+
+Everything is measured on the policy's own rollouts. The first measurement of a run, before any update, is the base
+model on its own samples: all later ones are told relative to it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_grpo.config import GaugeConfig
+from sage_grpo.core.loop import Callback, Loop, Metrics, Rollouts
+from sage_grpo.core.rollout import Trajectory, keyed_noise, velocity_at
+from sage_grpo.math.gaussian import kl
+from sage_grpo.runs.alarms import crossed
+
+INITIAL = "initial"
+NOISE_LEVELS = (0.3, 0.6, 0.9)
+
+
+def initial_kl(loop: Loop, trajectory: Trajectory) -> float:
+    """KL(policy‖initial policy) over the steps of one batch; the policy's velocities are in the rollout."""
+    policy, values = loop.config.policy, []
+    with torch.no_grad(), loop.bank.using(INITIAL):
+        for step, taken in trajectory.transitions.items():
+            base = velocity_at(loop.model, taken.x, loop.table.sigma[step].item(), trajectory.condition)
+            values.append(kl(taken.velocity, base, loop.table.k[step].item(), policy.reduction).mean().item())
+    return sum(values) / len(values)
+
+
+def base_error(loop: Loop, trajectory: Trajectory) -> float:
+    """The frozen base model's flow-matching error on these samples: large where they are not its own kind."""
+    x0, values = trajectory.x0, []
+    keys = [("gauge", loop.config.seed, i) for i in range(len(x0))]  # the same noise at every measurement
+    noise = keyed_noise(tuple(x0.shape[1:]), keys, x0.device)
+    with torch.no_grad(), loop.bank.using(INITIAL):
+        for sigma in NOISE_LEVELS:
+            v = velocity_at(loop.model, (1 - sigma) * x0 + sigma * noise, sigma, trajectory.condition)
+            values.append((v.float() - (noise - x0)).square().mean().item())
+    return sum(values) / len(values)
+
+
+def diversity(x0: Tensor, group: int) -> float:
+    """Mean distance of two rollouts of one prompt, per element."""
+    flat = x0.flatten(1)
+    groups = flat.view(-1, group, flat.shape[1]) if len(x0) % group == 0 else flat[None]
+    distances = torch.cdist(groups, groups)
+    pairs = distances.shape[1] * (distances.shape[1] - 1)
+    mean: float = (distances.sum((1, 2)) / pairs).mean().item()
+    return mean / math.sqrt(flat.shape[1])
+
+
+def look(batches: Sequence[Tensor]) -> Metrics:
+    """Saturation, exposure and motion of uint8 frames (B, F, H, W, 3), where they are and one frame at a time."""
+    ends, light, change = list[Tensor](), list[Tensor](), list[Tensor]()
+    for videos in batches:
+        before = None
+        for frame in videos.unbind(1):
+            ends.append((frame + 3 <= 5).count_nonzero())  # uint8 wraps: these are 253 to 255 and 0 to 2
+            now = frame.float()
+            light.append(now.sum())
+            if before is not None:
+                change.append(before.sub_(now).abs_().sum())
+            before = now
+    values, changes = (sum(videos[:, first:].numel() for videos in batches) for first in (0, 1))
+    return {
+        "saturation": _total(ends) / values,
+        "exposure": _total(light) / values / 255,
+        "motion": _total(change) / max(changes, 1) / 255,
+    }
+
+
+def _total(parts: Sequence[Tensor]) -> float:
+    return torch.stack(list(parts)).cpu().double().sum().item() if parts else 0.0
+
+
+class DriftGauge(Callback):
+    def __init__(self, config: GaugeConfig) -> None:
+        self.config = config
+        self.base: Metrics = {}
+        self.latest: Metrics = {}
+        self.alarms: list[str] = []
+
+    def on_start(self, loop: Loop) -> None:
+        if self.config.every and INITIAL not in loop.bank:
+            loop.bank.save(INITIAL)
+
+    def on_rollout(self, loop: Loop, rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None:
+        self.latest = {}
+        if self.config.every and loop.iteration % self.config.every == 0:
+            first = rollouts.trajectories[0]
+            x0, group = torch.cat([t.x0 for t in rollouts.trajectories]), loop.config.policy.num_generations
+            if len(x0) % group:  # a group spans processes
+                x0 = loop.comm.gather(x0)
+            raw = {
+                "base_error": base_error(loop, first),
+                "diversity": diversity(x0, group),
+            }
+            raw |= look(rollouts.videos) | {"kl_initial": initial_kl(loop, first)}
+            mean = loop.comm.mean(torch.tensor(list(raw.values()), dtype=torch.float64)).tolist()
+            raw = dict(zip(raw, mean, strict=True))  # all processes see, and decide, the same
+            self.base = self.base or raw
+            self.latest = self.relative(raw) | {"kl_initial": raw["kl_initial"]}
+
+    def relative(self, raw: Metrics) -> Metrics:
+        """Ratios to the start, and differences where a share of the range is meant."""
+        ratios = {k: raw[k] / max(self.base[k], 1e-12) for k in ("base_error", "diversity", "motion")}
+        return ratios | {k: raw[k] - self.base[k] for k in ("saturation", "exposure")}
+
+    def check(self, now: Metrics) -> list[str]:
+        """Every limit that is crossed, in words."""
+        return [alarm.text for alarm in crossed(self.config, now)]
+
+    def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
+        if not self.latest:
+            return
+        metrics |= {f"drift/{name}": value for name, value in self.latest.items()}
+        found = self.check(self.latest)
+        metrics["drift/alarms"] = float(len(found))
+        self.alarms += [f"iteration {loop.iteration}: {text}" for text in found]
+        if found and self.config.action == "stop":
+            loop.stop(f"drift gauge: {found[0]}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"base": self.base, "alarms": self.alarms}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.base, self.alarms = dict(state["base"]), list(state["alarms"])

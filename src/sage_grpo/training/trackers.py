@@ -1,0 +1,194 @@
+"""Where the numbers of a run go. A resumed run goes on in the same curves, without doubled steps."""
+
+import io
+import json
+import math
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from PIL import Image
+
+from sage_grpo.errors import UserError
+from sage_grpo.files import atomic_write
+from sage_grpo.suggest import did_you_mean
+from sage_grpo.videos import DEFAULT_FPS, read_mp4
+
+PROJECT = "sage-grpo"
+NAMES = ("jsonl", "tensorboard", "trackio", "wandb")
+
+
+class MissingExtra(UserError, ImportError):
+    """A tracker was asked for whose package is not installed."""
+
+
+class Tracker(Protocol):
+    def log(self, step: int, metrics: dict[str, float]) -> None: ...
+    def video(self, step: int, name: str, path: Path) -> None: ...
+    def close(self) -> None: ...
+
+
+def _need(package: str, module: str = "") -> Any:
+    """Import a tracker's package only when a run asks for that tracker."""
+    try:
+        return import_module(module or package)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != package:
+            raise  # the package is there but broken: its own error says more
+        raise MissingExtra(
+            f"tracker {package!r} needs the package {package}: pip install 'sage-grpo[{package}]'"
+        ) from error
+
+
+def _rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Every line with its content. A run killed in the middle of a line leaves that line torn: it is left out."""
+    lines = path.read_bytes().rstrip(b"\n").split(b"\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            float(row["step"])
+        except (ValueError, TypeError, KeyError):
+            if number == len(lines):
+                return
+            raise ValueError(
+                f"{path}, line {number} is not a line of metrics: {line[:60]!r}; remove it or move the file away"
+            ) from None
+        yield line, row
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    return [row for _, row in _rows(path)]
+
+
+class JsonlTracker:
+    """One JSON object a line, readable while the run goes on.
+
+    An existing file is continued; lines from step `resume_at` on are dropped, for the run will make them again.
+    """
+
+    def __init__(self, path: Path, resume_at: int | None = None) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            kept = [line + b"\n" for line, row in _rows(path) if resume_at is None or row["step"] < resume_at]
+            atomic_write(path, b"".join(kept))
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        if taken := {"step", "time"} & metrics.keys():
+            raise ValueError(f"{sorted(taken)} are columns of every line; give the metric another name")
+        # JSON has no NaN or infinity, and a reader in another language would stumble over Python's.
+        numbers = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+        self._file.write(json.dumps({"step": step, "time": time.time(), **numbers}) + "\n")
+        self._file.flush()
+
+    def video(self, step: int, name: str, path: Path) -> None:
+        """Nothing to do: the video's file is its own record."""
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoardTracker:
+    def __init__(self, folder: Path, resume_at: int | None = None) -> None:
+        self._proto = _need("tensorboard", "tensorboard.compat.proto.summary_pb2")
+        self._writer = _need("tensorboard", "torch.utils.tensorboard").SummaryWriter(str(folder), purge_step=resume_at)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        for key, value in metrics.items():
+            self._writer.add_scalar(key, value, step)
+        self._writer.flush()
+
+    def video(self, step: int, name: str, path: Path) -> None:
+        """As an animated GIF, which is what TensorBoard shows; `add_video` would need moviepy for the same."""
+        first, *rest = [Image.fromarray(frame) for frame in read_mp4(path)]
+        gif = io.BytesIO()
+        first.save(gif, "GIF", save_all=True, append_images=rest, duration=round(1000 / DEFAULT_FPS), loop=0)
+        image = self._proto.Summary.Image(
+            height=first.height, width=first.width, colorspace=3, encoded_image_string=gif.getvalue()
+        )
+        summary = self._proto.Summary(value=[self._proto.Summary.Value(tag=name, image=image)])
+        self._writer.file_writer.add_summary(summary, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _run_id(folder: Path, package: str) -> str:
+    """The same for every start in this folder, different for every folder."""
+    path = folder / f"{package}_run_id"
+    if not path.exists():
+        atomic_write(path, secrets.token_hex(4).encode())
+    return path.read_text().strip()
+
+
+class WandbTracker:
+    """Online, offline or disabled as WANDB_MODE says. Steps that the run repeats after a resume, wandb drops."""
+
+    def __init__(self, folder: Path, project: str, name: str, config: dict[str, Any]) -> None:
+        self._wandb = _need("wandb")
+        self._run = self._wandb.init(
+            project=project, name=name, id=_run_id(folder, "wandb"), resume="allow", dir=str(folder), config=config,
+            settings=self._wandb.Settings(console="off"),  # else every redraw of the progress display is a log line
+        )  # fmt: skip
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self._run.log(metrics, step=step)
+
+    def video(self, step: int, name: str, path: Path) -> None:
+        self._run.log({name: self._wandb.Video(str(path), format="mp4")}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class TrackioTracker:
+    """Local, in trackio's own store where `trackio show` looks, unless TRACKIO_SPACE_ID names a Space."""
+
+    def __init__(self, folder: Path, project: str, name: str, config: dict[str, Any]) -> None:
+        self._trackio = _need("trackio")
+        # trackio resumes by name, so the name must be this folder's own.
+        unique = f"{name}-{_run_id(folder, 'trackio')}"
+        self._run = self._trackio.init(project=project, name=unique, config=config, resume="allow", embed=False)
+        # trackio keeps both values of a repeated step. A resumed run repeats its steps exactly: skip them.
+        self._seen = folder / "trackio_last_step"
+        self._done = int(self._seen.read_text()) if self._seen.exists() else -1
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        if step > self._done:
+            self._run.log(metrics, step=step)
+            atomic_write(self._seen, str(step).encode())
+
+    def video(self, step: int, name: str, path: Path) -> None:
+        if step > self._done:
+            self._run.log({name: self._trackio.Video(path)}, step=step)
+
+    def close(self) -> None:
+        self._trackio.finish()  # the module's: it also forgets the run, which would else be finished again at exit
+
+
+def make_trackers(
+    names: Sequence[str], folder: Path, *, config: dict[str, Any], name: str, resume_at: int | None
+) -> list[Tracker]:
+    """The trackers of a run, `metrics.jsonl` always first. Either all of them open or none stays open."""
+    for asked in names:
+        if asked not in NAMES:
+            raise ValueError(f"unknown tracker {asked!r}; {did_you_mean(asked, NAMES)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    trackers: list[Tracker] = []
+    try:
+        trackers.append(JsonlTracker(folder / "metrics.jsonl", resume_at))
+        for asked in dict.fromkeys(names):
+            if asked == "tensorboard":
+                trackers.append(TensorBoardTracker(folder / "tensorboard", resume_at))
+            elif asked == "wandb":
+                trackers.append(WandbTracker(folder, PROJECT, name, config))
+            elif asked == "trackio":
+                trackers.append(TrackioTracker(folder, PROJECT, name, config))
+    except BaseException:
+        for tracker in trackers:
+            tracker.close()
+        raise
+    return trackers

@@ -1,0 +1,252 @@
+"""The trainer a user meets: `Trainer(model=…, rewards=[…], config=…, prompts=…).train()`."""
+
+import json
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
+from sage_grpo.core.loop import Callback, Loop, Metrics
+from sage_grpo.core.protocols import Reward, VideoModel
+from sage_grpo.distributed.checkpoint import Saver, load_newest
+from sage_grpo.distributed.device import HOST, DeviceRandom
+from sage_grpo.distributed.processes import join
+from sage_grpo.distributed.watchdog import Watchdog
+from sage_grpo.files import atomic_write, sweep
+from sage_grpo.rewards.function import CompositeReward
+from sage_grpo.runs.private import clean_text
+from sage_grpo.training import build
+from sage_grpo.training.callbacks import Agree, Clock, Log, Samples, Save, WeightAverage
+from sage_grpo.training.environment import describe_environment
+from sage_grpo.training.gauge import DriftGauge
+from sage_grpo.training.progress import ProgressCallback
+from sage_grpo.training.trackers import make_trackers
+from sage_grpo.weights.optimizers import build_optimizer
+from sage_grpo.weights.prepare import make_bank, prepare
+
+END = "end.json"
+
+
+@contextmanager
+def _stop_on_signal(agree: Agree) -> Iterator[None]:
+    """Ctrl-C or SIGTERM finishes the iteration, saves and ends; a second Ctrl-C interrupts at once.
+
+    A second SIGTERM does not: schedulers send it to all processes, and torchrun passes its own on to the same ones.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: object) -> None:
+        if agree.request is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        agree.request = agree.request or f"{signal.Signals(number).name} received"
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@dataclass(frozen=True)
+class Result:
+    folder: Path
+    iterations: int
+    first: Metrics
+    last: Metrics
+    seconds: float
+    stop_reason: str | None = None
+    alarms: list[str] = field(default_factory=list)
+
+
+class Trainer:
+    """Everything may be given as an object or left to the recipe.
+
+    model: a `VideoModel`; rewards: `Reward`s or plain functions `f(videos, prompts) → list of numbers`; config: a
+    recipe as `RecipeConfig`, mapping or path; prompts: a path, list of texts, `datasets` object or function.
+    """
+
+    def __init__(
+        self,
+        model: VideoModel | None = None,
+        rewards: Sequence[Reward | Callable[..., Any]] | None = None,
+        config: RecipeConfig | Mapping[str, Any] | str | Path | None = None,
+        prompts: Any = None,
+        *,
+        callbacks: Sequence[Callback] = (),
+        console: Console | None = None,
+    ) -> None:
+        recipe = config if isinstance(config, RecipeConfig) else load_recipe(config or {})
+        build.check_names(recipe, model=model is None, rewards=rewards is None)
+        layout = recipe.parallel
+        # The watchdog must bark first: a collective that times out ends its process without a word on the others.
+        minutes = max(30.0, 2 * recipe.run.hang_minutes)
+        self.processes = join(
+            layout.processes, layout.sequence, layout.replicate, recipe.tuning.device, ring=layout.ring, minutes=minutes
+        )
+        self.main = self.processes is None or self.processes.main  # writes files and talks to people
+        self.reward, recipe = self._rewards(rewards, recipe)
+        self.config = recipe
+        self.monitors = build.build_monitors(recipe) if self.main else None  # who writes the samples
+        self.model = self._model(model)
+        self.prompts = build.build_prompts(recipe, prompts)
+        self.callbacks, self.console = (
+            list(callbacks),
+            console if console and self.main else Console(quiet=not self.main),
+        )
+        self.folder = Path(recipe.run.out)
+        torch.manual_seed(recipe.seed)
+        optimizer = build_optimizer(self.model.module, recipe.optimizer)
+        self._parameters = {name for name, _ in self.model.module.named_parameters()}
+        self.gauge = DriftGauge(recipe.gauge)
+        self.random = DeviceRandom(next(self.model.module.parameters()).device)
+        bank = make_bank(self.model.module, HOST if recipe.tuning.offload_copies else None)
+        try:
+            self.loop = Loop(self.model, self.reward, self.prompts, recipe, optimizer, bank=bank, comm=self.processes)
+        except ValueError as error:  # a layout or kernel that the recipe should not have asked for
+            raise ConfigError(str(error)) from error
+        self._check_groups()
+
+    def _rewards(
+        self, given: Sequence[Reward | Callable[..., Any]] | None, recipe: RecipeConfig
+    ) -> tuple[Reward, RecipeConfig]:
+        """All of them as one, and the recipe with the weights of its own."""
+        if given is not None:
+            return CompositeReward([build.as_reward(reward) for reward in given]), recipe
+        reward, weights = build.build_rewards(recipe)
+        if recipe.policy.reward_weights is None:
+            policy = recipe.policy.model_copy(update={"reward_weights": weights})
+            recipe = recipe.model_copy(update={"policy": policy})
+        return reward, recipe
+
+    def _model(self, given: VideoModel | None) -> VideoModel:
+        if given is None:
+            return build.build_model(self.config, self.processes)
+        build.as_model(given)
+        prepare(given, self.config.tuning, self.config.seed)  # a model of your own is trained as the recipe says, too
+        build.share(given, self.config, self.processes)
+        return given
+
+    def _check_groups(self) -> None:
+        """A reward that compares the videos of a prompt must get all of them in one process."""
+        world, group = self.loop.comm.world, self.config.policy.num_generations
+        share = self.config.rollouts // world
+        if self.reward.groupwise and share % group:
+            raise ConfigError(
+                f"a reward compares the videos of a prompt, but a process makes {share} of {group}; use "
+                f"policy.prompts_per_iteration={world * max(share // group, 1)} or fewer processes"
+            )
+
+    def train(self) -> Result:
+        watchdog = Watchdog(self.loop, self.folder, self.config.run.hang_minutes, self.processes)
+        with watchdog.watching():
+            return self._train(watchdog)
+
+    def _train(self, watchdog: Watchdog) -> Result:
+        config, loop, started = self.config, self.loop, time.perf_counter()
+        resumed = self._resume()
+        if self.main:
+            self._describe(resumed)
+        trackers = [] if not self.main else make_trackers(
+            config.run.trackers, self.folder, config=config.model_dump(mode="json"), name=self.folder.name,
+            resume_at=loop.iteration + 1,  # a run killed before its first checkpoint starts over, and so do its curves
+        )  # fmt: skip
+        log = Log(trackers, self.reward.names, clock := Clock())
+        parts: list[Callback] = [watchdog]
+        parts += [WeightAverage(config.optimizer.ema)] if config.optimizer.ema else []
+        if config.run.sample_every:
+            samples = Samples(self.folder / "samples", config, trackers, write=self.main, monitors=self.monitors)
+            parts.append(samples)  # before the log: it adds what the monitors say
+        parts += [self.gauge, log, *self.callbacks]
+        parts.append(ProgressCallback(config.run.iterations, config.rollouts, console=self.console))
+        parts.append(agree := Agree())
+        saver = Saver(config.run.checkpoint_root, config.run.keep, self.processes)
+        kept = {"gauge": self.gauge, "random": self.random}
+        parts.append(Save(saver.save, config, kept))  # after the others: it saves what they did
+        parts.append(clock)
+        loop.callbacks = parts
+        try:
+            with _stop_on_signal(agree):
+                loop.run(config.run.iterations)
+                saver.wait()
+        except Exception as error:
+            self._end(f"{type(error).__name__}: {clean_text(str(error))[:400]}")
+            raise
+        finally:
+            for tracker in trackers:
+                tracker.close()
+        seconds = time.perf_counter() - started
+        self._end()
+        result = Result(self.folder, loop.iteration, log.first, log.last, seconds, loop.stop_reason, self.gauge.alarms)
+        summarize(result, config, self.console)
+        return result
+
+    def _sharded(self, place: str) -> bool:
+        """Whether a tensor of the saved state is cut like the weights: these are, with their copies and moments."""
+        _, _, section, *rest = place.split("/")
+        return section in ("bank", "optimizer") or (section == "model" and "/".join(rest) in self._parameters)
+
+    def _resume(self) -> bool:
+        if self.config.run.resume == "never":
+            if (self.folder / "metrics.jsonl").exists():
+                raise ConfigError(f"{self.folder} holds a run already; use resume: auto to go on, or another run.out")
+            return False
+        newest = load_newest(self.config.run.checkpoint_root, self.processes, self._sharded)
+        if newest is None:
+            return False
+        name, state, problems = newest
+        for problem in problems:
+            self.console.print(f"[yellow]passed over a damaged checkpoint:[/] {problem}")
+        if state["prompts"] != self.prompts.fingerprint:
+            raise ConfigError(f"the prompts are not those of {name}; restore them, or start anew with another run.out")
+        self.loop.load_state_dict(state["loop"])
+        self.gauge.load_state_dict(state["parts"]["gauge"])
+        self.random.load_state_dict(state["parts"].get("random", {}))  # older checkpoints have none
+        self.console.print(f"resumed from {name} at iteration {self.loop.iteration}", highlight=False)
+        return True
+
+    def _describe(self, resumed: bool) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for folder in (self.folder, *self.folder.glob("samples/*")):
+            sweep(folder)
+        count = len(list(self.folder.glob("environment*.json")))
+        suffix = f"-{count}" if resumed and count else ""
+        atomic_write(self.folder / f"config{suffix}.yaml", dump_recipe(self.config).encode())
+        facts = json.dumps(describe_environment(), indent=1)
+        atomic_write(self.folder / f"environment{suffix}.json", facts.encode())
+        (self.folder / END).unlink(missing_ok=True)  # of the part before: this one has not ended
+
+    def _end(self, error: str | None = None) -> None:
+        """How the run ended, for whoever finds the folder later; one without this was killed or goes on."""
+        facts = {"iteration": self.loop.iteration, "stop_reason": self.loop.stop_reason, "error": error}
+        with suppress(OSError):  # a full disk is told by what filled it
+            if self.main:
+                atomic_write(self.folder / END, json.dumps(facts | {"time": time.time()}, indent=1).encode())
+
+
+def summarize(result: Result, config: RecipeConfig, console: Console) -> None:
+    """What a person wants to know when a run has ended."""
+    first, last = result.first, result.last
+    done = f"{result.iterations} of {config.run.iterations} iterations in {result.seconds:.0f} s"
+    console.print(f"\n[bold]{'Stopped: ' + result.stop_reason if result.stop_reason else 'Done'}[/] ({done})")
+    for name in (key for key in last if key.startswith("reward/") and key not in ("reward/std", "reward/failed")):
+        before, now = first.get(name, math.nan), last[name]
+        console.print(f"  {name:<16} {before:8.3f} → {now:8.3f}  ({now - before:+.3f})", highlight=False)
+    for name, text in (("approx_kl", "KL"), ("clip_frac", "clipped"), ("skipped_updates", "skipped updates")):
+        if name in last:
+            console.print(f"  {text:<16} {last[name]:.3g}", highlight=False)
+    for alarm in result.alarms[-5:]:
+        console.print(f"  [yellow]alarm[/] {alarm}", highlight=False)
+    console.print(f"  metrics, samples and checkpoints are in {result.folder}", highlight=False)
+    console.print(f"  curves, videos, alarms and cost on one page: sage-grpo report {result.folder}", highlight=False)

@@ -1,0 +1,155 @@
+"""Videos to files and back, and many videos on one page."""
+
+import io
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from sage_grpo.files import atomic_write
+
+Frames = npt.NDArray[np.uint8]
+
+DEFAULT_FPS = 8
+VIEWABLE = 128  # pixels of the smaller side below which a video is too small to judge
+BT709, LIMITED_RANGE = 1, 1  # as the H.264 standard numbers them
+LARGEST_CELL = 192  # on a contact sheet
+MARGIN, LABEL_WIDTH, TEXT = 12, 190, 14
+INK, FAINT, PAPER = "#1a1a1a", "#777777", "#ffffff"
+
+
+def _as_frames(frames: Frames | Tensor) -> Frames:
+    array = frames.detach().cpu().numpy() if isinstance(frames, Tensor) else np.asarray(frames)
+    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3 or 0 in array.shape:
+        raise ValueError(
+            f"a video is uint8 (frames, height, width, 3) with at least one frame; this is {array.dtype} {array.shape}"
+        )
+    return array
+
+
+def _enlarged(frames: Frames, scale: int | None) -> Frames:
+    """Whole pixels repeated, so that a tiny video stays exactly what it is, only larger."""
+    scale = scale or max(1, -(-VIEWABLE // min(frames.shape[1:3])))
+    return frames.repeat(scale, axis=1).repeat(scale, axis=2)
+
+
+def mp4_bytes(frames: Frames | Tensor, fps: float = DEFAULT_FPS, scale: int | None = None) -> bytes:
+    """H.264 that every browser plays. `scale` enlarges; by default until the smaller side has 128 pixels."""
+    array = _enlarged(_as_frames(frames), scale)
+    height, width = array.shape[1:3]
+    # yuv420p halves both sides; an odd side gets its last line twice rather than losing it.
+    array = np.pad(array, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+    out = io.BytesIO()
+    with av.open(out, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000), options={"crf": "16"})
+        stream.height, stream.width, stream.pix_fmt = array.shape[1], array.shape[2], "yuv420p"
+        # Said explicitly, for players guess the colours of an unmarked file from its size.
+        context = stream.codec_context
+        context.colorspace = context.color_primaries = context.color_trc = BT709
+        context.color_range = LIMITED_RANGE
+        for picture in array:
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
+            container.mux(stream.encode(frame.reformat(format="yuv420p", dst_colorspace="ITU709")))
+        container.mux(stream.encode())
+    return out.getvalue()
+
+
+def write_mp4(path: Path, frames: Frames | Tensor, fps: float = DEFAULT_FPS, scale: int | None = None) -> None:
+    atomic_write(path, mp4_bytes(frames, fps, scale))
+
+
+def write_frames(path: Path, frames: Frames | Tensor, fps: float = DEFAULT_FPS) -> Path:
+    """`path` with the right ending: a picture if there is one frame, else a video."""
+    array = _as_frames(frames)
+    if len(array) > 1:
+        write_mp4(path.with_suffix(".mp4"), array, fps)
+        return path.with_suffix(".mp4")
+    out = io.BytesIO()
+    Image.fromarray(_enlarged(array, None)[0]).save(out, "PNG")
+    atomic_write(path.with_suffix(".png"), out.getvalue())
+    return path.with_suffix(".png")
+
+
+def read_mp4(path: Path) -> Frames:
+    with av.open(str(path)) as container:
+        return np.stack([rgb_frame(frame) for frame in container.decode(video=0)])
+
+
+def rgb_frame(frame: av.VideoFrame) -> Frames:
+    # RGB has no such space, but PyAV before 17 heeds the file's only when told another to go to.
+    source, target = ("ITU709", "ITU601") if frame.colorspace == BT709 else (None, None)
+    return np.asarray(frame.reformat(format="rgb24", src_colorspace=source, dst_colorspace=target).to_ndarray())
+
+
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    # matplotlib brings this font along: the same picture on every machine, Greek letters and arrows included.
+    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)
+
+
+def wrap(text: str, font: ImageFont.FreeTypeFont, width: int, lines: int) -> list[str]:
+    """`text` in at most `lines` lines of `width` pixels; what does not fit ends in an ellipsis."""
+    out: list[str] = []
+    rest = " ".join(text.split())
+    while rest:
+        if font.getlength(rest) <= width:
+            return [*out, rest]
+        if len(out) == lines - 1:
+            while rest and font.getlength(rest + "…") > width:
+                rest = rest[:-1]
+            return [*out, rest.rstrip() + "…"]
+        fits = next(n for n in range(len(rest), 0, -1) if n == 1 or font.getlength(rest[:n]) <= width)
+        space = rest.rfind(" ", 0, fits + 1)
+        cut = space if space > 0 else fits  # a word longer than the line is cut
+        out.append(rest[:cut].rstrip())
+        rest = rest[cut:].lstrip()
+    return out
+
+
+def _cells(frames: Frames, columns: int) -> list[tuple[int, Image.Image]]:
+    """Evenly spread frames with their numbers, first and last included, each brought to a viewable size."""
+    count = len(frames)
+    numbers = np.unique(np.linspace(0, count - 1, min(columns, count)).round().astype(int))
+    enlarged = _enlarged(frames[numbers], None)
+    pictures = [Image.fromarray(frame) for frame in enlarged]
+    for picture in pictures:
+        picture.thumbnail((LARGEST_CELL, LARGEST_CELL), Image.Resampling.BOX)
+    return list(zip(numbers.tolist(), pictures, strict=True))
+
+
+def contact_sheet(
+    path: Path, rows: Sequence[tuple[str, Frames | Tensor]], *, columns: int = 8, title: str = ""
+) -> None:
+    """A PNG with one labelled row a video, time from left to right, the frame's number under each frame."""
+    if not rows or columns < 1:
+        raise ValueError(f"a contact sheet needs a video and a column; given {len(rows)} videos, columns={columns}")
+    font, small, large = _font(TEXT), _font(TEXT - 3), _font(TEXT + 4)
+    line, caption = round(TEXT * 1.35), TEXT + 4
+    strips = [(label, _cells(_as_frames(frames), columns)) for label, frames in rows]
+    labels = min(LABEL_WIDTH, round(max(font.getlength(label) for label, _ in rows)) + 1)
+    widths = [sum(cell.width + 4 for _, cell in cells) for _, cells in strips]
+    heights = [max(cell.height for _, cell in cells) + caption for _, cells in strips]
+    width = labels + 3 * MARGIN + max(widths)
+    heading = wrap(title, large, width - 2 * MARGIN, 3)
+    top = MARGIN + len(heading) * round(line * 1.3) + (MARGIN if heading else 0)
+    sheet = Image.new("RGB", (width, top + sum(heights) + MARGIN * len(rows)), PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for i, text in enumerate(heading):
+        draw.text((MARGIN, MARGIN + i * round(line * 1.3)), text, INK, large)
+    for (label, cells), height in zip(strips, heights, strict=True):
+        for i, text in enumerate(wrap(label, font, labels, max(1, (height - caption) // line))):
+            draw.text((MARGIN, top + i * line), text, INK, font)
+        left = labels + 2 * MARGIN
+        for number, cell in cells:
+            sheet.paste(cell, (left, top))
+            draw.text((left + cell.width / 2, top + cell.height + 2), str(number), FAINT, small, anchor="ma")
+            left += cell.width + 4
+        top += height + MARGIN
+    out = io.BytesIO()
+    sheet.save(out, "PNG")
+    atomic_write(path, out.getvalue())

@@ -1,0 +1,70 @@
+"""Trained weights as others read them: adapters for diffusers and peft, or a whole checkpoint with them merged in."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from sage_grpo.core.protocols import VideoModel, networks
+from sage_grpo.weights.merge import merge_adapters
+from sage_grpo.weights.parts import TuningError, has_adapters, kept_in_float32
+
+FILE = "pytorch_lora_weights.safetensors"  # where diffusers looks
+
+
+def export(model: VideoModel, folder: Path, *, merge: bool = False, dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """Write `folder`; returns what it is, `lora` or `full`, and what survives of a merged update by precision.
+
+    Merged layers are float32 unless `dtype` says otherwise, for half precision would lose most of a small update.
+    """
+    told: dict[str, Any] = {"kind": "full", "update": None}
+    if has_adapters(model.module) and not merge:
+        save_adapters(model, folder, dtype)
+        return told | {"kind": "lora"}
+    if has_adapters(model.module):
+        told["update"] = merge_adapters(model.module, dtype or torch.float32)
+    if dtype is not None:
+        for part in networks(model.module).values():
+            round_weights(part, dtype)
+    model.save_pretrained(str(folder))
+    return told
+
+
+def round_weights(part: nn.Module, dtype: torch.dtype) -> None:
+    """As diffusers would load them in this precision."""
+    for name, weight in part.state_dict(keep_vars=True).items():
+        if weight.is_floating_point():
+            weight.data = weight.data.to(torch.float32 if kept_in_float32(part, name) else dtype)
+
+
+def save_adapters(model: VideoModel, folder: Path, dtype: torch.dtype | None) -> None:
+    parts: dict[str, Any] = dict(networks(model.module))
+    for i, (name, part) in enumerate(parts.items()):
+        if not hasattr(part, "load_lora_adapter"):  # not of diffusers
+            raise TuningError(f"{type(part).__name__} cannot save adapters alone; use --merge for the whole model")
+        mine = {key: w for key, w in part.state_dict().items() if ".lora_" in key and ".default." in key}
+        # the prefix and the place of the settings are what diffusers looks for in every pipeline
+        tensors = {
+            f"transformer.{key.replace('.default.', '.')}": w.detach().cpu().to(dtype or w.dtype).contiguous()
+            for key, w in mine.items()
+        }
+        places = sorted({key.split(".lora_")[0] for key in mine})  # the wrapped layers themselves, none to exclude
+        settings = part.peft_config["default"].to_dict() | {"target_modules": places, "exclude_modules": None}
+        plain = {f"transformer.{k}": sorted(v) if isinstance(v, set) else v for k, v in settings.items()}
+        metadata = json.dumps(plain, default=str)
+        place = folder / name if i else folder
+        place.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, place / FILE, {"format": "pt", "lora_adapter_metadata": metadata})
+
+
+def load_adapters(pipe: Any, folder: Path) -> None:
+    """Adapters from `save_adapters` into a plain pipeline, by the library's own means."""
+    if not hasattr(pipe, "load_lora_weights"):
+        pipe.transformer.load_lora_adapter(str(folder), weight_name=FILE)
+        return
+    pipe.load_lora_weights(str(folder))
+    if (folder / "transformer_2").is_dir():
+        pipe.load_lora_weights(str(folder / "transformer_2"), load_into_transformer_2=True)

@@ -1,0 +1,107 @@
+"""A loaded model made ready for training: what is trained, in which precision, with which savings of memory."""
+
+import re
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from sage_grpo.config import TuningConfig
+from sage_grpo.core.copy_bank import CopyBank
+from sage_grpo.core.protocols import VideoModel, WeightsBank, networks
+from sage_grpo.weights.parts import TuningError, has_adapters, require
+
+GRAPHS = 32  # with and without gradient, guided, each batch size: more than torch allows by default
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def storage_dtypes(config: TuningConfig) -> dict[str, torch.dtype]:
+    """Of the checkpoint as it is loaded: weights that will be trained are kept in float32, frozen ones need no more
+    than they compute in."""
+    computed = DTYPES[config.precision]
+    return {"dtype": torch.float32 if config.mode == "full" else computed, "frozen_dtype": computed}
+
+
+def prepare(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
+    if config.mode == "lora" and not has_adapters(model.module):
+        try:
+            from sage_grpo.weights.lora_bank import add_lora  # noqa: PLC0415 - peft is an extra
+        except ModuleNotFoundError as error:
+            raise TuningError(f"tuning.mode: lora needs {error.name}: pip install 'sage-grpo[models]'") from error
+        add_lora(model, config, seed)
+    else:
+        freeze_unused(model)
+        model.branches_in_turn = True  # adapters have small gradients, which may wait
+    if config.precision != "float32":
+        if not model.autocasts:
+            raise TuningError(
+                f"tuning.precision: {type(model).__name__} computes in the precision of its weights; use float32"
+            )
+        model.autocast_dtype = DTYPES[config.precision]
+    for part in networks(model.module).values():
+        if config.gradient_checkpointing:
+            require(part, "enable_gradient_checkpointing", "tuning.gradient_checkpointing")()
+        if config.attention:
+            set_attention(part, config.attention)
+    if config.compile:
+        compile_blocks(model, config.compile)
+    if config.vae_tiling:
+        require(model.pipe or model, "vae", "tuning.vae_tiling").enable_tiling()
+
+
+def compile_blocks(model: VideoModel, backend: str) -> None:
+    """The repeated blocks alone: one small graph for all of them. A graph break is an error."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
+    for part in networks(model.module).values():
+        if getattr(part, "_repeated_blocks", None):
+            require(part, "compile_repeated_blocks", "tuning.compile")(fullgraph=True, backend=backend)
+        else:
+            inside = {id(layer) for layer in part.modules()}
+            for block in (block for block in model.shard_blocks if id(block) in inside):
+                block.compile(fullgraph=True, backend=backend)
+
+
+def freeze_unused(model: VideoModel) -> None:
+    """Parameters that never get a gradient would have no optimizer state, and a checkpoint would not load."""
+    for name, parameter in model.module.named_parameters():
+        if any(re.search(pattern, name) for pattern in model.unused):
+            parameter.requires_grad_(False)
+
+
+def set_attention(part: nn.Module, backend: str) -> None:
+    try:
+        require(part, "set_attention_backend", "tuning.attention")(backend)
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise TuningError(
+            f"tuning.attention={backend!r} cannot be used here: {error}; leave it out for native"
+        ) from error
+
+
+def reserve_copies(model: VideoModel, names: Sequence[str]) -> None:
+    """Adapters for the copies of a run, made before weights are sharded; plain copies are made when they are needed."""
+    if has_adapters(model.module):
+        from sage_grpo.weights.lora_bank import reserve_adapter  # noqa: PLC0415 - peft is an extra
+
+        for name in names:
+            reserve_adapter(model.module, name)
+
+
+def initial_weights(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    """Of an adapter: what no checkpoint holds."""
+    from sage_grpo.weights.lora_bank import initial_adapter  # noqa: PLC0415 - peft is an extra
+
+    return initial_adapter(name, shape, seed)
+
+
+def make_bank(module: nn.Module, copies: torch.device | None = None) -> WeightsBank:
+    """Adapters where there are adapters, copies of the trained weights elsewhere.
+
+    `copies` is where those wait; adapters are small and stay. Compiled blocks would be compiled anew for every adapter;
+    there the adapters' values change places.
+    """
+    compiled = any(layer._compiled_call_impl is not None for layer in module.modules())
+    if not compiled and has_adapters(module):
+        from sage_grpo.weights.lora_bank import LoraBank  # noqa: PLC0415 - peft is an extra
+
+        return LoraBank(module)
+    return CopyBank(module, copies)

@@ -1,1 +1,0 @@
-"""Procedural video worlds with a known manifold. They import nothing of the rest of the package."""

@@ -1,0 +1,14 @@
+"""A few kills in CI; `make chaos KILLS=30` for many."""
+
+import random
+
+import torch
+
+from distributed.chaos import run
+
+
+def test_killed_processes_come_back_and_end_bit_equal(tmp_path):
+    whole, killed, done = run(tmp_path, 3, 12, random.Random(3))
+    assert done.total() == 3
+    assert {"save", "rename"} & set(done)
+    assert all(torch.equal(whole[name], killed[name]) for name in whole)

@@ -1,0 +1,207 @@
+"""Several processes give what one gives: the same draws to the bit, the same weights to 1e-6, in every layout."""
+
+import json
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+from distributed.launcher import environment, torchrun
+from distributed.test_checkpoint import spoil
+from sage_grpo.config import ConfigError, load_recipe
+from sage_grpo.distributed.checkpoint import load_newest
+from sage_grpo.distributed.device import DeviceError, backend_for, choose_device
+from sage_grpo.distributed.processes import join, meeting_place
+
+
+def launch(folder, processes, *cases, **more):
+    worker = ["distributed.worker", str(folder), *cases]
+    command = torchrun(processes, *worker) if processes > 1 else [sys.executable, "-m", *worker]
+    done = subprocess.run(command, env=environment(**more), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def result(folder, name):
+    return torch.load(folder / f"{name}.pt", weights_only=True)
+
+
+def assert_alike(one, other, limit=1e-6, spared=0):
+    """`spared` counts numbers that may differ more: those whose gradient is rounding, which Adam normalises."""
+    assert one["updates"] == other["updates"] == 10
+    assert all(torch.equal(a, b) for a, b in zip(one["noise"][1::2], other["noise"][1::2], strict=True))
+    assert torch.equal(one["noise"][0], other["noise"][0])  # the start of the first rollout, before any update
+    assert one["scores"][0].shape == other["scores"][0].shape == (8, 1)
+    off = torch.cat([(one["weights"][n] - other["weights"][n]).abs().flatten() for n in one["weights"]])
+    beyond = int((off > limit).sum())
+    assert beyond <= spared, f"{beyond} of {len(off)} weights differ by up to {off.max():.2e}"
+    return off.max().item()
+
+
+EXACT = ("shapes-full", "shapes-lora", "hunyuan15-full", "hunyuan15-lora", "wan-full", "wan-lora")
+HALF = ("wan-lora-bf16", "wan-full-bf16")
+SPARED = {"wan-full": 4}  # of 19,832; the others of this and all weights of the other models within 1e-6
+COPIED = ("shapes-full", "wan-lora")
+
+
+@pytest.mark.timeout(1500)
+def test_every_layout_equals_one_process(tmp_path):
+    """Two shards; copies of shards (HSDP); one video for two; half precision with recomputation. A launch a layout."""
+    launch(tmp_path, 1, *EXACT, *(f"{case}:2" for case in HALF))
+    launch(tmp_path, 2, *EXACT, *(f"{case}:2" for case in HALF))
+    launch(tmp_path, 4, *COPIED, REPLICATE="2")
+    launch(tmp_path, 2, *EXACT, SEQUENCE="2", SUFFIX="shared")
+    launch(tmp_path, 4, *COPIED, SEQUENCE="2", SUFFIX="both")
+    for case in EXACT:
+        one, two = result(tmp_path, f"{case}-1"), result(tmp_path, f"{case}-2")
+        off = assert_alike(one, two, spared=SPARED.get(case, 0))
+        print(f"{case}: weights after 10 updates differ by {off:.1e}; held {two['held']:.3f}")
+        assert two["held"] <= 0.6  # of all parameters, anchor and average adapters included
+        assert one["held"] == 1.0
+        assert two["before"] == (1.0 if case.startswith("shapes") else 0.0)  # read shard by shard, never whole
+        shared = result(tmp_path, f"{case}-shared")
+        off = assert_alike(one, shared, spared=SPARED.get(case, 0))
+        print(f"{case}: with a shared video they differ by {off:.1e}; held {shared['held']:.3f}")
+        assert shared["held"] <= 0.6
+    for case in COPIED:
+        four, both = result(tmp_path, f"{case}-4"), result(tmp_path, f"{case}-both")
+        assert_alike(result(tmp_path, f"{case}-1"), four)
+        assert_alike(result(tmp_path, f"{case}-1"), both)
+        assert four["held"] <= 0.6
+        assert both["held"] <= 0.35
+    for case in HALF:  # the gate held in both, or they would not have ended
+        one, two = result(tmp_path, f"{case}-1"), result(tmp_path, f"{case}-2")
+        assert {w.dtype for w in two["weights"].values()} == {torch.float32}
+        assert torch.equal(one["noise"][0], two["noise"][0])
+        off = max((one["weights"][n] - two["weights"][n]).abs().max().item() for n in one["weights"])
+        assert off <= 8e-5  # four updates of at most 1e-5 each, in opposite directions
+
+
+def test_the_command_under_torchrun(tmp_path):
+    command = torchrun(2, "sage_grpo", "train", "lab", "parallel.processes=2", "policy.batch_size=16",
+                       "run.iterations=2", "run.save_every=1", f"run.out={tmp_path}", "--json")  # fmt: skip
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1])["iterations"] == 2
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2  # written once
+    folder = tmp_path / "checkpoints"
+    files = [path for path in (folder / "step-00000002").rglob("*") if path.is_file()]
+    assert {path.name for path in files} == {
+        "__0_0.distcp", "__1_0.distcp", "index.json", "state.json", "manifest.json"
+    }  # fmt: skip
+    for file in files:
+        for damage in ("truncate", "flip"):
+            data = file.read_bytes()
+            spoil(file, damage)
+            found, _, (problem,) = load_newest(folder)
+            assert (found, "step-00000002" in problem) == ("step-00000001", True)
+            file.write_bytes(data)
+    assert load_newest(folder)[0] == "step-00000002"
+
+
+def test_number_of_processes_may_change_between_resumes(tmp_path):
+    """2 → 1 → 4 → 2 processes end as one that never changed."""
+    launch(tmp_path, 1, *(f"{case}:5" for case in COPIED), SUFFIX="whole")
+    for iterations, processes in ((2, 2), (3, 1), (4, 4), (5, 2)):
+        launch(tmp_path, processes, *(f"{case}:{iterations}" for case in COPIED), SUFFIX="parts")
+    for case in COPIED:
+        one, other = result(tmp_path, f"{case}-whole"), result(tmp_path, f"{case}-parts")
+        assert torch.equal(one["noise"][-1], other["noise"][-1])
+        off = max((one["weights"][n] - other["weights"][n]).abs().max().item() for n in one["weights"])
+        assert off <= 1e-6
+        assert one["updates"] == other["updates"]
+        assert one["copies"] == other["copies"]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "policy", "message"),
+    [
+        ({"processes": 6, "sequence": 4}, {}, "sequence=4 × replicate=1 does not divide processes=6; use processes=8"),
+        ({"processes": 8, "replicate": 3}, {}, "use processes=9 or replicate=2"),
+        ({"processes": 4}, {"prompts_per_iteration": 3, "batch_size": 2}, "do not divide into 4 replicas"),
+    ],
+)
+def test_layouts_are_checked_with_the_nearest_fix(parallel, policy, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipe({"parallel": parallel, "policy": policy})
+
+
+def test_launch_that_does_not_fit_the_recipe(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert join(1, 1, 1) is None
+    with pytest.raises(
+        ConfigError, match=r"processes=64, but 1 was started; use `torchrun --nproc-per-node=8 --nnodes=8"
+    ):
+        join(64, 2, 1)
+
+
+def test_restarted_processes_do_not_meet_the_dead():
+    """One store over four starts, as torchrun keeps it: after whole ones, and after ones that lost a process early."""
+    server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    limit = timedelta(seconds=20)
+
+    def start(rank):
+        store = TCPStore("localhost", server.port, is_master=False)
+        return meeting_place(store, rank, 3, limit)
+
+    def lost(rank):  # it says that it is there, and dies before the first process answers
+        if rank == 0:
+            server.set("leader", "dead")
+        else:
+            server.set(f"dead/{rank}", "dead too")
+
+    for attempt in range(4):
+        if attempt % 2:
+            list(map(lost, (0, 1)))
+        with ThreadPoolExecutor(3) as pool:
+            late = [pool.submit(start, rank) for rank in (1, 2)]  # they find the leader of the attempt before
+            time.sleep(0.3)
+            assert not any(found.done() for found in late)
+            stores = [found.result(timeout=30) for found in (pool.submit(start, 0), *late)]
+        assert not stores[1].check(["word"])
+        stores[0].set("word", str(attempt))
+        assert {store.get("word") for store in stores} == {str(attempt).encode()}
+
+
+def test_device_and_backend():
+    assert choose_device("cpu").type == "cpu"
+    assert backend_for(torch.device("cpu")) == "gloo"
+    assert "nccl" in backend_for(torch.device("cuda"))
+    for name, message in (("cuda", "not available here"), ("nonsense", "is not a device")):
+        with pytest.raises(DeviceError, match=message):
+            choose_device(name)
+
+
+@pytest.mark.parametrize(("name", "local_rank", "found"), [
+    ("auto", None, "cuda:0"), ("auto", 2, "cuda:2"), ("cuda", None, "cuda:0"), ("cuda", 2, "cuda:2"),
+    ("cuda:1", None, "cuda:1"), ("cpu", 2, "cpu"),
+])  # fmt: skip
+def test_every_process_has_an_accelerator_of_its_own(monkeypatch, name, local_rank, found):
+    current = pretend_accelerators(monkeypatch, 3)
+    assert choose_device(name, local_rank) == torch.device(found)
+    assert current == ([int(found[-1])] if found != "cpu" else [])
+
+
+@pytest.mark.parametrize(("name", "local_rank", "message"), [
+    ("cuda:1", 0, "would put all processes on one device; use auto or cuda"),
+    ("cuda:0", 1, "would put all processes on one device"),
+    ("cuda:3", None, "is not there: this machine has 3 of cuda"),
+    ("auto", 3, "process 3 has no device of its own: this machine has 3 of cuda, counted from 0; start 3 processes"),
+])  # fmt: skip
+def test_a_device_that_is_shared_or_missing_is_refused(monkeypatch, name, local_rank, message):
+    pretend_accelerators(monkeypatch, 3)
+    with pytest.raises(DeviceError, match=message):
+        choose_device(name, local_rank)
+
+
+def pretend_accelerators(monkeypatch, count):
+    """Names of GPUs without any; returns the numbers that became the current one."""
+    current = []
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", current.append)
+    return current

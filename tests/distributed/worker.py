@@ -1,0 +1,123 @@
+"""What a process of a distributed test does: `python -m distributed.worker FOLDER CASE…`, alone or under torchrun.
+
+A case is `name:iterations`; it is run as a user would run it, goes on from its folder's checkpoint if there is one, and
+leaves its end weights and what it drew in FOLDER.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from distributed import traps
+from distributed.layouts import bytes_held
+from sage_grpo.core.loop import Callback
+from sage_grpo.core.protocols import whole
+from sage_grpo.distributed.processes import launched, leave
+from sage_grpo.models import contract
+from sage_grpo.training import build
+from sage_grpo.training.build import MODELS, resolve
+from sage_grpo.training.trainer import Trainer
+
+CASES = {
+    f"{kind}-{mode}": {"kind": kind, "mode": mode}
+    for kind in ("shapes", "hunyuan15", "wan")
+    for mode in ("lora", "full")
+}
+HALF = {"precision": "bfloat16", "gradient_checkpointing": True}
+CASES |= {f"wan-{mode}-bf16": {"kind": "wan", "mode": mode, **HALF} for mode in ("lora", "full")}
+
+
+def brightness(videos, prompts):
+    return [video.float().mean().item() for video in videos]
+
+
+class Drawn(Callback):
+    """Prompts and noise of this process, by iteration."""
+
+    def __init__(self):
+        self.texts, self.noise, self.scores = [], [], []
+
+    def on_rollout(self, loop, rollouts, scores, valid):
+        start = loop.comm.gather(torch.cat([t.transitions[0].x for t in rollouts.trajectories]))
+        noise = loop.comm.gather(torch.cat([t.transitions[1].noise for t in rollouts.trajectories]))
+        self.noise += [start, noise]
+        self.scores.append(scores)
+
+
+def real_bytes(module):
+    """Of weights that take memory: those on the meta device do not."""
+    return sum(p.numel() * p.element_size() for p in module.parameters() if not p.is_meta)
+
+
+def checkpoint_of(kind, folder):
+    path = folder / f"base-{kind}"
+    if kind != "shapes" and int(os.environ.get("RANK", "0")) == 0 and not (path / "model_index.json").exists():
+        contract.make_checkpoint(resolve(kind, MODELS, "model"), path)
+    return str(path)
+
+
+def recipe(folder, case, out, iterations, layout):
+    tuning = dict(CASES[case])
+    kind = tuning.pop("kind")
+    model = {"type": kind}
+    if kind != "shapes":
+        adapter = resolve(kind, MODELS, "model")
+        # at its tiny size Wan has two tokens, and gradients that are rounding alone: Adam makes whole steps of them
+        frames, height, width = (9, 32, 32) if kind == "wan" else adapter.tiny_size
+        model |= {"path": checkpoint_of(kind, folder), "frames": frames, "height": height, "width": width}
+        model |= {"guidance_scale": 3.0, "options": dict(adapter.tiny_options)}
+    return {
+        "seed": int(os.environ.get("SEED", "0")),
+        "model": model,
+        "tuning": {**tuning, "rank": 2, "conditions": str(folder / f"conditions-{launched()}")},
+        "parallel": {"processes": launched(), **layout},
+        "sampling": {"steps": 4},
+        "policy": {"prompts_per_iteration": 2, "num_generations": 4, "batch_size": 2, "num_iterations": 2},
+        "kl": {"ref_model_sync_steps": 3, "warmup": 0, "high": 0.1},
+        "optimizer": {"lr": 1e-5, "ema": 0.9},
+        "run": {
+            "out": str(out),
+            "iterations": iterations,
+            "sample_every": 0,
+            "trackers": [],
+            "save_every": int(os.environ.get("SAVE_EVERY", "1000")),
+        },  # and at the end
+        "gauge": {"every": 2},
+    }
+
+
+def run(folder, case, iterations, **layout):
+    out = folder / f"{case}-{os.environ.get('SUFFIX', launched())}"
+    drawn = Drawn()
+    settings, before, inner = recipe(folder, case, out, iterations, layout), [0], build.shard
+    build.shard = lambda model, *rest: (before.append(real_bytes(model.module)), inner(model, *rest))
+    trainer = Trainer(rewards=[brightness], config=settings, callbacks=[drawn],
+                      prompts=["a red circle moving left", "a blue square moving up", "a cat"])  # fmt: skip
+    build.shard = inner
+    trainer.train()
+    module = trainer.model.module
+    trained = {name: whole(p.detach()) for name, p in module.named_parameters() if p.requires_grad}
+    held, everything = bytes_held(module), sum(p.numel() * p.element_size() for p in module.parameters())
+    copies = trainer.loop.bank.state_dict()
+    if trainer.main:
+        end = {"weights": trained, "noise": drawn.noise, "scores": drawn.scores, "updates": trainer.loop.updates}
+        shares = {"held": held / everything, "before": before[-1] / everything}
+        torch.save(end | shares | {"copies": sorted(copies)}, out.with_suffix(".pt"))
+
+
+def main():
+    torch.set_num_threads(1)
+    if "TRAPS" in os.environ:
+        traps.lay(Path(os.environ["TRAPS"]))
+    folder, *cases = sys.argv[1:]
+    layout = {key: int(os.environ[key.upper()]) for key in ("replicate", "sequence") if key.upper() in os.environ}
+    for case in cases:
+        name, _, iterations = case.partition(":")
+        run(Path(folder), name, int(iterations or 5), **layout)
+    leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The lab's rewards do what their names say, do not depend on size, and do not see the manifold's distance."""
+
+import pytest
+import torch
+
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.lab.shapes.model import ShapesModel
+from sage_grpo.lab.shapes.reward import ShapesReward
+from sage_grpo.lab.shapes.world import random_scene, render
+
+
+@pytest.fixture(scope="module")
+def real():
+    scene = random_scene(200, torch.Generator().manual_seed(3))
+    return scene, render(scene)
+
+
+def score(clips, texts):
+    frames = ShapesModel.decode(None, clips)
+    return ShapesReward().score(frames, [Prompt(text) for text in texts]).values
+
+
+def test_real_clips_score_above_the_base_in_every_dimension(real):
+    scene, clips = real
+    values = score(clips, scene.prompts)
+    assert (values.mean(0) > 1).all()  # a base model's mean is 0, its standard deviation 1
+
+
+def test_each_fault_lowers_its_own_score(real):
+    scene, clips = real
+    good = score(clips, scene.prompts).mean(0)
+    grey = score(clips * 0.6 - 0.1, scene.prompts).mean(0)
+    shuffled = score(clips[:, :, torch.tensor([3, 0, 6, 1, 7, 4, 2, 5])], scene.prompts).mean(0)
+    wrong = score(clips, random_scene(200, torch.Generator().manual_seed(4)).prompts).mean(0)
+    backwards = score(clips.flip(2), scene.prompts).mean(0)
+    assert grey[0] < good[0] - 1  # VQ
+    assert shuffled[1] < good[1] - 1  # MQ
+    assert wrong[2] < good[2] - 3  # TA
+    assert backwards[2] < good[2] - 3
+    assert backwards[1] == pytest.approx(good[1].item(), abs=1e-3)
+
+
+@pytest.mark.parametrize("column", [0, 1, 2])
+def test_scores_do_not_depend_on_the_size(real, column):
+    scene, clips = real
+    values = score(clips, scene.prompts)[:, column]
+    radius = scene.numbers[:, 3]
+    slope = (values * (radius - radius.mean())).sum() / (radius - radius.mean()).square().sum()
+    spread = slope.abs() * (radius.max() - radius.min())
+    assert spread < 0.5  # of a standard deviation of the base model, from the smallest to the largest shape
+
+
+def test_rewards_import_no_fit():
+    """The held-out distance must not be reachable from the reward."""
+    import inspect
+
+    from sage_grpo.lab.shapes import reward as shapes
+
+    assert "fit(" not in inspect.getsource(shapes)
+    assert not hasattr(shapes, "fit")

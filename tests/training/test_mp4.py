@@ -1,0 +1,155 @@
+"""Videos come back as they went in, tiny ones large enough to look at."""
+
+import io
+import os
+from itertools import pairwise
+
+import av
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sage_grpo.videos import _font, contact_sheet, mp4_bytes, read_mp4, wrap, write_mp4
+
+BARS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0), (255, 255, 0), (200, 30, 120), (90, 90, 90)]
+
+
+def coloured(frames=6):
+    """16×16 vertical bars that move two pixels a frame: every frame and every colour can be told apart."""
+    bars = np.array(BARS, np.uint8).repeat(2, axis=0)
+    rows = np.stack([np.roll(bars, 2 * frame, axis=0) for frame in range(frames)])
+    return rows[:, None].repeat(16, axis=1)
+
+
+def test_a_tiny_video_comes_back_frame_by_frame(tmp_path):
+    video = coloured()
+    write_mp4(tmp_path / "deep" / "a.mp4", video)
+    back = read_mp4(tmp_path / "deep" / "a.mp4")
+    assert back.shape == (6, 128, 128, 3)
+    assert back.dtype == np.uint8
+    centres = back[:, 4::8, 4::8]  # the middle of each enlarged pixel
+    assert np.abs(centres.astype(int) - video).max() <= 6
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["a.mp4"]
+
+
+def test_fine_detail_survives(tmp_path):
+    """Smoothed noise, the hard case for a codec, at its own size: no visible loss."""
+    noise = np.random.default_rng(0).integers(0, 256, (4, 66, 66, 1))
+    smooth = sum(noise[:, i : i + 64, j : j + 64] for i in range(3) for j in range(3)) // 9
+    video = smooth.repeat(3, axis=3).astype(np.uint8)
+    write_mp4(tmp_path / "a.mp4", video, scale=1)
+    error = np.square(read_mp4(tmp_path / "a.mp4").astype(float) - video).mean()
+    assert 10 * np.log10(255**2 / error) > 38  # decibels of peak signal over noise
+
+
+def test_tensors_and_arrays_are_one():
+    assert mp4_bytes(torch.from_numpy(coloured())) == mp4_bytes(coloured())
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "scale", "expected"),
+    [
+        (16, 16, None, (128, 128)),
+        (17, 40, None, (136, 320)),  # 8 × 17: the first whole factor that reaches 128
+        (129, 131, None, (130, 132)),  # large enough, but odd
+        (128, 200, None, (128, 200)),
+        (16, 16, 1, (16, 16)),
+        (15, 33, 3, (46, 100)),
+    ],
+)
+def test_sizes(tmp_path, height, width, scale, expected):
+    write_mp4(tmp_path / "a.mp4", np.full((2, height, width, 3), 90, np.uint8), scale=scale)
+    back = read_mp4(tmp_path / "a.mp4")
+    assert back.shape == (2, *expected, 3)
+    assert np.abs(back.astype(int) - 90).max() <= 2  # the added line is no black border
+
+
+def test_the_file_says_how_to_play_it():
+    with av.open(io.BytesIO(mp4_bytes(coloured(frames=12), fps=6))) as container:
+        stream = container.streams.video[0]
+        assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
+        assert stream.average_rate == 6
+        assert float(stream.duration * stream.time_base) == pytest.approx(2.0)
+        assert stream.codec_context.colorspace == 1  # BT.709, said and not guessed
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        np.zeros((2, 16, 16, 3), np.float32),
+        np.zeros((16, 16, 3), np.uint8),
+        np.zeros((2, 3, 16, 16), np.uint8),
+        np.zeros((0, 16, 16, 3), np.uint8),
+    ],
+)
+def test_what_is_no_video_is_refused(tmp_path, wrong):
+    with pytest.raises(ValueError, match=r"uint8 \(frames, height, width, 3\)"):
+        write_mp4(tmp_path / "a.mp4", wrong)
+    with pytest.raises(ValueError, match="uint8"):
+        contact_sheet(tmp_path / "a.png", [("a", wrong)])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_write_leaves_the_old_video(tmp_path, monkeypatch):
+    write_mp4(tmp_path / "a.mp4", coloured())
+    before = (tmp_path / "a.mp4").read_bytes()
+
+    def full(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="disk full"):
+        write_mp4(tmp_path / "a.mp4", coloured(frames=3))
+    assert (tmp_path / "a.mp4").read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+LONG = "a red disc moves to the right " * 30
+UNBROKEN = "word" * 60
+
+
+@pytest.mark.parametrize("text", ["short", LONG, UNBROKEN, "σ→0 " * 40, "", "a\nb\t c"])
+@pytest.mark.parametrize("lines", [1, 3])
+def test_wrapped_text_fits(text, lines):
+    font = _font(14)
+    wrapped = wrap(text, font, 190, lines)
+    assert len(wrapped) <= lines
+    assert all(font.getlength(line) <= 190 for line in wrapped)
+    shown, whole = "".join("".join(wrapped).split()), "".join(text.split())
+    assert shown == whole or (shown.endswith("…") and whole.startswith(shown[:-1]) and len(shown) > 15)
+
+
+def test_contact_sheet_shows_the_frames_in_order(tmp_path):
+    """Frame f of both videos is one colour: read it back from the page, left to right."""
+    shades = [np.full((1, 16, 16, 3), 10 * f, np.uint8) for f in range(20)]
+    rising, falling = np.concatenate(shades), np.concatenate(shades[::-1])
+    contact_sheet(tmp_path / "s.png", [(LONG, rising), (UNBROKEN, torch.from_numpy(falling))], columns=4, title=LONG)
+    page = np.asarray(Image.open(tmp_path / "s.png")).astype(int)
+    found = []
+    for row in page:
+        # Cells are the only runs of one colour 128 pixels long, besides the white paper.
+        edges = np.flatnonzero(np.any(np.diff(row, axis=0), axis=1))
+        cells = [row[end, 0] for start, end in pairwise(edges) if end - start == 128]
+        if len(cells) == 4 and (not found or found[-1] != cells):
+            found.append(cells)
+    assert found == [[0, 60, 130, 190], [190, 130, 60, 0]]  # frames 0, 6, 13, 19
+
+
+def test_labels_keep_clear_of_the_frames(tmp_path):
+    """Black frames on white paper: any ink of a label among them or any frame over a label would show."""
+    black = np.zeros((8, 16, 16, 3), np.uint8)
+    sheets = []
+    for label in (LONG, LONG.upper()):
+        contact_sheet(tmp_path / "s.png", [(label, black), (label, black)])
+        sheets.append(np.asarray(Image.open(tmp_path / "s.png")).astype(int))
+    differ = np.flatnonzero(np.any(sheets[0] != sheets[1], axis=(0, 2)))
+    frames = np.flatnonzero(np.all(sheets[0] == 0, axis=2).sum(axis=0) >= 256)  # columns where both frames are
+    assert differ.max() < frames.min() - 5
+    rows = np.flatnonzero(np.any(sheets[0][:, :190] < 128, axis=(1, 2)))
+    assert np.diff(rows).max() > 15  # the first label ends before the second begins
+
+
+def test_a_sheet_of_nothing_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="0 videos"):
+        contact_sheet(tmp_path / "s.png", [])
