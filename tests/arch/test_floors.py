@@ -27,8 +27,28 @@ FLOORS = {
 }
 FORBIDDEN = {
     "config": {"torch", "numpy", "diffusers"},
-    "math": {"diffusers", "transformers", "peft", "torch.distributed", "os", "io", "pathlib", "shutil", "tempfile"},
-    "core": {"diffusers", "transformers", "peft", "torch.distributed", "os", "io", "pathlib", "shutil", "tempfile"},
+    "math": {
+        "diffusers",
+        "transformers",
+        "peft",
+        "torch.distributed",
+        "os",
+        "io",
+        "pathlib",
+        "shutil",
+        "tempfile",
+    },
+    "core": {
+        "diffusers",
+        "transformers",
+        "peft",
+        "torch.distributed",
+        "os",
+        "io",
+        "pathlib",
+        "shutil",
+        "tempfile",
+    },
 }
 ONLY_IMPORTER = {
     "diffusers": {"models"},
@@ -50,7 +70,9 @@ def imports_of(source: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            found.add(f"{node.value.id}.{node.attr}")  # torch.distributed without an import of its own
+            found.add(
+                f"{node.value.id}.{node.attr}"
+            )  # torch.distributed without an import of its own
     return found
 
 
@@ -109,8 +131,11 @@ def test_the_test_sees_faults(room, source):
 
 DEVICES = re.compile(r"""\.cuda\(|["'](cuda|cpu|mps|xpu|npu)(:\d+)?["']|torch\.cuda\.""")
 MAY_NAME_DEVICES = {  # the one that decides, the one that describes, those that pretend there is one
-    "distributed/device.py", "training/environment.py", "rehearsal/fake_device.py", "rehearsal/fake_patches.py",
-}  # fmt: skip
+    "distributed/device.py",
+    "training/environment.py",
+    "rehearsal/fake_device.py",
+    "rehearsal/fake_patches.py",
+}
 
 
 def test_one_place_decides_on_the_device():

@@ -58,21 +58,37 @@ class Totals:
     def report(self, live=None):
         """`live` are the reward faults of the round under way."""
         faults = self.faults + (live or Counter())
-        verdicts = {name: {"what": text, "held": not self.violations[name], "violations": self.violations[name][:20]}
-                    for name, text in checks.INVARIANTS.items()}  # fmt: skip
+        verdicts = {
+            name: {
+                "what": text,
+                "held": not self.violations[name],
+                "violations": self.violations[name][:20],
+            }
+            for name, text in checks.INVARIANTS.items()
+        }
         rates = sorted(rate for rate, _ in self.growth)
         return {
-            "finished": self.finished, "reward fleet": self.kind, "rounds": self.rounds,
+            "finished": self.finished,
+            "reward fleet": self.kind,
+            "rounds": self.rounds,
             "hours": round((time.time() - self.started) / 3600, 3),
-            "iterations": self.iterations, "rollouts": self.rollouts, "restarts": self.restarts,
-            "kills": self.kills.total(), "kills by place": dict(self.kills.most_common()),
-            "reward faults": faults.total(), "reward faults by kind": dict(faults.most_common()),
-            "masked samples": self.masked, "other": dict(self.other),
-            "memory": {"MB an iteration, median": round(rates[len(rates) // 2], 3) if rates else None,
-                       "MB an iteration, largest": round(rates[-1], 3) if rates else None,
-                       "fleet MB by round": [round(x) for x in self.fleet]},
-            "verdicts": verdicts, "held": all(v["held"] for v in verdicts.values()),
-        }  # fmt: skip
+            "iterations": self.iterations,
+            "rollouts": self.rollouts,
+            "restarts": self.restarts,
+            "kills": self.kills.total(),
+            "kills by place": dict(self.kills.most_common()),
+            "reward faults": faults.total(),
+            "reward faults by kind": dict(faults.most_common()),
+            "masked samples": self.masked,
+            "other": dict(self.other),
+            "memory": {
+                "MB an iteration, median": round(rates[len(rates) // 2], 3) if rates else None,
+                "MB an iteration, largest": round(rates[-1], 3) if rates else None,
+                "fleet MB by round": [round(x) for x in self.fleet],
+            },
+            "verdicts": verdicts,
+            "held": all(v["held"] for v in verdicts.values()),
+        }
 
     def add(self, found, number):
         for name, text in found:
@@ -87,14 +103,27 @@ def recipe(out, base, reward, seed, mode, save_every, iterations):
         "tuning": {"mode": mode, "rank": 2},
         "parallel": {"processes": 2},
         "sampling": {"steps": 4},
-        "policy": {"prompts_per_iteration": 4, "num_generations": 4, "batch_size": PER_REQUEST, "num_iterations": 2,
-                   "max_failed_rewards": 0.95},
+        "policy": {
+            "prompts_per_iteration": 4,
+            "num_generations": 4,
+            "batch_size": PER_REQUEST,
+            "num_iterations": 2,
+            "max_failed_rewards": 0.95,
+        },
         "kl": {"ref_model_sync_steps": 3, "warmup": 0, "high": 0.1},
         "optimizer": {"lr": 1e-4, "ema": 0.9},
-        "run": {"out": str(out), "iterations": iterations, "save_every": save_every, "keep": KEEP, "sample_every": 4,
-                "samples": 2, "trackers": [], "hang_minutes": 30},
+        "run": {
+            "out": str(out),
+            "iterations": iterations,
+            "save_every": save_every,
+            "keep": KEEP,
+            "sample_every": 4,
+            "samples": 2,
+            "trackers": [],
+            "hang_minutes": 30,
+        },
         "gauge": {"every": 2},
-    }  # fmt: skip
+    }
 
 
 class Soak:
@@ -122,7 +151,9 @@ class Soak:
         if self.run is None:
             return Counter()
         met = {
-            (line["iteration"], line["rank"]): line["faults"] for line in self.run.notes if line["what"] == "rollout"
+            (line["iteration"], line["rank"]): line["faults"]
+            for line in self.run.notes
+            if line["what"] == "rollout"
         }
         found = Counter(f"{kind} on the way" for kind in list(self.relay.done))
         for faults in met.values():
@@ -141,7 +172,8 @@ class Soak:
     def write(self):
         if self.options.json:
             atomic_write(
-                Path(self.options.json), (json.dumps(self.totals.report(self.live()), indent=1) + "\n").encode()
+                Path(self.options.json),
+                (json.dumps(self.totals.report(self.live()), indent=1) + "\n").encode(),
             )
 
     def round(self):
@@ -150,7 +182,9 @@ class Soak:
         place = self.folder / f"round-{number}"
         place.mkdir()
         with small_disk(place / "disk", PAGES) as disk:
-            disturbed, twin = self.runs(place, disk, (mode, save_every, self.rng.randrange(1 << 30)))
+            disturbed, twin = self.runs(
+                place, disk, (mode, save_every, self.rng.randrange(1 << 30))
+            )
             try:
                 self.tell(f"{mode}, saved every {save_every}, {self.options.iterations} iterations")
                 self.run = disturbed
@@ -174,15 +208,27 @@ class Soak:
 
     def runs(self, place, disk, choices):
         mode, save_every, seed = choices
-        http = {"url": self.relay.url, "names": list(NAMES), "timeout": 120.0, "deadline": 900.0, "retries": 3,
-                "videos_per_request": PER_REQUEST}  # fmt: skip
-        rewards = {"type": "http", "options": http}, {"type": "distributed.soak_faults:Known",
-                                                      "options": {"seed": self.options.seed}}  # fmt: skip
+        http = {
+            "url": self.relay.url,
+            "names": list(NAMES),
+            "timeout": 120.0,
+            "deadline": 900.0,
+            "retries": 3,
+            "videos_per_request": PER_REQUEST,
+        }
+        rewards = (
+            {"type": "http", "options": http},
+            {"type": "distributed.soak_faults:Known", "options": {"seed": self.options.seed}},
+        )
         (traps := place / "traps").mkdir()
         made = []
-        for name, out, reward, laid in (("disturbed", disk / "run", rewards[0], traps),
-                                        ("twin", place / "undisturbed", rewards[1], None)):  # fmt: skip
-            settings = recipe(out, self.base, reward, seed, mode, save_every, self.options.iterations)
+        for name, out, reward, laid in (
+            ("disturbed", disk / "run", rewards[0], traps),
+            ("twin", place / "undisturbed", rewards[1], None),
+        ):
+            settings = recipe(
+                out, self.base, reward, seed, mode, save_every, self.options.iterations
+            )
             broken = self.options.broken if laid else None
             made.append(Run(place / name, out, settings, self.options.seed, laid, broken))
         return made
@@ -198,22 +244,32 @@ class Soak:
             disturbed.poll()
             twin.until(lambda: False)
         except Stuck as error:
-            found.append(("end", f"{error}; the end of its log: {disturbed.log.read_text()[-600:]}"))
+            found.append(
+                ("end", f"{error}; the end of its log: {disturbed.log.read_text()[-600:]}")
+            )
         codes = disturbed.launcher.poll(), twin.launcher.poll()
         if codes != (0, 0):
-            found.append(("end", f"the launchers ended with {codes}: {disturbed.log.read_text()[-600:]}"))
+            found.append(
+                ("end", f"the launchers ended with {codes}: {disturbed.log.read_text()[-600:]}")
+            )
         else:
             iterations = self.options.iterations
             found += checks.check_end(disturbed.out, twin.out, iterations, KEEP)
-        found += checks.check_starts(disturbed.notes, disturbed.timeline) + checks.check_masks(disturbed.notes)
+        found += checks.check_starts(disturbed.notes, disturbed.timeline) + checks.check_masks(
+            disturbed.notes
+        )
         found += checks.check_memory(disturbed.notes) + checks.check_memory(twin.notes)
         if starts := disturbed.unexplained():
-            found.append(("causes", f"the starts {starts} ended by themselves; see {disturbed.log}"))
+            found.append(
+                ("causes", f"the starts {starts} ended by themselves; see {disturbed.log}")
+            )
         return found
 
     def account(self, disturbed, twin, found):
         totals, seen = self.totals, checks.last_rollouts(disturbed.notes)
-        totals.rollouts += sum(line["what"] == "rollout" and line["rank"] == 0 for line in disturbed.notes)
+        totals.rollouts += sum(
+            line["what"] == "rollout" and line["rank"] == 0 for line in disturbed.notes
+        )
         totals.iterations += len({line["iteration"] for line in seen})
         totals.restarts += max(len(set(disturbed.starts)) - 1, 0)
         totals.masked += sum(line["masked"] for line in seen)
@@ -234,11 +290,22 @@ def main():
     parser.add_argument("--kills", type=int, default=0, help="and until there were so many")
     parser.add_argument("--faults", type=int, default=0, help="and so many reward faults")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--fleet", choices=("ray", "own"), default="ray", help="own: one process, if Ray is too heavy")
+    parser.add_argument(
+        "--fleet",
+        choices=("ray", "own"),
+        default="ray",
+        help="own: one process, if Ray is too heavy",
+    )
     parser.add_argument("--iterations", type=int, default=ITERATIONS, help="of a round")
     parser.add_argument("--json", help="file for the counts, renewed all the time")
-    parser.add_argument("--broken", choices=("resume", "score", "half"), help="break the trainer: the soak must see it")
-    parser.add_argument("--out", type=Path, help="folder for what a round leaves if something was violated")
+    parser.add_argument(
+        "--broken",
+        choices=("resume", "score", "half"),
+        help="break the trainer: the soak must see it",
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder for what a round leaves if something was violated"
+    )
     return soak(parser.parse_args())
 
 
@@ -271,12 +338,16 @@ def show(report, folder):
     def listed(counts):
         return ", ".join(f"{count} {name}" for name, count in counts.items())
 
-    made = f"{report['iterations']} iterations ({report['rollouts']} rollouts with those made again)"
+    made = (
+        f"{report['iterations']} iterations ({report['rollouts']} rollouts with those made again)"
+    )
     lasted = f"{report['hours']:.2f} h against {report['reward fleet']}"
     print(f"\n{report['rounds']} rounds, {made}, {report['restarts']} restarts in {lasted}")
     print(f"{report['kills']} kills: {listed(report['kills by place'])}")
     print(f"{report['reward faults']} reward faults: {listed(report['reward faults by kind'])}")
-    print(f"{report['masked samples']} samples masked; {listed(report['other'])}; memory {report['memory']}")
+    print(
+        f"{report['masked samples']} samples masked; {listed(report['other'])}; memory {report['memory']}"
+    )
     for name, verdict in report["verdicts"].items():
         print(f"{'held    ' if verdict['held'] else 'VIOLATED'} {name}: {verdict['what']}")
         for text in verdict["violations"]:

@@ -19,15 +19,27 @@ PER_REQUEST = 2  # videos; equal to the batch of the trainer, so that its batche
 WRONG_COUNT = ("too few", "too many")
 LOSES_REQUEST = ("raise", *WRONG_COUNT)
 LOSES_NOTHING = ("kill", "slow")
-SHARES = {"nan": 0.03, "inf": 0.02, "minus inf": 0.02, "raise": 0.02, "too few": 0.015, "too many": 0.015,
-          "kill": 0.002, "slow": 0.01}  # fmt: skip
+SHARES = {
+    "nan": 0.03,
+    "inf": 0.02,
+    "minus inf": 0.02,
+    "raise": 0.02,
+    "too few": 0.015,
+    "too many": 0.015,
+    "kill": 0.002,
+    "slow": 0.01,
+}
 ON_THE_WAY_SHARE = 0.08  # of requests
-AT_MOST = 2  # times that one request is spoilt on its way, below the client's retries: it costs no sample
+AT_MOST = (
+    2  # times that one request is spoilt on its way, below the client's retries: it costs no sample
+)
 
 
 def planted(video, prompt, seed):
     """The fault of a sample, and a name for it."""
-    key = hashlib.sha256(f"{seed} {prompt.text} ".encode() + video.contiguous().numpy().tobytes()).digest()
+    key = hashlib.sha256(
+        f"{seed} {prompt.text} ".encode() + video.contiguous().numpy().tobytes()
+    ).digest()
     place = int.from_bytes(key[:8], "big") / 2**64
     for kind, share in SHARES.items():
         if place < share:
@@ -37,7 +49,9 @@ def planted(video, prompt, seed):
 
 
 def kinds(videos, prompts, seed):
-    return [planted(video, prompt, seed) for video, prompt in zip(videos.cpu(), prompts, strict=True)]
+    return [
+        planted(video, prompt, seed) for video, prompt in zip(videos.cpu(), prompts, strict=True)
+    ]
 
 
 def expected(videos, prompts, seed):

@@ -21,10 +21,12 @@ from rewards.test_client import free_port
 HOST, BATCH, SECONDS = "127.0.0.1", 4, 120
 RAY_STARTS = 3
 PATIENT_RAY = {  # a starved process is not a dead one
-    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "300", "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "300",
-    "RAY_health_check_timeout_ms": "60000", "RAY_health_check_period_ms": "10000",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "300",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "300",
+    "RAY_health_check_timeout_ms": "60000",
+    "RAY_health_check_period_ms": "10000",
     "RAY_health_check_failure_threshold": "20",
-}  # fmt: skip
+}
 
 
 def start_ray(stack, seed):
@@ -36,7 +38,9 @@ def start_ray(stack, seed):
     os.environ.update(PATIENT_RAY)
     for _ in range(RAY_STARTS):
         try:
-            fleet = running_fleet(free_port(), seconds=SECONDS, scorer="distributed.soak_faults:Planted", seed=seed)
+            fleet = running_fleet(
+                free_port(), seconds=SECONDS, scorer="distributed.soak_faults:Planted", seed=seed
+            )
             return stack.enter_context(fleet)
         except Exception as error:  # Ray has no kind of its own for it
             print(f"Ray did not start: {error}", flush=True)
@@ -50,7 +54,12 @@ def start_ray(stack, seed):
 @contextmanager
 def own_server(seed):
     """A process that is started again whenever it dies."""
-    port, notes, over, living = free_port(), tempfile.mkdtemp(prefix="fleet-"), threading.Event(), []
+    port, notes, over, living = (
+        free_port(),
+        tempfile.mkdtemp(prefix="fleet-"),
+        threading.Event(),
+        [],
+    )
 
     def keep():
         while not over.is_set():
@@ -78,7 +87,9 @@ def main():
     from sage_grpo.serve.scorer import Scorer
 
     port, notes, seed = sys.argv[1:]
-    logging.getLogger("sage_grpo").setLevel(logging.ERROR)  # failures are planted: no need to tell of each
+    logging.getLogger("sage_grpo").setLevel(
+        logging.ERROR
+    )  # failures are planted: no need to tell of each
     scorer = Scorer(Planted(notes, int(seed)), BATCH, SECONDS)
 
     async def ask(body, count):

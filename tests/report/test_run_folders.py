@@ -26,7 +26,12 @@ def page_of(*folders, now=None):
 
 
 def tables(page):
-    return {item.title: item for section in page.sections for item in section.items if isinstance(item, Table)}
+    return {
+        item.title: item
+        for section in page.sections
+        for item in section.items
+        if isinstance(item, Table)
+    }
 
 
 def test_torn_lines_are_left_out_and_told(tmp_path):
@@ -38,7 +43,9 @@ def test_torn_lines_are_left_out_and_told(tmp_path):
     run = read_run(folder)
     assert run.torn == 3
     assert run.steps.tolist() == [s for s in range(1, 20) if s not in (5, 10)]
-    assert any("3 lines of metrics.jsonl could not be read" in notice for notice in page_of(folder).notices)
+    assert any(
+        "3 lines of metrics.jsonl could not be read" in notice for notice in page_of(folder).notices
+    )
     assert not page_of(make_run(tmp_path / "whole")).notices
 
 
@@ -46,7 +53,9 @@ def test_what_is_not_finite_is_a_gap_and_moves_no_other_value(tmp_path):
     rows = make_rows(20, grad_norm=lambda step: float("nan") if step == 7 else 1.0)
     folder = make_run(tmp_path / "run", rows)
     (folder / "metrics.jsonl").write_text(
-        (folder / "metrics.jsonl").read_text().replace('"clip_frac": 0.', '"clip_frac": NaN, "x": 0.', 1)
+        (folder / "metrics.jsonl")
+        .read_text()
+        .replace('"clip_frac": 0.', '"clip_frac": NaN, "x": 0.', 1)
     )
     report = make_report([read_run(folder)], price=1, smooth=0.9, megabytes=1)
     (curve,) = next(s for s in report.page.sections if s.key == "curves").items[7].curves
@@ -57,22 +66,27 @@ def test_what_is_not_finite_is_a_gap_and_moves_no_other_value(tmp_path):
 
 
 def test_a_step_that_is_there_twice_counts_once(tmp_path):
-    folder = make_run(tmp_path / "run", [*make_rows(10), *make_rows(10, clip_frac=lambda step: 0.25)[7:]])
+    folder = make_run(
+        tmp_path / "run", [*make_rows(10), *make_rows(10, clip_frac=lambda step: 0.25)[7:]]
+    )
     run = read_run(folder)
     assert run.steps.tolist() == list(range(1, 11))
     assert run.column("clip_frac")[7:].tolist() == [0.25] * 3
 
 
-@pytest.mark.parametrize(("end", "rows", "late", "state"), [
-    ({"stop_reason": None, "error": None}, 20, 0, "finished"),
-    ({"stop_reason": "SIGTERM received", "error": None}, 12, 0, "stopped"),
-    ({"error": "RewardFailure: 20 of 32 rewards failed"}, 12, 0, "failed"),
-    (None, 20, 1e6, "finished"),
-    (None, 12, 30, "running"),
-    (None, 12, 1e6, "silent"),
-    (None, 0, 30, "running"),
-    (None, 0, 1e6, "silent"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("end", "rows", "late", "state"),
+    [
+        ({"stop_reason": None, "error": None}, 20, 0, "finished"),
+        ({"stop_reason": "SIGTERM received", "error": None}, 12, 0, "stopped"),
+        ({"error": "RewardFailure: 20 of 32 rewards failed"}, 12, 0, "failed"),
+        (None, 20, 1e6, "finished"),
+        (None, 12, 30, "running"),
+        (None, 12, 1e6, "silent"),
+        (None, 0, 30, "running"),
+        (None, 0, 1e6, "silent"),
+    ],
+)
 def test_state(tmp_path, end, rows, late, state):
     folder = make_run(tmp_path / "run", make_rows(rows), "run.iterations=20", end=False)
     if end:
@@ -81,13 +95,16 @@ def test_state(tmp_path, end, rows, late, state):
     assert run.state[0] == state
     assert f"{rows} of 20 iterations" in run.state[1]
     assert next((v for v in (end or {}).values() if v), "") in run.state[1]
-    assert run.state[1] in " ".join(Walk(render_page(page_of(folder, now=BEGAN + SECONDS * rows + late))).texts)
+    assert run.state[1] in " ".join(
+        Walk(render_page(page_of(folder, now=BEGAN + SECONDS * rows + late))).texts
+    )
 
 
 def test_old_bare_and_moved_runs(tmp_path):
     """Neither phases nor spreads nor prompts nor an environment; elsewhere than it was written; unknown settings."""
     rows = [
-        {k: v for k, v in row.items() if not k.startswith(("seconds/", "steps/log", "drift/"))} for row in make_rows(20)
+        {k: v for k, v in row.items() if not k.startswith(("seconds/", "steps/log", "drift/"))}
+        for row in make_rows(20)
     ]
     folder = make_run(tmp_path / "old", rows, end=False)
     for path in [folder / "environment.json", *folder.glob("samples/*/prompts.json")]:
@@ -105,7 +122,9 @@ def test_old_bare_and_moved_runs(tmp_path):
         row[0] for row in tables(page)["Settings that differ"].rows
     ]  # today's default is meant
     alone = page_of(tmp_path / "elsewhere")
-    titles = [item.title for section in alone.sections for item in section.items if hasattr(item, "cells")]
+    titles = [
+        item.title for section in alone.sections for item in section.items if hasattr(item, "cells")
+    ]
     assert titles == ["Gradient of each timestep", "The same after the equalizer", "Clip fraction"]
     assert "video 0 · seed 0" in render_page(alone)
 
@@ -150,7 +169,9 @@ def test_settings_changed_on_resume_are_told(tmp_path):
 def test_pauses_are_told_and_not_paid(tmp_path):
     rows = make_rows(30)
     for row in rows[10:]:
-        row["time"] += 5000  # away between 10 and 11, and started anew 15 seconds before 11 was done
+        row["time"] += (
+            5000  # away between 10 and 11, and started anew 15 seconds before 11 was done
+        )
     for row in rows[20:]:
         row["time"] += 9000  # nobody knows why
     folder = make_run(tmp_path / "run", rows, "parallel.processes=4", "policy.batch_size=8")
@@ -164,7 +185,9 @@ def test_pauses_are_told_and_not_paid(tmp_path):
     ]
     assert cost.seconds == pytest.approx(30 * SECONDS - 5)
     assert cost.total == pytest.approx(cost.seconds / 3600 * 4 * 2.5)
-    assert cost.phases == pytest.approx({"rollout": 240, "update": 300, "between": cost.seconds - 540})
+    assert cost.phases == pytest.approx(
+        {"rollout": 240, "update": 300, "between": cost.seconds - 540}
+    )
     assert len(tables(page_of(folder))["Pauses that are not counted"].rows) == 2
 
 
@@ -180,18 +203,29 @@ def test_long_iterations_that_make_samples_are_work(tmp_path):
 def test_alarms_are_the_gauges(tmp_path):
     """Each measurement that the gauge itself would ring at, and no other; unbroken stretches are one."""
     rng = np.random.default_rng(3)
-    measures = {"base_error": (1.0, 0.5), "diversity": (0.7, 0.3), "saturation": (0.1, 0.1), "exposure": (0.0, 0.2),
-                "motion": (0.6, 0.3), "kl_initial": (1e-3, 5e-4)}  # fmt: skip
+    measures = {
+        "base_error": (1.0, 0.5),
+        "diversity": (0.7, 0.3),
+        "saturation": (0.1, 0.1),
+        "exposure": (0.0, 0.2),
+        "motion": (0.6, 0.3),
+        "kl_initial": (1e-3, 5e-4),
+    }
     rows = make_rows(60)
     for row in rows:
         if row["step"] % 5 == 1:
             row |= {
-                f"drift/{name}": abs(float(rng.normal(*law))) * (-1 if name == "exposure" and row["step"] > 30 else 1)
+                f"drift/{name}": abs(float(rng.normal(*law)))
+                * (-1 if name == "exposure" and row["step"] > 30 else 1)
                 for name, law in measures.items()
             }
     folder = make_run(tmp_path / "run", rows, "gauge.kl_initial=1.2e-3", "gauge.diversity=0.6")
     gauge = DriftGauge(GaugeConfig(kl_initial=1.2e-3, diversity=0.6))
-    rung = {row["step"]: gauge.check({n: row[f"drift/{n}"] for n in measures}) for row in rows if row["step"] % 5 == 1}
+    rung = {
+        row["step"]: gauge.check({n: row[f"drift/{n}"] for n in measures})
+        for row in rows
+        if row["step"] % 5 == 1
+    }
     told = alarms_of(read_run(folder))
     assert sum(a.times for a in told) == sum(len(texts) for texts in rung.values()) > 10
     everything = [text for texts in rung.values() for text in texts]
@@ -199,10 +233,14 @@ def test_alarms_are_the_gauges(tmp_path):
         assert alarm.text in everything
         assert (alarm.last - alarm.first) // 5 + 1 == alarm.times
         values = [
-            r[f"drift/{alarm.measure}"] for r in rows if alarm.first <= r["step"] <= alarm.last and r["step"] % 5 == 1
+            r[f"drift/{alarm.measure}"]
+            for r in rows
+            if alarm.first <= r["step"] <= alarm.last and r["step"] % 5 == 1
         ]
         assert alarm.worst in values
-        assert abs(alarm.worst) == (min if alarm.measure in ("diversity", "motion") else max)(map(abs, values))
+        assert abs(alarm.worst) == (min if alarm.measure in ("diversity", "motion") else max)(
+            map(abs, values)
+        )
     (table,) = [t for t in tables(page_of(folder)).values() if "crossed" in t.title]
     assert [row[1] for row in table.rows] == [a.measure for a in told]
 
@@ -223,16 +261,19 @@ def test_runs_of_equal_name_are_told_apart(tmp_path):
     assert [run.name for run in read_runs(folders)] == ["a/run", "b/run"]
 
 
-@pytest.mark.parametrize(("asked", "hint"), [
-    ("runs/frist", "did you mean {root}/runs/first?"),
-    ("runs", "runs inside: {root}/runs/first {root}/runs/second"),
-    ("runs/first/samples", "it lies in the run {root}/runs/first: give that"),
-    ("runs/first/metrics.jsonl", "is a file, not a run; it lies in the run {root}/runs/first"),
-    ("empty", "give a folder that `sage-grpo train` wrote"),
-    ("nowhere/at/all", "there is no {root}/nowhere/at/all"),
-    ("runs/first runs/first", "is given twice"),
-    ("broken", "is not valid YAML"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [
+        ("runs/frist", "did you mean {root}/runs/first?"),
+        ("runs", "runs inside: {root}/runs/first {root}/runs/second"),
+        ("runs/first/samples", "it lies in the run {root}/runs/first: give that"),
+        ("runs/first/metrics.jsonl", "is a file, not a run; it lies in the run {root}/runs/first"),
+        ("empty", "give a folder that `sage-grpo train` wrote"),
+        ("nowhere/at/all", "there is no {root}/nowhere/at/all"),
+        ("runs/first runs/first", "is given twice"),
+        ("broken", "is not valid YAML"),
+    ],
+)
 def test_what_is_no_run(tmp_path, asked, hint):
     for name in ("first", "second"):
         make_run(tmp_path / "runs" / name)
@@ -240,7 +281,9 @@ def test_what_is_no_run(tmp_path, asked, hint):
     make_run(tmp_path / "broken")
     (tmp_path / "broken" / "config.yaml").write_text("a: [1")
     paths = [str(tmp_path / part) for part in asked.split()]
-    result = CliRunner().invoke(app, ["report", *paths, "--out", str(tmp_path / "x.html")], env={"COLUMNS": "400"})
+    result = CliRunner().invoke(
+        app, ["report", *paths, "--out", str(tmp_path / "x.html")], env={"COLUMNS": "400"}
+    )
     assert result.exit_code == 2
     assert hint.format(root=tmp_path.resolve()) in result.output.replace("\n", "")
     assert not (tmp_path / "x.html").exists()
@@ -263,4 +306,6 @@ def test_a_log_that_is_being_written_is_read(tmp_path):
     start = len(as_lines(rows[:4]))
     for cut in range(start, len(whole), 31):
         (folder / "metrics.jsonl").write_bytes(whole[:cut])
-        assert read_run(folder).iterations == whole[:cut].count(b"\n") + (whole[cut : cut + 1] == b"\n")
+        assert read_run(folder).iterations == whole[:cut].count(b"\n") + (
+            whole[cut : cut + 1] == b"\n"
+        )

@@ -88,7 +88,11 @@ def test_wanted_text(text, columns, wanted):
 def slow_distance(a, b):
     if not a or not b:
         return len(a) + len(b)
-    steps = slow_distance(a[1:], b) + 1, slow_distance(a, b[1:]) + 1, slow_distance(a[1:], b[1:]) + (a[0] != b[0])
+    steps = (
+        slow_distance(a[1:], b) + 1,
+        slow_distance(a, b[1:]) + 1,
+        slow_distance(a[1:], b[1:]) + (a[0] != b[0]),
+    )
     return min(steps)
 
 
@@ -120,15 +124,27 @@ except Exception as error:
 @pytest.mark.parametrize(
     ("reward", "module", "error", "message"),
     [
-        ("ocr", "rapidocr_onnxruntime", "ModuleNotFoundError(name=name)",
-         "reward 'ocr' needs rapidocr_onnxruntime: pip install 'sage-grpo[ocr]'"),
-        ("ocr", "cv2", "ImportError('libGL.so.1: cannot open shared object file')",
-         "libGL.so.1: cannot open shared object file; OpenCV for servers needs none of it: "
-         "pip install opencv-python-headless"),
-        ("clip", "transformers", "ModuleNotFoundError(name=name)",
-         "reward 'clip' needs transformers: pip install 'sage-grpo[models]'"),
+        (
+            "ocr",
+            "rapidocr_onnxruntime",
+            "ModuleNotFoundError(name=name)",
+            "reward 'ocr' needs rapidocr_onnxruntime: pip install 'sage-grpo[ocr]'",
+        ),
+        (
+            "ocr",
+            "cv2",
+            "ImportError('libGL.so.1: cannot open shared object file')",
+            "libGL.so.1: cannot open shared object file; OpenCV for servers needs none of it: "
+            "pip install opencv-python-headless",
+        ),
+        (
+            "clip",
+            "transformers",
+            "ModuleNotFoundError(name=name)",
+            "reward 'clip' needs transformers: pip install 'sage-grpo[models]'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_missing_library_names_the_way_to_it(reward, module, error, message):
     code = BLOCKED.format(reward=reward, module=module, error=error)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -22,7 +22,9 @@ PROMPTS = [Prompt(text) for text in TEXTS]
 
 @pytest.fixture(scope="module")
 def videos():
-    made = torch.randint(0, 256, (3, 4, 56, 84, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    made = torch.randint(
+        0, 256, (3, 4, 56, 84, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+    )
     made[1] //= 2
     made[2, :, :28] = 200
     return made
@@ -36,7 +38,9 @@ def scorer(folder):
 @pytest.fixture(scope="module")
 def expected(videos):
     original = Original(weights(1))
-    return torch.tensor([original.score(*one, SIZE) for one in zip(videos, TEXTS, strict=True)]).double()
+    return torch.tensor(
+        [original.score(*one, SIZE) for one in zip(videos, TEXTS, strict=True)]
+    ).double()
 
 
 @pytest.mark.parametrize("layout", ["full", "adapter"])
@@ -47,7 +51,9 @@ def test_the_originals_scores(output_dim, layout, videos, tmp_path):
     told = convert(place, tmp_path / "converted", **more)
     assert told["output_dim"] == output_dim  # model_config.json says 3 in both
     original = Original(state)
-    expected = torch.tensor([original.score(*one, SIZE) for one in zip(videos, TEXTS, strict=True)]).double()
+    expected = torch.tensor(
+        [original.score(*one, SIZE) for one in zip(videos, TEXTS, strict=True)]
+    ).double()
     scores = VideoAlign(str(tmp_path / "converted"), dtype="float32").score(videos, PROMPTS)
     assert scores.valid.all()
     error = (scores.values - expected).abs().amax(0)
@@ -60,7 +66,9 @@ def test_in_bfloat16_the_originals_rounding(folder, videos):
     """It casts the whole module, frequencies of the positions included."""
     scorer = VideoAlign(str(folder))
     original = Original(weights(1))
-    expected = torch.tensor([original.score(*one, SIZE, torch.bfloat16) for one in zip(videos, TEXTS, strict=True)])
+    expected = torch.tensor(
+        [original.score(*one, SIZE, torch.bfloat16) for one in zip(videos, TEXTS, strict=True)]
+    )
     assert scorer.model.language_model.rotary_emb.inv_freq.dtype == torch.bfloat16
     assert (scorer.score(videos, PROMPTS).values - expected).abs().max() < 0.1
 
@@ -83,13 +91,18 @@ class Subclass(hf.Qwen2VLForConditionalGeneration):
 
 
 def test_a_subclass_would_leave_weights_random_and_is_refused(folder, tmp_path, monkeypatch):
-    state = {name.replace("base_model.model.", "").replace(".base_layer", ""): value
-             for name, value in weights(1).items() if ".lora_" not in name}  # fmt: skip
+    state = {
+        name.replace("base_model.model.", "").replace(".base_layer", ""): value
+        for name, value in weights(1).items()
+        if ".lora_" not in name
+    }
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
     config().save_pretrained(tmp_path)
     loaded = Subclass.from_pretrained(tmp_path)  # does not raise: the trap
-    assert not torch.equal(loaded.model.language_model.layers[0].self_attn.q_proj.weight,
-                           state["model.layers.0.self_attn.q_proj.weight"])  # fmt: skip
+    assert not torch.equal(
+        loaded.model.language_model.layers[0].self_attn.q_proj.weight,
+        state["model.layers.0.self_attn.q_proj.weight"],
+    )
     monkeypatch.setattr(videoalign, "Qwen2VLModel", Subclass)
     with pytest.raises(RewardError, match="does not hold this network"):
         VideoAlign(str(folder))
@@ -98,13 +111,22 @@ def test_a_subclass_would_leave_weights_random_and_is_refused(folder, tmp_path, 
 @pytest.mark.parametrize(
     ("total", "fps", "count"),
     [
-        (81, 24, 6), (81, 16, 10), (121, 24, 10), (49, 8, 12), (100, 10, 20), (240, 24, 20),
-        (17, 24, 4), (5, 24, 4), (4, 24, 4),  # at least four …
-        (3, 24, 2), (2, 24, 2),  # … of those there are
-        (54, 12, 8), (84, 24, 8),  # 9 and 7 go to the even multiple of two, as Python rounds
+        (81, 24, 6),
+        (81, 16, 10),
+        (121, 24, 10),
+        (49, 8, 12),
+        (100, 10, 20),
+        (240, 24, 20),
+        (17, 24, 4),
+        (5, 24, 4),
+        (4, 24, 4),  # at least four …
+        (3, 24, 2),
+        (2, 24, 2),  # … of those there are
+        (54, 12, 8),
+        (84, 24, 8),  # 9 and 7 go to the even multiple of two, as Python rounds
         (10000, 24, 768),
     ],
-)  # fmt: skip
+)
 def test_frames(total, fps, count):
     indices = frame_indices(total, fps)
     assert len(indices) == count
@@ -122,10 +144,16 @@ def test_81_frames_at_24_a_second():
 @pytest.mark.parametrize(
     ("size", "expected"),
     [
-        ((352, 624), (336, 588)), ((480, 832), (336, 588)), ((720, 1280), (336, 588)), ((56, 84), SIZE),
-        ((448, 448), (448, 448)), ((336, 588), (336, 588)), ((316, 316), (336, 336)), ((320, 512), (308, 504)),
+        ((352, 624), (336, 588)),
+        ((480, 832), (336, 588)),
+        ((720, 1280), (336, 588)),
+        ((56, 84), SIZE),
+        ((448, 448), (448, 448)),
+        ((336, 588), (336, 588)),
+        ((316, 316), (336, 336)),
+        ((320, 512), (308, 504)),
     ],
-)  # fmt: skip
+)
 def test_sizes(size, expected):
     """By hand: whole cells of 28, then down to 200,704 or up to 100,352 pixels."""
     height, width = frame_size(*size, most=200_704)
@@ -134,7 +162,9 @@ def test_sizes(size, expected):
 
 
 def test_resizing_is_that_of_pictures(videos):
-    frames = videos[2] // 2 + 64  # Pillow clips between its two passes; these do not reach the limits
+    frames = (
+        videos[2] // 2 + 64
+    )  # Pillow clips between its two passes; these do not reach the limits
     ours = resize(frames, SIZE)[0].permute(1, 2, 0)
     theirs = Image.fromarray(frames[0].numpy()).resize(SIZE[::-1], Image.Resampling.BICUBIC)
     assert (ours - torch.tensor(np.asarray(theirs)).float()).abs().max() <= 1
@@ -159,7 +189,9 @@ def test_a_prompt_of_a_megabyte_is_masked_alone(scorer, videos):
 
 
 def test_neighbours_change_nothing(folder, scorer, videos):
-    alone = torch.cat([scorer.score(videos[i : i + 1], PROMPTS[i : i + 1]).values for i in range(3)])
+    alone = torch.cat(
+        [scorer.score(videos[i : i + 1], PROMPTS[i : i + 1]).values for i in range(3)]
+    )
     together = scorer.score(videos, PROMPTS).values
     assert torch.equal(alone, together)  # by default one video a pass
     batched = VideoAlign(str(folder), dtype="float32", batch_size=3)
@@ -182,7 +214,9 @@ def break_one(scorer, monkeypatch, how):
         return question
 
     def broken_judge(questions):
-        if how == "pass" and any(len(q.tokens) == len(scorer._tokens(TEXTS[1], 280)) for q in questions):
+        if how == "pass" and any(
+            len(q.tokens) == len(scorer._tokens(TEXTS[1], 280)) for q in questions
+        ):
             raise RuntimeError("out of memory")
         return judge(questions)
 
@@ -211,7 +245,9 @@ def test_what_breaks_all_videos_is_an_error(folder, scorer, videos, monkeypatch)
     with pytest.raises(RewardError, match="none of 1 videos: out of memory"):
         new.score(videos[1:2], PROMPTS[1:2])  # it has never scored any
     new.score(videos, PROMPTS)
-    assert not new.score(videos[1:2], PROMPTS[1:2]).valid.any()  # others went well: this one is broken
+    assert not new.score(
+        videos[1:2], PROMPTS[1:2]
+    ).valid.any()  # others went well: this one is broken
     with pytest.raises(RewardError, match="none of 2 videos"):
         new.score(videos[[1, 1]], [PROMPTS[1]] * 2)
     for wrong in (videos.float(), videos[0], videos[..., :2], videos[:, :1]):

@@ -14,7 +14,9 @@ from sage_grpo.serve.gate import Busy, Door, Gate, fingerprint
 from sage_grpo.serve.scorer import Scorer
 from serve.faults import NAMES, truth
 
-VIDEOS = torch.randint(0, 256, (3, 2, 8, 8, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+VIDEOS = torch.randint(
+    0, 256, (3, 2, 8, 8, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+)
 PROMPTS, IDS = [Prompt("a"), Prompt("bb"), Prompt("ccc")], ["x", "y", "z"]
 TOKEN = {"Authorization": "Bearer secret"}
 
@@ -55,7 +57,9 @@ def client(*rewards, seconds=5.0, limits=None, fault=None):
 
 
 def post(client, body=None, headers=TOKEN):
-    return client.post("/score", content=body or pack_request(VIDEOS, PROMPTS, IDS), headers=headers)
+    return client.post(
+        "/score", content=body or pack_request(VIDEOS, PROMPTS, IDS), headers=headers
+    )
 
 
 def test_scores_of_several_scorers_side_by_side():
@@ -68,7 +72,9 @@ def test_scores_of_several_scorers_side_by_side():
     assert torch.equal(scores.values[:, 2], truth(VIDEOS, PROMPTS)[:, 0])
 
 
-@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret2"}])
+@pytest.mark.parametrize(
+    "headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret2"}]
+)
 def test_without_the_token_nothing_is_told(headers):
     assert post(client(), headers=headers).status_code == 401
     assert client().get("/about", headers=headers).status_code == 401
@@ -88,9 +94,14 @@ def test_tokens_are_compared_in_constant_time(monkeypatch):
     assert compared == [(64, 64)] * 3  # hashes: neither length nor a common beginning shows
 
 
-@pytest.mark.parametrize(("body", "status"), [
-    (b"garbage", 400), (b"\x80\x04cos\nsystem\n(S'touch pwned'\ntR.", 400), (bytes(2_000_000), 413),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"garbage", 400),
+        (b"\x80\x04cos\nsystem\n(S'touch pwned'\ntR.", 400),
+        (bytes(2_000_000), 413),
+    ],
+)
 def test_what_is_no_request_gets_no_further(body, status):
     said = post(client(limits=Limits(megabytes=1)), body)
     assert said.status_code == status
@@ -108,9 +119,14 @@ def test_a_body_larger_than_its_header_says_is_cut_off():
     assert said.status_code == 413
 
 
-@pytest.mark.parametrize(("fault", "status"), [
-    (RuntimeError("planted"), 500), (Busy("nobody"), 503), (30.0, 504),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        (RuntimeError("planted"), 500),
+        (Busy("nobody"), 503),
+        (30.0, 504),
+    ],
+)
 def test_what_goes_wrong_behind_the_gate_is_a_status_and_no_score(fault, status):
     assert post(client(fault=fault, seconds=0.2)).status_code == status
 

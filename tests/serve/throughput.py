@@ -59,7 +59,10 @@ def two_processes():
     context = multiprocessing.get_context("spawn")
     queues = [(context.Queue(), context.Queue()) for _ in range(2)]
     shares = (slice(0, COUNT // 2), slice(COUNT // 2, COUNT))
-    processes = [context.Process(target=work_alone, args=(s, *q)) for s, q in zip(shares, queues, strict=True)]
+    processes = [
+        context.Process(target=work_alone, args=(s, *q))
+        for s, q in zip(shares, queues, strict=True)
+    ]
     [p.start() for p in processes]
     [ended.get() for _, ended in queues]
 
@@ -101,15 +104,25 @@ def compare_rates(rounds, port):
             fleet.append(time.monotonic() - begun)
             assert scores.valid.any()
     ratios = sorted(a / f for a, f in zip(alone, fleet, strict=True))
-    return {"alone": COUNT / statistics.median(alone), "fleet": COUNT / statistics.median(fleet),
-            "ratio": statistics.median(ratios), "ratios": ratios}  # fmt: skip
+    return {
+        "alone": COUNT / statistics.median(alone),
+        "fleet": COUNT / statistics.median(fleet),
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+    }
 
 
 def lab_loop(reward):
     settings = {"prompts_per_iteration": BATCHES, "num_generations": 4, "batch_size": 4}
     config = load_recipe({"policy": settings, "sampling": {"steps": 20}})
     model = build.build_model(config)
-    return Loop(model, reward, build.build_prompts(config), config, build_optimizer(model.module, config.optimizer))
+    return Loop(
+        model,
+        reward,
+        build.build_prompts(config),
+        config,
+        build_optimizer(model.module, config.optimizer),
+    )
 
 
 class Nothing(Reward):
@@ -139,12 +152,19 @@ def measure_overlap(rounds, port):
             scoring.append(timed(lambda parts=parts: [reward.score(*part) for part in parts])[0])
             both.append(timed(lambda: loop.score(loop.rollout(loop.table)))[0])
     hidden = sorted(1 - (b - r) / s for r, s, b in zip(rollout, scoring, both, strict=True))
-    return {"rollout": statistics.median(rollout), "scoring": statistics.median(scoring),
-            "both": statistics.median(both), "hidden": statistics.median(hidden), "hidden of each": hidden}  # fmt: skip
+    return {
+        "rollout": statistics.median(rollout),
+        "scoring": statistics.median(scoring),
+        "both": statistics.median(both),
+        "hidden": statistics.median(hidden),
+        "hidden of each": hidden,
+    }
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Compare a fleet with the same scorers in-process.")
+    parser = argparse.ArgumentParser(
+        description="Compare a fleet with the same scorers in-process."
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--port", type=int, default=8931)
     options = parser.parse_args()

@@ -12,16 +12,32 @@ def evaluated(tmp_path_factory):
 
 @pytest.fixture
 def dimensions():
-    return [Dimension(key=key, name=name, question=question) for key, (name, question) in DIMENSIONS.items()]
+    return [
+        Dimension(key=key, name=name, question=question)
+        for key, (name, question) in DIMENSIONS.items()
+    ]
 
 
 @pytest.fixture
 def make(evaluated, tmp_path, dimensions):
     def made(out="study", method="methodzeta", against=None, **changes):
         sources, items = from_eval(evaluated)
-        options = {"prompts": 32, "dimensions": dimensions, "checks": 2, "per_rater": None, "max_failed": 0.34,
-                   "seed": 0, "title": "Which is better?"}  # fmt: skip
-        make_study(tmp_path / out, sources, items, choose_pairs(sources, method, against), **options | changes)
+        options = {
+            "prompts": 32,
+            "dimensions": dimensions,
+            "checks": 2,
+            "per_rater": None,
+            "max_failed": 0.34,
+            "seed": 0,
+            "title": "Which is better?",
+        }
+        make_study(
+            tmp_path / out,
+            sources,
+            items,
+            choose_pairs(sources, method, against),
+            **options | changes,
+        )
         return (tmp_path / out, *read_plan(tmp_path / out))
 
     return made

@@ -27,9 +27,18 @@ def progress_of(what: str, console: Console) -> Iterator[Callable[[int, int, str
     from rich.table import Column
 
     if console.is_terminal and not console.is_dumb_terminal:
-        now = TextColumn("{task.fields[now]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
-        columns = (TextColumn(what), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
-                   TimeRemainingColumn(), now)  # fmt: skip
+        now = TextColumn(
+            "{task.fields[now]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+        )
+        columns = (
+            TextColumn(what),
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            now,
+        )
         with Progress(*columns, console=console, transient=True, expand=True) as bar:
             task = bar.add_task(what, total=None, now="")
             yield lambda done, total, now: bar.update(task, completed=done, total=total, now=now)
@@ -42,6 +51,8 @@ def progress_of(what: str, console: Console) -> Iterator[Callable[[int, int, str
         if moment - last >= LINE_EVERY and done:
             last = moment
             left = (moment - began) / done * (total - done)
-            console.print(f"{what} {done}/{total}, {left:.0f} s left: {now}", highlight=False, markup=False)
+            console.print(
+                f"{what} {done}/{total}, {left:.0f} s left: {now}", highlight=False, markup=False
+            )
 
     yield tell

@@ -42,12 +42,18 @@ class Row:
 
 
 def score_videos(
-    videos: Sequence[Path], prompts: Sequence[Prompt], judges: Sequence[Judge], root: Path,
-    megapixels: float = MEGAPIXELS, tell: Tell = lambda done, total, what: None,
-) -> list[Row]:  # fmt: skip
+    videos: Sequence[Path],
+    prompts: Sequence[Prompt],
+    judges: Sequence[Judge],
+    root: Path,
+    megapixels: float = MEGAPIXELS,
+    tell: Tell = lambda done, total, what: None,
+) -> list[Row]:
     """A row a video, in their order. What cannot be read or scored is masked and stops no other."""
-    rows = [Row(_name(path, root), None if isinstance(p, NoPrompt) else p.text)
-            for path, p in zip(videos, prompts, strict=True)]  # fmt: skip
+    rows = [
+        Row(_name(path, root), None if isinstance(p, NoPrompt) else p.text)
+        for path, p in zip(videos, prompts, strict=True)
+    ]
     alone, together = [j for j in judges if not j.groupwise], [j for j in judges if j.groupwise]
     for i, (path, prompt, row) in enumerate(zip(videos, prompts, rows, strict=True)):
         tell(i, len(rows), row.file)
@@ -72,7 +78,11 @@ def _name(path: Path, root: Path) -> str:
 
 
 def _score_groups(
-    videos: Sequence[Path], prompts: Sequence[Prompt], rows: list[Row], judges: list[Judge], megapixels: float
+    videos: Sequence[Path],
+    prompts: Sequence[Prompt],
+    rows: list[Row],
+    judges: list[Judge],
+    megapixels: float,
 ) -> None:
     """Scorers that compare get the readable videos of one prompt at once."""
     groups: dict[str | None, list[int]] = {}
@@ -82,7 +92,11 @@ def _score_groups(
     for text, group in groups.items():
         reason = _no_group(text, [rows[i] for i in group], megapixels)
         try:
-            stack = None if reason else torch.stack([open_video(videos[i], megapixels).frames for i in group])
+            stack = (
+                None
+                if reason
+                else torch.stack([open_video(videos[i], megapixels).frames for i in group])
+            )
         except (Unreadable, OSError) as error:
             stack, reason = None, str(error)
         for judge in judges:
@@ -90,7 +104,9 @@ def _score_groups(
                 for i in group:
                     rows[i].mask([judge], reason)
                 continue
-            for i, answer in zip(group, ask(judge, stack, [prompts[i] for i in group]), strict=True):
+            for i, answer in zip(
+                group, ask(judge, stack, [prompts[i] for i in group]), strict=True
+            ):
                 rows[i].take(answer)
 
 
@@ -130,10 +146,14 @@ def summarise(rows: Sequence[Row], keys: Sequence[str]) -> dict[str, Summary]:
         values = [row.scores[key] for row in rows if key in row.scores]
         reasons = Counter(row.masked[key] for row in rows if key in row.masked)
         found[key] = Summary(
-            len(values), len(rows) - len(values), fmean(values) if values else None,
-            stdev(values) if len(values) > 1 else None, min(values, default=None), max(values, default=None),
+            len(values),
+            len(rows) - len(values),
+            fmean(values) if values else None,
+            stdev(values) if len(values) > 1 else None,
+            min(values, default=None),
+            max(values, default=None),
             dict(reasons.most_common()),
-        )  # fmt: skip
+        )
     return found
 
 
@@ -149,7 +169,9 @@ def document(rows: Sequence[Row], judges: Sequence[Judge]) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    atomic_write(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+    atomic_write(
+        path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    )
 
 
 def number(value: float | None, digits: int = 3) -> str:

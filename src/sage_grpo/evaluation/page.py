@@ -17,17 +17,27 @@ PLACES = {1: "①", 2: "②", 3: "③"}
 
 
 def make_page(
-    found: Mapping[str, Any], values: Mapping[str, Mapping[str, Values]], tasks: Sequence[Task], seeds: Sequence[int],
-    folder: Folder, command: str,
-) -> Page:  # fmt: skip
+    found: Mapping[str, Any],
+    values: Mapping[str, Mapping[str, Values]],
+    tasks: Sequence[Task],
+    seeds: Sequence[int],
+    folder: Folder,
+    command: str,
+) -> Page:
     reference, first = found["reference"], found["scores"][0]["name"]
     digits = digits_of(found)[first]
-    against = [row for row in found["comparisons"] if row["against"] == reference and row["score"] == first]
+    against = [
+        row for row in found["comparisons"] if row["against"] == reference and row["score"] == first
+    ]
     headlines = [
-        Headline(f"{row['source']} − {reference}, {first}", plain(row["mean"], digits, "+"),
-                 f"95 %: {ends(row, digits)}; wins {100 * row['wins']['mean']:.0f} % of the pairs")
-        for row in against if row["mean"] is not None
-    ]  # fmt: skip
+        Headline(
+            f"{row['source']} − {reference}, {first}",
+            plain(row["mean"], digits, "+"),
+            f"95 %: {ends(row, digits)}; wins {100 * row['wins']['mean']:.0f} % of the pairs",
+        )
+        for row in against
+        if row["mean"] is not None
+    ]
     others = [name for name in found["sources"] if name != reference]
     summary = (
         f"{', '.join(others) or reference} on {len(tasks)} prompts with {len(seeds)} seeds each"
@@ -35,45 +45,69 @@ def make_page(
         + "Intervals are of 95 % and by bootstrap over prompts: they say how far the result would move with other "
         f"prompts of this kind, not with another training run.\n\n{losses(found)}"
     )
-    many = f"{len(others)} models against {reference}" if len(others) > 3 else ", ".join(found["sources"])
+    many = (
+        f"{len(others)} models against {reference}"
+        if len(others) > 3
+        else ", ".join(found["sources"])
+    )
     return Page(
-        f"Evaluation: {many}", summary, headlines,
+        f"Evaluation: {many}",
+        summary,
+        headlines,
         pairs=list(_pairs(values, first, tasks, seeds, folder, digits)),
-        tables=[_table(grid) for grid in grids(found)], footer=command,
-    )  # fmt: skip
+        tables=[_table(grid) for grid in grids(found)],
+        footer=command,
+    )
 
 
 def _table(grid: Grid) -> Table:
     places = grid.ranks or {}
     rows = [
-        [f"{cell} {PLACES[places[r, c]]}" if (r, c) in places else cell for c, cell in enumerate(row)]
+        [
+            f"{cell} {PLACES[places[r, c]]}" if (r, c) in places else cell
+            for c, cell in enumerate(row)
+        ]
         for r, row in enumerate(grid.rows)
     ]
     for row in rows:
         for plain_sign, firm in (("-", "\N{NON-BREAKING HYPHEN}"), (" ", "\N{NO-BREAK SPACE}")):
             row[0] = row[0].replace(plain_sign, firm)  # a narrow column would part a name
-    return Table(grid.title, grid.header, rows, ("①②③ best, second, third. " if places else "") + grid.note)
+    return Table(
+        grid.title, grid.header, rows, ("①②③ best, second, third. " if places else "") + grid.note
+    )
 
 
 def _pairs(
-    values: Mapping[str, Mapping[str, Values]], score: str, tasks: Sequence[Task], seeds: Sequence[int],
-    folder: Folder, digits: int,
-) -> Iterator[VideoPair]:  # fmt: skip
+    values: Mapping[str, Mapping[str, Values]],
+    score: str,
+    tasks: Sequence[Task],
+    seeds: Sequence[int],
+    folder: Folder,
+    digits: int,
+) -> Iterator[VideoPair]:
     """Of each source pairs at even places of the order by gain, so that its failures are shown too."""
     reference, *others = values
     room, each = PAGE_BYTES, max(PAIRS // max(len(others), 1), 3)
     for name in others:
         before, after = values[reference][score], values[name][score]
         gains = (after - before).flatten()
-        order = np.argsort(-gains, kind="stable")[: int((~np.isnan(gains)).sum())]  # those without a score come last
-        places = np.unique(np.linspace(0, len(order) - 1, min(each, len(order))).round().astype(int))
+        order = np.argsort(-gains, kind="stable")[
+            : int((~np.isnan(gains)).sum())
+        ]  # those without a score come last
+        places = np.unique(
+            np.linspace(0, len(order) - 1, min(each, len(order))).round().astype(int)
+        )
         for place in order[places]:
             row, column = divmod(int(place), len(seeds))
             task, seed = tasks[row], seeds[column]
-            clips = [folder.video(source, task.id, seed).read_bytes() for source in (reference, name)]
+            clips = [
+                folder.video(source, task.id, seed).read_bytes() for source in (reference, name)
+            ]
             room -= sum(map(len, clips))
             if room < 0:
                 return
-            notes = [f"{source}, {score} {plain(float(array[row, column]), digits)}"
-                     for source, array in ((reference, before), (name, after))]  # fmt: skip
+            notes = [
+                f"{source}, {score} {plain(float(array[row, column]), digits)}"
+                for source, array in ((reference, before), (name, after))
+            ]
             yield VideoPair(f"{task.prompt.text} (seed {seed})", clips[0], clips[1], *notes)

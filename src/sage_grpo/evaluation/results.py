@@ -43,8 +43,12 @@ def wins(treated: Values, control: Values, lower: bool = False) -> Values:
 
 def interval(values: Sequence[float]) -> dict[str, Any]:
     """Mean and 95 % interval, without one where the prompts are too few."""
-    found: dict[str, Any] = {"mean": float(np.mean(values)) if values else None, "low": None, "high": None,
-                             "prompts": len(values)}  # fmt: skip
+    found: dict[str, Any] = {
+        "mean": float(np.mean(values)) if values else None,
+        "low": None,
+        "high": None,
+        "prompts": len(values),
+    }
     if len(values) >= FEWEST:
         effect: Effect = bootstrap(values)
         found |= {"low": effect.low, "high": effect.high}
@@ -74,22 +78,35 @@ def compute(
     """All figures; `values` is by source, the reference first, and by score."""
     names = list(values)
     means = {
-        name: {s.name: interval(by_prompt(values[name][s.name])) | _counts(values[name][s.name]) for s in scores}
+        name: {
+            s.name: interval(by_prompt(values[name][s.name])) | _counts(values[name][s.name])
+            for s in scores
+        }
         for name in names
     }
     pairs = [
-        {"source": a, "against": b, "score": s.name, **compare(values[a][s.name], values[b][s.name], s.lower)}
+        {
+            "source": a,
+            "against": b,
+            "score": s.name,
+            **compare(values[a][s.name], values[b][s.name], s.lower),
+        }
         for b, a in itertools.combinations(names, 2)
         for s in scores
     ]
     flag(pairs)
     tags = [
-        {"tag": tag, "value": value, "source": name, "score": s.name,
-         **compare(values[name][s.name][rows], values[names[0]][s.name][rows], s.lower)}
+        {
+            "tag": tag,
+            "value": value,
+            "source": name,
+            "score": s.name,
+            **compare(values[name][s.name][rows], values[names[0]][s.name][rows], s.lower),
+        }
         for (tag, value), rows in tag_rows(tasks).items()
         for name in names[1:]
         for s in scores
-    ]  # fmt: skip
+    ]
     flag(tags)
     return {"means": means, "comparisons": pairs, "tags": tags}
 

@@ -31,7 +31,11 @@ def ranked(values: Sequence[float | None], lower: bool = False) -> list[int | No
     known = [value for value in values if value is not None]
     places: list[int | None] = []
     for value in values:
-        better = sum(other < value if lower else other > value for other in known) if value is not None else 3
+        better = (
+            sum(other < value if lower else other > value for other in known)
+            if value is not None
+            else 3
+        )
         places.append(better + 1 if better < 3 else None)
     return places
 
@@ -69,7 +73,10 @@ def arrow(score: Mapping[str, Any]) -> str:
 
 
 def digits_of(found: Results) -> dict[str, int]:
-    return {s["name"]: decimals([one[s["name"]]["mean"] for one in found["means"].values()]) for s in found["scores"]}
+    return {
+        s["name"]: decimals([one[s["name"]]["mean"] for one in found["means"].values()])
+        for s in found["scores"]
+    }
 
 
 def main_table(found: Results) -> Grid:
@@ -83,9 +90,8 @@ def main_table(found: Results) -> Grid:
             if place:
                 ranks[row, column] = place
     size = f"{found['prompts']} prompts × {len(found['seeds'])} seeds"
-    note = (
-        f"Means over {size}. {found['note'] + '. ' if found['note'] else ''}{_overall(scores)}{_masked(found)}".strip()
-    )
+    remark = found["note"] + ". " if found["note"] else ""
+    note = f"Means over {size}. {remark}{_overall(scores)}{_masked(found)}".strip()
     return Grid("Scores", ["source", *map(heading, scores)], rows, note, ranks)
 
 
@@ -103,26 +109,45 @@ def _masked(found: Results) -> str:
             for why, count in one.get(score["name"], {}).items():
                 reasons[why] = reasons.get(why, 0) + count
         if reasons:
-            told.append(f"{score['name']} of {sum(reasons.values())} videos ({max(reasons, key=lambda w: reasons[w])})")
+            told.append(
+                f"{score['name']} of {sum(reasons.values())} videos ({max(reasons, key=lambda w: reasons[w])})"
+            )
     return f"Not scored, and in no mean: {'; '.join(told)}. " if told else ""
 
 
 def mark(row: Mapping[str, Any]) -> str:
-    return f" {STANDS}" if row["stands"] and row["excludes_zero"] else f" {ALONE}" if row["excludes_zero"] else ""
+    return (
+        f" {STANDS}"
+        if row["stands"] and row["excludes_zero"]
+        else f" {ALONE}"
+        if row["excludes_zero"]
+        else ""
+    )
 
 
 def differences(found: Results) -> Iterator[Grid]:
     """What was trained on, then what was held out: in one table the second would be out of sight."""
     digits, reference = digits_of(found), found["reference"]
-    cells = {(row["source"], row["score"]): with_interval(row, digits[row["score"]]) + mark(row)
-             for row in found["comparisons"] if row["against"] == reference}  # fmt: skip
+    cells = {
+        (row["source"], row["score"]): with_interval(row, digits[row["score"]]) + mark(row)
+        for row in found["comparisons"]
+        if row["against"] == reference
+    }
     names = [name for name in found["sources"] if name != reference]
-    notes = [f"Pairs of one prompt and seed; 95 % intervals by bootstrap over prompts (BCa). {KEY}", losses(found)]
+    notes = [
+        f"Pairs of one prompt and seed; 95 % intervals by bootstrap over prompts (BCa). {KEY}",
+        losses(found),
+    ]
     for trained, kind in ((True, "trained on"), (False, "held out")):
         scores = [score for score in found["scores"] if score["trained"] == trained]
         if scores:
             rows = [[name, *(cells[name, score["name"]] for score in scores)] for name in names]
-            yield Grid(f"Difference to {reference}, {kind}", ["source", *map(arrow, scores)], rows, notes.pop(0))
+            yield Grid(
+                f"Difference to {reference}, {kind}",
+                ["source", *map(arrow, scores)],
+                rows,
+                notes.pop(0),
+            )
 
 
 def losses(found: Results) -> str:
@@ -130,27 +155,43 @@ def losses(found: Results) -> str:
     told = []
     for score in found["scores"]:
         names = [
-            row["source"] for row in found["comparisons"]
-            if row["against"] == found["reference"] and row["score"] == score["name"] and STANDS in mark(row)
+            row["source"]
+            for row in found["comparisons"]
+            if row["against"] == found["reference"]
+            and row["score"] == score["name"]
+            and STANDS in mark(row)
             and (row["mean"] > 0) == score["lower"]
-        ]  # fmt: skip
+        ]
         if names:
-            told.append(f"{score['name']}{'' if score['trained'] else ', held out'} ({', '.join(names)})")
-    return f"Worse than {found['reference']} by a difference that stands ({STANDS}): {'; '.join(told)}." if told else ""
+            told.append(
+                f"{score['name']}{'' if score['trained'] else ', held out'} ({', '.join(names)})"
+            )
+    return (
+        f"Worse than {found['reference']} by a difference that stands ({STANDS}): {'; '.join(told)}."
+        if told
+        else ""
+    )
 
 
 def win_rates(found: Results) -> Grid:
     reference = found["reference"]
-    cells = {(row["source"], row["score"]): percent(row["wins"])
-             for row in found["comparisons"] if row["against"] == reference}  # fmt: skip
+    cells = {
+        (row["source"], row["score"]): percent(row["wins"])
+        for row in found["comparisons"]
+        if row["against"] == reference
+    }
     names = [name for name in found["sources"] if name != reference]
     rows = [[name, *(cells[name, score["name"]] for score in found["scores"])] for name in names]
     note = "Share of the pairs of one prompt and seed in which the source is better; ties count a half."
-    return Grid(f"Win rate against {reference}, %", ["source", *map(heading, found["scores"])], rows, note)
+    return Grid(
+        f"Win rate against {reference}, %", ["source", *map(heading, found["scores"])], rows, note
+    )
 
 
 def percent(found: Mapping[str, Any]) -> str:
-    scaled = {key: None if found[key] is None else 100 * found[key] for key in ("mean", "low", "high")}
+    scaled = {
+        key: None if found[key] is None else 100 * found[key] for key in ("mean", "low", "high")
+    }
     return with_interval(scaled, 0, "")
 
 
@@ -160,10 +201,14 @@ def duels(found: Results) -> Grid | None:
     if len(names) < 3:
         return None
     cells = {
-        (row["source"], row["against"]): row["wins"] for row in found["comparisons"] if row["score"] == score["name"]
+        (row["source"], row["against"]): row["wins"]
+        for row in found["comparisons"]
+        if row["score"] == score["name"]
     }
-    turned = {(b, a): {"mean": _rest(w["mean"]), "low": _rest(w["high"]), "high": _rest(w["low"])}
-              for (a, b), w in cells.items()}  # fmt: skip
+    turned = {
+        (b, a): {"mean": _rest(w["mean"]), "low": _rest(w["high"]), "high": _rest(w["low"])}
+        for (a, b), w in cells.items()
+    }
     both = cells | turned
     rows = [[a, *(percent(both[a, b]) if a != b else "–" for b in names)] for a in names]
     return Grid(f"Win rate by {score['name']}, row against column, %", ["source", *names], rows)
@@ -177,7 +222,11 @@ def by_tag(found: Results) -> Iterator[Grid]:
     """A table a source: differences to the reference for every value of every tag; parts of the overall score aside."""
     digits = digits_of(found)
     whole = sum(bool(score["weight"]) for score in found["scores"]) > 1
-    scores = [score for score in found["scores"] if not (whole and score["trained"]) or score is found["scores"][0]]
+    scores = [
+        score
+        for score in found["scores"]
+        if not (whole and score["trained"]) or score is found["scores"][0]
+    ]
     aside = "All but Overall are held out; its parts are in results.json. "
     header = [heading(scores[0]), *map(arrow if whole else heading, scores[1:])]
     note = f"{aside if whole else ''}{KEY}"
@@ -188,16 +237,26 @@ def by_tag(found: Results) -> Iterator[Grid]:
                 lines.setdefault((row["tag"], row["value"]), {})[row["score"]] = row
         if lines:
             rows = [
-                [f"{tag}: {value}", str(max(row["prompts"] for row in cells.values())),
-                 *(with_interval(cells[s["name"]], digits[s["name"]]) + mark(cells[s["name"]]) for s in scores)]
+                [
+                    f"{tag}: {value}",
+                    str(max(row["prompts"] for row in cells.values())),
+                    *(
+                        with_interval(cells[s["name"]], digits[s["name"]]) + mark(cells[s["name"]])
+                        for s in scores
+                    ),
+                ]
                 for (tag, value), cells in lines.items()
-            ]  # fmt: skip
-            yield Grid(f"{name} − {found['reference']} by tag", ["tag", "prompts", *header], rows, note)
+            ]
+            yield Grid(
+                f"{name} − {found['reference']} by tag", ["tag", "prompts", *header], rows, note
+            )
             note = ""  # once
 
 
 def grids(found: Results) -> list[Grid]:
-    several = [*differences(found), win_rates(found), duels(found)] if len(found["sources"]) > 1 else []
+    several = (
+        [*differences(found), win_rates(found), duels(found)] if len(found["sources"]) > 1 else []
+    )
     return [main_table(found), *(grid for grid in several if grid), *by_tag(found)]
 
 
@@ -207,7 +266,10 @@ def markdown(found: Results) -> str:
         lines = [f"## {grid.title}", "", _row(grid.header), "|" + "---|" * len(grid.header)]
         for r, row in enumerate(grid.rows):
             places = grid.ranks or {}
-            cells = [MARKS[places[r, c]].format(cell) if (r, c) in places else cell for c, cell in enumerate(row)]
+            cells = [
+                MARKS[places[r, c]].format(cell) if (r, c) in places else cell
+                for c, cell in enumerate(row)
+            ]
             lines.append(_row(cells))
         legend = "**Best**, <u>second</u>, *third*. " if i == 0 else ""
         parts.append("\n".join([*lines, "", legend + grid.note]).rstrip() + "\n")

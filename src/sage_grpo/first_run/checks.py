@@ -30,22 +30,32 @@ def machine_checks(config: RecipeConfig, plan: Memory, disk: float) -> Iterator[
     device = choose_device(config.tuning.device)
     count = torch.accelerator.device_count() if device != HOST else 1
     processes = config.parallel.processes
-    yield Check("torch", True, f"{torch.__version__}, built for {torch.version.cuda or torch.version.hip or HOST}")
     yield Check(
-        "devices", device == HOST or count >= processes, f"{count} × {device_name(device)}",
+        "torch",
+        True,
+        f"{torch.__version__}, built for {torch.version.cuda or torch.version.hip or HOST}",
+    )
+    yield Check(
+        "devices",
+        device == HOST or count >= processes,
+        f"{count} × {device_name(device)}",
         f"the recipe is laid out for {processes}: parallel.processes={count}",
-    )  # fmt: skip
+    )
     there = device_memory(device)
     yield Check(
-        "memory", plan.peak <= ROOM * there, f"{plan.peak / 1e9:.1f} GB planned of {there / 1e9:.1f} GB",
+        "memory",
+        plan.peak <= ROOM * there,
+        f"{plan.peak / 1e9:.1f} GB planned of {there / 1e9:.1f} GB",
         "`sage-grpo plan` says which phase is the fullest, and what to change",
-    )  # fmt: skip
+    )
     folder = nearest_folder(Path(config.run.out))
     free = shutil.disk_usage(folder).free
     yield Check(
-        "disk", disk <= free, f"{disk / 1e9:.1f} GB planned, {free / 1e9:.1f} GB free in {folder.name or folder}",
+        "disk",
+        disk <= free,
+        f"{disk / 1e9:.1f} GB planned, {free / 1e9:.1f} GB free in {folder.name or folder}",
         "another run.out, or a smaller run.keep",
-    )  # fmt: skip
+    )
 
 
 def files_checks(config: RecipeConfig) -> Iterator[Check]:
@@ -53,7 +63,13 @@ def files_checks(config: RecipeConfig) -> Iterator[Check]:
     if path is not None:
         local = Path(path).expanduser()
         missing = path.startswith((".", "/", "~")) and not local.is_dir()
-        found = "is here" if local.is_dir() else "is not there" if missing else "is a hub name, downloaded when needed"
+        found = (
+            "is here"
+            if local.is_dir()
+            else "is not there"
+            if missing
+            else "is a hub name, downloaded when needed"
+        )
         yield Check("checkpoint", not missing, f"{path} {found}", "model.path=FOLDER")
     try:
         build.build_prompts(config)

@@ -22,15 +22,21 @@ def export_run(
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         told = export(run.model, work, merge=merge, dtype=getattr(torch, dtype) if dtype else None)
-        (work / "README.md").write_text(readme(run, told["kind"], out) + precision_note(told["update"]))
+        (work / "README.md").write_text(
+            readme(run, told["kind"], out) + precision_note(told["update"])
+        )
         work.rename(out)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     return {
-        "out": str(out), **told, "averaged": run.averaged, "iteration": run.iteration,
-        "checkpoint": str(run.checkpoint), "megabytes": size / 1e6,
-    }  # fmt: skip
+        "out": str(out),
+        **told,
+        "averaged": run.averaged,
+        "iteration": run.iteration,
+        "checkpoint": str(run.checkpoint),
+        "megabytes": size / 1e6,
+    }
 
 
 def readme(run: Run, kind: str, out: Path) -> str:

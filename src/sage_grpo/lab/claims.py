@@ -73,28 +73,50 @@ def judge(results: Results, direct: dict[str, Any]) -> list[Claim]:
 def _direct(direct: dict[str, Any]) -> list[Claim]:
     claims = []
     ratios = [
-        m / t for kernel in direct["noise"].values() for m, t in zip(kernel["measured"], kernel["theory"], strict=True)
+        m / t
+        for kernel in direct["noise"].values()
+        for m, t in zip(kernel["measured"], kernel["theory"], strict=True)
     ]
     worst = max(abs(r - 1) for r in ratios)
-    claims.append(Claim(
-        "Euler-type SDEs leave more noise than the schedule says, by Σ·Δ/σ + Σ²/4σ²; frozen-x̂0 kernels none",
-        "Fig. 1, closed form", f"noise after a step / theory within {worst:.1%}, {len(ratios)} steps of five kernels",
-        "256 real clips, model's own velocity", "reproduced" if worst < 0.1 else "undecided",
-    ))  # fmt: skip
+    claims.append(
+        Claim(
+            "Euler-type SDEs leave more noise than the schedule says, by Σ·Δ/σ + Σ²/4σ²; frozen-x̂0 kernels none",
+            "Fig. 1, closed form",
+            f"noise after a step / theory within {worst:.1%}, {len(ratios)} steps of five kernels",
+            "256 real clips, model's own velocity",
+            "reproduced" if worst < 0.1 else "undecided",
+        )
+    )
     for ending, statement in (
-        ("noisy", "Rollouts with SAGE's kernel stay nearer to the manifold than FlowGRPO's, last step noisy"),
+        (
+            "noisy",
+            "Rollouts with SAGE's kernel stay nearer to the manifold than FlowGRPO's, last step noisy",
+        ),
         ("clean", "The same with a deterministic last step"),
     ):
         found = paired(direct["quality"][f"flow-{ending}"], direct["quality"][f"sage-{ending}"])
         claims.append(
-            Claim(statement, "Fig. 2, 9", f"distance flow − sage {found}", "paired t over rollouts", verdict(found))
+            Claim(
+                statement,
+                "Fig. 2, 9",
+                f"distance flow − sage {found}",
+                "paired t over rollouts",
+                verdict(found),
+            )
         )
-    raw, equal = (max(direct["gradient"][k]["norm"]) / min(direct["gradient"][k]["norm"]) for k in ("raw", "equalized"))
-    claims.append(Claim(
-        "Gradient norms differ by a factor above ten over timesteps; the equalizer brings them within a small one",
-        "Fig. 4, Eq. 8-9", f"max/min {raw:.1f} raw, {equal:.1f} equalized", "parameter gradients at fixed weights",
-        "reproduced" if raw > 10 and equal < 4 else "not reproduced",
-    ))  # fmt: skip
+    raw, equal = (
+        max(direct["gradient"][k]["norm"]) / min(direct["gradient"][k]["norm"])
+        for k in ("raw", "equalized")
+    )
+    claims.append(
+        Claim(
+            "Gradient norms differ by a factor above ten over timesteps; the equalizer brings them within a small one",
+            "Fig. 4, Eq. 8-9",
+            f"max/min {raw:.1f} raw, {equal:.1f} equalized",
+            "parameter gradients at fixed weights",
+            "reproduced" if raw > 10 and equal < 4 else "not reproduced",
+        )
+    )
     return claims
 
 
@@ -105,8 +127,15 @@ def _equalizer(results: Results) -> list[Claim]:
         on, off = results.gain(f"kernel-{kernel}"), results.gain(f"kernel-{kernel}-unequal")
         differences += [a - b for a, b in zip(on, off, strict=True)]
     found = effect(differences)
-    claims.append(Claim("The gradient equalizer raises the reward, over all kernels", "Fig. 3",
-                        f"reward on − off {found}", "paired t over kernels × seeds", verdict(found)))  # fmt: skip
+    claims.append(
+        Claim(
+            "The gradient equalizer raises the reward, over all kernels",
+            "Fig. 3",
+            f"reward on − off {found}",
+            "paired t over kernels × seeds",
+            verdict(found),
+        )
+    )
     return claims
 
 
@@ -114,70 +143,177 @@ def _kernels(results: Results) -> list[Claim]:
     claims = []
     for other in ("flow", "cps"):
         found = compare(results, "kernel-sage", f"kernel-{other}")
-        claims.append(Claim(f"SAGE's kernel earns more reward than {other} at equal η", "Table 2",
-                            f"reward {found}", TEST, verdict(found)))  # fmt: skip
+        claims.append(
+            Claim(
+                f"SAGE's kernel earns more reward than {other} at equal η",
+                "Table 2",
+                f"reward {found}",
+                TEST,
+                verdict(found),
+            )
+        )
     for other in ("flow", "cps"):
         found = compare(results, "kernel-sage", f"matched-{other}")
-        claims.append(Claim(f"… and than {other} at equal exploration", "Table 2, matched",
-                            f"reward {found}", TEST, verdict(found)))  # fmt: skip
+        claims.append(
+            Claim(
+                f"… and than {other} at equal exploration",
+                "Table 2, matched",
+                f"reward {found}",
+                TEST,
+                verdict(found),
+            )
+        )
     found = compare(results, "kernel-sage", "noisy-end-sage")
-    claims.append(Claim("Ending rollouts without noise is better for training than keeping the kernel's last noise",
-                        "not in the paper", f"reward {found}", TEST, verdict(found)))  # fmt: skip
+    claims.append(
+        Claim(
+            "Ending rollouts without noise is better for training than keeping the kernel's last noise",
+            "not in the paper",
+            f"reward {found}",
+            TEST,
+            verdict(found),
+        )
+    )
     return claims
 
 
 def _trust(results: Results) -> list[Claim]:
     dual = "kernel-sage"
 
-    def claim(statement: str, source: str, a: str, b: str, what: str, unit: str, expected: str = "positive") -> Claim:
+    def claim(
+        statement: str,
+        source: str,
+        a: str,
+        b: str,
+        what: str,
+        unit: str,
+        expected: str = "positive",
+    ) -> Claim:
         found = compare(results, a, b, what)
         return Claim(statement, source, f"{unit} {found}", TEST, verdict(found, expected=expected))
 
     std = paired(results.late(dual, "reward/std"), results.late("kl-moving", "reward/std"))
     return [
-        claim("A fixed anchor underfits: a moving one earns more", "Fig. 8a",
-              "kl-moving", "kl-fixed", "gain", "reward"),
-        claim("Dual KL earns more reward than moving KL alone", "Fig. 8a", dual, "kl-moving", "gain", "reward"),
-        claim("Dual KL earns more reward than no KL", "Fig. 8a, Table 2", dual, "kl-none", "gain", "reward"),
-        claim("Without KL the policy drifts further from the data than with dual KL", "Sec. 3.2.2",
-              "kl-none", dual, "drift", "distance"),
-        claim("Without KL the policy loses more diversity", "Sec. 3.2.2",
-              "kl-none", dual, "diversity", "share", "negative"),
-        claim("The previous-policy term alone lets the policy drift further than dual KL", "Sec. 3.2.2",
-              "kl-step", dual, "drift", "distance"),
-        Claim("Dual KL keeps exploration (late std of rewards) higher than moving KL", "Fig. 8b",
-              f"std {std}", TEST, verdict(std)),
-    ]  # fmt: skip
+        claim(
+            "A fixed anchor underfits: a moving one earns more",
+            "Fig. 8a",
+            "kl-moving",
+            "kl-fixed",
+            "gain",
+            "reward",
+        ),
+        claim(
+            "Dual KL earns more reward than moving KL alone",
+            "Fig. 8a",
+            dual,
+            "kl-moving",
+            "gain",
+            "reward",
+        ),
+        claim(
+            "Dual KL earns more reward than no KL",
+            "Fig. 8a, Table 2",
+            dual,
+            "kl-none",
+            "gain",
+            "reward",
+        ),
+        claim(
+            "Without KL the policy drifts further from the data than with dual KL",
+            "Sec. 3.2.2",
+            "kl-none",
+            dual,
+            "drift",
+            "distance",
+        ),
+        claim(
+            "Without KL the policy loses more diversity",
+            "Sec. 3.2.2",
+            "kl-none",
+            dual,
+            "diversity",
+            "share",
+            "negative",
+        ),
+        claim(
+            "The previous-policy term alone lets the policy drift further than dual KL",
+            "Sec. 3.2.2",
+            "kl-step",
+            dual,
+            "drift",
+            "distance",
+        ),
+        Claim(
+            "Dual KL keeps exploration (late std of rewards) higher than moving KL",
+            "Fig. 8b",
+            f"std {std}",
+            TEST,
+            verdict(std),
+        ),
+    ]
 
 
 def _weight(results: Results) -> list[Claim]:
     found = compare(results, "lambda-two-stage", "kernel-sage")
-    claims = [Claim("A two-stage λ (weak, then strong) earns more than a constant one", "Fig. 7",
-                    f"reward {found}", TEST, verdict(found))]  # fmt: skip
-    ends = {sign: [run["curves"]["kl_weight"][-1][1] for run in results.runs[f"lambda-{sign}"].values()]
-            for sign in ("paper", "lagrangian")}  # fmt: skip
-    at_bound = {sign: sum(v <= 0.0051 or v >= 4.99 for v in values) for sign, values in ends.items()}
+    claims = [
+        Claim(
+            "A two-stage λ (weak, then strong) earns more than a constant one",
+            "Fig. 7",
+            f"reward {found}",
+            TEST,
+            verdict(found),
+        )
+    ]
+    ends = {
+        sign: [run["curves"]["kl_weight"][-1][1] for run in results.runs[f"lambda-{sign}"].values()]
+        for sign in ("paper", "lagrangian")
+    }
+    at_bound = {
+        sign: sum(v <= 0.0051 or v >= 4.99 for v in values) for sign, values in ends.items()
+    }
     n = len(ends["paper"])
     shown = f"λ ends at a bound: printed sign {at_bound['paper']} of {n}, Lagrangian {at_bound['lagrangian']} of {n}"
     outcome = "not reproduced" if at_bound["paper"] > at_bound["lagrangian"] else "undecided"
-    claims.append(Claim("The feedback on λ as printed (Eq. 42) holds the KL near its target", "Eq. 42", shown,
-                        "count", outcome))  # fmt: skip
+    claims.append(
+        Claim(
+            "The feedback on λ as printed (Eq. 42) holds the KL near its target",
+            "Eq. 42",
+            shown,
+            "count",
+            outcome,
+        )
+    )
     target = 3e-6
-    errors = {s: [abs(math.log(max(v, 1e-12) / target)) for v in results.late(f"lambda-{s}", "approx_kl", 20)]
-              for s in ("paper", "lagrangian")}  # fmt: skip
+    errors = {
+        s: [
+            abs(math.log(max(v, 1e-12) / target))
+            for v in results.late(f"lambda-{s}", "approx_kl", 20)
+        ]
+        for s in ("paper", "lagrangian")
+    }
     nearer = paired(errors["paper"], errors["lagrangian"])
-    claims.append(Claim("With the Lagrangian sign the KL ends nearer to its target than with the printed one",
-                        "ours", f"distance of log KL to log target {nearer}", TEST, verdict(nearer)))  # fmt: skip
+    claims.append(
+        Claim(
+            "With the Lagrangian sign the KL ends nearer to its target than with the printed one",
+            "ours",
+            f"distance of log KL to log target {nearer}",
+            TEST,
+            verdict(nearer),
+        )
+    )
     return claims
 
 
 def _gauge(results: Results) -> list[Claim]:
     """A run that is paid for motion alone and held by nothing, beside the paper's choices."""
     paid = effect(
-        [run["evaluation"]["scores"][1] - results.base["scores"][1] for run in results.runs["hacking"].values()]
+        [
+            run["evaluation"]["scores"][1] - results.base["scores"][1]
+            for run in results.runs["hacking"].values()
+        ]
     )
     rang = {
-        name: sum(bool(run["alarms"]) for run in results.runs[name].values()) for name in ("hacking", "kernel-sage")
+        name: sum(bool(run["alarms"]) for run in results.runs[name].values())
+        for name in ("hacking", "kernel-sage")
     }
     n = len(results.runs["hacking"])
     shown = (
@@ -185,18 +321,35 @@ def _gauge(results: Results) -> list[Claim]:
         f"paper's choices {rang['kernel-sage']} of {n}"
     )
     seen = paid.low > 0 and rang["hacking"] == n and rang["kernel-sage"] == 0
-    return [Claim("The drift gauge sees a run that hacks its reward, and is silent on a sound one",
-                  "ours", shown, "count", "reproduced" if seen else "not reproduced")]  # fmt: skip
+    return [
+        Claim(
+            "The drift gauge sees a run that hacks its reward, and is silent on a sound one",
+            "ours",
+            shown,
+            "count",
+            "reproduced" if seen else "not reproduced",
+        )
+    ]
 
 
 def _best(results: Results) -> list[Claim]:
     more, nearer = (compare(results, "best", "kernel-sage", what) for what in ("gain", "drift"))
     return [
-        Claim("Our recipe `lab-fast` earns more reward than the paper's choices at equal forward passes", "ours",
-              f"reward {more}", TEST, verdict(more)),
-        Claim("… and drifts less from the data", "ours", f"distance {nearer}", TEST,
-              verdict(nearer, expected="negative")),
-    ]  # fmt: skip
+        Claim(
+            "Our recipe `lab-fast` earns more reward than the paper's choices at equal forward passes",
+            "ours",
+            f"reward {more}",
+            TEST,
+            verdict(more),
+        ),
+        Claim(
+            "… and drifts less from the data",
+            "ours",
+            f"distance {nearer}",
+            TEST,
+            verdict(nearer, expected="negative"),
+        ),
+    ]
 
 
 def as_markdown(claims: Sequence[Claim]) -> str:

@@ -7,9 +7,14 @@ from torch import Tensor
 
 
 def improve(
-    numbers: Tensor, masks: Callable[[Tensor], Tensor], seen: Tensor, total: Tensor, strength: Tensor,
-    bounds: tuple[Tensor, Tensor], iterations: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    numbers: Tensor,
+    masks: Callable[[Tensor], Tensor],
+    seen: Tensor,
+    total: Tensor,
+    strength: Tensor,
+    bounds: tuple[Tensor, Tensor],
+    iterations: int,
+) -> tuple[Tensor, Tensor]:
     """Levenberg–Marquardt on many pairs of video and clip at once: better numbers (N, K) and squared residuals.
 
     seen: the video's light along the clip's colour, (N, pixels); total: squared norm of the video; strength: of the

@@ -42,7 +42,13 @@ def experiments(matched: Mapping[str, float]) -> dict[str, list[str]]:
     grid["kl-moving"] = ["kl.anchor=moving", "kl.beta_velocity=0"]
     grid["lambda-two-stage"] = ["kl.warmup=40", "kl.low=0.005"]
     for sign in ("lagrangian", "paper"):
-        grid[f"lambda-{sign}"] = [f"kl.feedback={sign}", "kl.low=0.005", "kl.high=5", "kl.target=3e-6", "kl.warmup=0"]
+        grid[f"lambda-{sign}"] = [
+            f"kl.feedback={sign}",
+            "kl.low=0.005",
+            "kl.high=5",
+            "kl.target=3e-6",
+            "kl.warmup=0",
+        ]
     # paid for motion alone, held by nothing: the way to hack it is to show less
     only_motion = "rewards=[{type: shapes, weights: {VQ: 0, MQ: 1, TA: 0}}]"
     grid["hacking"] = [*NO_KL, "optimizer.lr=3e-4", only_motion]
@@ -67,7 +73,9 @@ class Job:
 def forwards(config: RecipeConfig) -> int:
     """Forward passes of one iteration, a video: rollout, anchor and trained ones."""
     trained = config.policy.num_iterations * config.trained_steps
-    return config.rollouts * (config.sampling.steps + trained * (1 if config.kl.anchor == "none" else 2))
+    return config.rollouts * (
+        config.sampling.steps + trained * (1 if config.kl.anchor == "none" else 2)
+    )
 
 
 def iterations_of(recipe: str, iterations: int) -> int:
@@ -79,8 +87,15 @@ def config_of(job: Job) -> RecipeConfig:
     recipe = "lab-fast" if "@lab-fast" in job.overrides else "lab-paper"
     folder = job.out / "work" / job.file.stem
     iterations = iterations_of(recipe, job.iterations)
-    common = [f"seed={job.seed}", f"run.out={folder}", f"run.iterations={iterations}", "run.trackers=[]",
-              "run.sample_every=0", "run.save_every=1000000", "run.resume=auto"]  # fmt: skip
+    common = [
+        f"seed={job.seed}",
+        f"run.out={folder}",
+        f"run.iterations={iterations}",
+        "run.trackers=[]",
+        "run.sample_every=0",
+        "run.save_every=1000000",
+        "run.resume=auto",
+    ]
     return load_recipe(recipe, [*(o for o in job.overrides if o != "@lab-fast"), *common])
 
 
@@ -95,8 +110,17 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-CURVES = ("reward/mean", "reward/std", "kl_weight", "approx_kl", "clip_frac", "ratio_mean",
-          "drift/base_error", "drift/diversity", "drift/kl_initial")  # fmt: skip
+CURVES = (
+    "reward/mean",
+    "reward/std",
+    "kl_weight",
+    "approx_kl",
+    "clip_frac",
+    "ratio_mean",
+    "drift/base_error",
+    "drift/diversity",
+    "drift/kl_initial",
+)
 
 
 def run_job(job: Job) -> Path:
@@ -108,10 +132,17 @@ def run_job(job: Job) -> Path:
     trainer = Trainer(config=config, console=Console(quiet=True))
     trainer.train()
     log = read_metrics(Path(config.run.out) / "metrics.jsonl")
-    curves = {key: [[row["step"], row[key]] for row in log if row.get(key) is not None] for key in CURVES}
-    result = {"name": job.name, "seed": job.seed, "iterations": job.iterations, "curves": curves,
-              "evaluation": summary(evaluate_run(trainer.loop, config, job.samples)),
-              "alarms": trainer.gauge.alarms}  # fmt: skip
+    curves = {
+        key: [[row["step"], row[key]] for row in log if row.get(key) is not None] for key in CURVES
+    }
+    result = {
+        "name": job.name,
+        "seed": job.seed,
+        "iterations": job.iterations,
+        "curves": curves,
+        "evaluation": summary(evaluate_run(trainer.loop, config, job.samples)),
+        "alarms": trainer.gauge.alarms,
+    }
     atomic_write(job.file, json.dumps(result).encode())
     shutil.rmtree(config.run.out, ignore_errors=True)
     return job.file
@@ -121,21 +152,33 @@ def run_base(out: Path, samples: int) -> dict[str, Any]:
     path = out / "runs" / f"base-{samples}.json"
     if not path.exists():
         config = load_recipe("lab-paper")
-        atomic_write(path, json.dumps(summary(evaluate(build_model(config), config, samples))).encode())
+        atomic_write(
+            path, json.dumps(summary(evaluate(build_model(config), config, samples))).encode()
+        )
     loaded: dict[str, Any] = json.loads(path.read_text())
     return loaded
 
 
-def run_grid(jobs: list[Job], workers: int | None = None, console: Console | None = None) -> list[dict[str, Any]]:
+def run_grid(
+    jobs: list[Job], workers: int | None = None, console: Console | None = None
+) -> list[dict[str, Any]]:
     """All jobs in parallel processes; those that an earlier, killed call finished are not run again."""
     console = console or Console()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     todo = [job for job in jobs if not job.file.exists()]
-    columns = (TextColumn("experiments"), BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"),
-               TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())  # fmt: skip
+    columns = (
+        TextColumn("experiments"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} {task.description}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=len(jobs), completed=len(jobs) - len(todo))
-        with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        with ProcessPoolExecutor(
+            workers or os.cpu_count(), mp_context=get_context("spawn")
+        ) as pool:
             for done in as_completed([pool.submit(run_job, job) for job in todo]):
                 progress.update(task, advance=1, description=done.result().stem)
     return [json.loads(job.file.read_text()) for job in jobs]

@@ -39,9 +39,15 @@ WORLDS = {
 
 
 def pretrain(
-    out: Path, *, world: str = "shapes", steps: int | None = None, batch: int = 32, seed: int = 0, lr: float = 2e-3,
+    out: Path,
+    *,
+    world: str = "shapes",
+    steps: int | None = None,
+    batch: int = 32,
+    seed: int = 0,
+    lr: float = 2e-3,
     show: bool = True,
-) -> float:  # fmt: skip
+) -> float:
     """Write a checkpoint folder to `out`; returns the last smoothed loss."""
     chosen = WORLDS[world]
     steps = steps or chosen.steps
@@ -52,18 +58,28 @@ def pretrain(
         model.module,
         multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(EMA),  # type: ignore[no-untyped-call]
     )
-    optimizer = torch.optim.AdamW(model.module.parameters(), lr=lr, betas=(0.9, 0.99), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        model.module.parameters(), lr=lr, betas=(0.9, 0.99), weight_decay=0.01
+    )
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.05)
     smooth, started = 0.0, time.perf_counter()
-    columns = (TextColumn("pre-training"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
-               TextColumn("loss {task.fields[loss]:.4f}"), TimeElapsedColumn(), TimeRemainingColumn())  # fmt: skip
+    columns = (
+        TextColumn("pre-training"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TextColumn("loss {task.fields[loss]:.4f}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, disable=not show) as progress:
         task = progress.add_task("", total=steps, loss=0.0)
         for step in range(steps):
             scene = chosen.random_scene(batch, generator)
             x0 = chosen.render(scene)
             noise = torch.randn(x0.shape, generator=generator)
-            sigma = torch.sigmoid(chosen.noise + 1.2 * torch.randn(batch, generator=generator)).clamp(0.02, 0.999)
+            sigma = torch.sigmoid(
+                chosen.noise + 1.2 * torch.randn(batch, generator=generator)
+            ).clamp(0.02, 0.999)
             s = sigma.view(-1, 1, 1, 1, 1)
             condition = model.encode([Prompt(text) for text in scene.prompts])
             clean = model.clean((1 - s) * x0 + s * noise, sigma, condition)

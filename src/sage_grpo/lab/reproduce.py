@@ -11,7 +11,12 @@ from sage_grpo.files import atomic_write
 from sage_grpo.lab import figures
 from sage_grpo.lab.claims import Claim, Results, as_markdown, judge
 from sage_grpo.lab.grid import KERNELS, MATCHED, Job, experiments, run_base, run_grid
-from sage_grpo.lab.measure import gradient_by_step, match_exploration, noise_after_a_step, rollout_quality
+from sage_grpo.lab.measure import (
+    gradient_by_step,
+    match_exploration,
+    noise_after_a_step,
+    rollout_quality,
+)
 
 
 def measure_directly(out: Path) -> dict[str, Any]:
@@ -25,7 +30,9 @@ def measure_directly(out: Path) -> dict[str, Any]:
                 "equalized": gradient_by_step("sage", equalize=True),
             },
             "quality": {
-                f"{kernel}-{ending}": rollout_quality(kernel, 0.7, noisy_end=ending == "noisy").distance
+                f"{kernel}-{ending}": rollout_quality(
+                    kernel, 0.7, noisy_end=ending == "noisy"
+                ).distance
                 for kernel in KERNELS
                 for ending in ("noisy", "clean")
             },
@@ -37,9 +44,15 @@ def measure_directly(out: Path) -> dict[str, Any]:
 
 
 def reproduce(
-    out: Path, *, seeds: int, iterations: int, samples: int, only: list[str] | None = None, workers: int | None = None,
+    out: Path,
+    *,
+    seeds: int,
+    iterations: int,
+    samples: int,
+    only: list[str] | None = None,
+    workers: int | None = None,
     console: Console | None = None,
-) -> list[Claim]:  # fmt: skip
+) -> list[Claim]:
     """Runs, results.json, claims.md and figures into `out`; called again after a kill, it goes on."""
     console = console or Console()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -47,21 +60,31 @@ def reproduce(
     direct = measure_directly(out)
     grid = experiments(direct["matched"])
     names = only or list(grid)
-    jobs = [Job(name, tuple(grid[name]), seed, iterations, samples, out) for seed in range(seeds) for name in names]
+    jobs = [
+        Job(name, tuple(grid[name]), seed, iterations, samples, out)
+        for seed in range(seeds)
+        for name in names
+    ]
     runs = run_grid(jobs, workers, console)
     results = Results(runs, run_base(out, samples))
     if only:
         return []
     claims = judge(results, direct)
     summary = {
-        "seeds": seeds, "iterations": iterations, "samples": samples,
+        "seeds": seeds,
+        "iterations": iterations,
+        "samples": samples,
         "claims": [vars(claim) for claim in claims],
         "experiments": {
-            name: {"gain": results.gain(name), "drift": results.drift(name), "diversity": results.diversity(name)}
+            name: {
+                "gain": results.gain(name),
+                "drift": results.drift(name),
+                "diversity": results.diversity(name),
+            }
             for name in results.runs
         },
         "direct": direct,
-    }  # fmt: skip
+    }
     atomic_write(out / "results.json", (json.dumps(summary, indent=1) + "\n").encode())
     atomic_write(out / "claims.md", as_markdown(claims).encode())
     figures.figure_3(results, out / "figure_3.png")

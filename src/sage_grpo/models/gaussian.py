@@ -20,10 +20,13 @@ class Correction(nn.Module):
     def __init__(self, dim: int, width: int, dropout: float) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Linear(2 * dim + 2, width), nn.SiLU(), nn.Dropout(dropout),
-            nn.Linear(width, width), nn.SiLU(),
+            nn.Linear(2 * dim + 2, width),
+            nn.SiLU(),
+            nn.Dropout(dropout),
+            nn.Linear(width, width),
+            nn.SiLU(),
             nn.Linear(width, dim),
-        )  # fmt: skip
+        )
         last = self.body[-1]
         assert isinstance(last, nn.Linear)
         nn.init.zeros_(last.weight)
@@ -37,9 +40,15 @@ class Correction(nn.Module):
 
 class GaussianModel(VideoModel):
     def __init__(
-        self, shape: tuple[int, ...] = (1, 4, 2, 2), *, thin: float = 0.05, width: int = 64, seed: int = 0,
-        dtype: torch.dtype = torch.float32, dropout: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        shape: tuple[int, ...] = (1, 4, 2, 2),
+        *,
+        thin: float = 0.05,
+        width: int = 64,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        dropout: float = 0.0,
+    ) -> None:
         self.shape, self.thin, self.dtype = shape, thin, dtype
         self.dim = torch.Size(shape).numel()
         with torch.random.fork_rng(devices=[]):
@@ -57,7 +66,9 @@ class GaussianModel(VideoModel):
 
     def encode(self, prompts: Sequence[Prompt]) -> Condition:
         """Each text has a mean of its own, on the manifold."""
-        draws = keyed_noise((self.dim,), [("prompt", prompt.text) for prompt in prompts], self.std.device)
+        draws = keyed_noise(
+            (self.dim,), [("prompt", prompt.text) for prompt in prompts], self.std.device
+        )
         return {"mean": torch.where(self.free, 0.5 * draws, 0.0)}
 
     def exact_velocity(self, x: Tensor, sigma: Tensor, mean: Tensor) -> Tensor:
@@ -81,4 +92,6 @@ class GaussianModel(VideoModel):
         return x0.flatten(1)[:, ~self.free].square().mean(1).sqrt() / self.thin
 
     def save_pretrained(self, directory: str) -> None:
-        raise NotImplementedError("the Gaussian model is made by its arguments; there is nothing to save")
+        raise NotImplementedError(
+            "the Gaussian model is made by its arguments; there is nothing to save"
+        )

@@ -15,24 +15,43 @@ class StableDiffusion3(DiffusersModel):
     pipeline_class: ClassVar[Any] = df.StableDiffusion3Pipeline
     encoders = ("text_encoder", "text_encoder_2", "text_encoder_3")
     lora_targets = (
-        "to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out",
-    )  # fmt: skip
+        "to_q",
+        "to_k",
+        "to_v",
+        "to_out.0",
+        "add_q_proj",
+        "add_k_proj",
+        "add_v_proj",
+        "to_add_out",
+    )
     default_size = (1, 1024, 1024)
     tiny_size = (1, 32, 32)
     tiny_options: ClassVar[Mapping[str, Any]] = {"text_tokens": 24}
     encoder_sizes: ClassVar[dict[str, Mapping[str, Any]]] = {
-        "text_encoder": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
-                         "num_attention_heads": 12, "projection_dim": 768},
-        "text_encoder_2": {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32,
-                           "num_attention_heads": 20, "projection_dim": 1280},
+        "text_encoder": {
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "projection_dim": 768,
+        },
+        "text_encoder_2": {
+            "hidden_size": 1280,
+            "intermediate_size": 5120,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 20,
+            "projection_dim": 1280,
+        },
         "text_encoder_3": tiny.T5_XXL,
-    }  # fmt: skip
+    }
 
     def __init__(self, pipe: Any, *, text_tokens: int = 256, **settings: Any) -> None:
         self.text_tokens = text_tokens
         super().__init__(pipe, **settings)
         if self.frames != 1:
-            raise ModelError(f"Stable Diffusion makes pictures: model.frames={self.frames} must be 1")
+            raise ModelError(
+                f"Stable Diffusion makes pictures: model.frames={self.frames} must be 1"
+            )
         last = len(self.shard_blocks) - 1  # nobody reads the text stream after the last block
         self.unused = (rf"transformer_blocks\.{last}\.attn\.(to_add_out|norm_added_q|add_q_proj)",)
 
@@ -48,15 +67,22 @@ class StableDiffusion3(DiffusersModel):
 
     def embed_text(self, text: str) -> dict[str, Tensor]:
         found, _, pooled, _ = self.pipe.encode_prompt(
-            [text], None, None, device=self.device, do_classifier_free_guidance=False,
+            [text],
+            None,
+            None,
+            device=self.device,
+            do_classifier_free_guidance=False,
             max_sequence_length=self.text_tokens,
-        )  # fmt: skip
+        )
         return {"text": found.to(self.dtype), "pooled": pooled.to(self.dtype)}
 
     def text_shapes(self) -> dict[str, tuple[int, ...]]:
         config = self.pipe.transformer.config
         tokens = self.pipe.tokenizer_max_length + self.text_tokens
-        return {"text": (tokens, config.joint_attention_dim), "pooled": (config.pooled_projection_dim,)}
+        return {
+            "text": (tokens, config.joint_attention_dim),
+            "pooled": (config.pooled_projection_dim,),
+        }
 
     def _encoding_settings(self) -> str:
         return f"{super()._encoding_settings()} {self.text_tokens}"
@@ -73,7 +99,9 @@ class StableDiffusion3(DiffusersModel):
 
     def to_pixels(self, x0: Tensor) -> Tensor:
         vae = self.pipe.vae
-        out: Tensor = vae.decode(x0 / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False)[0]
+        out: Tensor = vae.decode(
+            x0 / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False
+        )[0]
         return out[:, :, None]
 
     @classmethod
@@ -81,20 +109,42 @@ class StableDiffusion3(DiffusersModel):
         def make() -> Any:
             clip, t5 = tiny.clip_tokenizer(77), tiny.unigram_tokenizer(256)
             transformer = df.SD3Transformer2DModel(
-                sample_size=16, patch_size=2, in_channels=4, out_channels=4, num_layers=2, attention_head_dim=8,
-                num_attention_heads=4, joint_attention_dim=32, caption_projection_dim=32, pooled_projection_dim=32,
-                pos_embed_max_size=16, dual_attention_layers=(0,), qk_norm="rms_norm",
-            )  # fmt: skip
+                sample_size=16,
+                patch_size=2,
+                in_channels=4,
+                out_channels=4,
+                num_layers=2,
+                attention_head_dim=8,
+                num_attention_heads=4,
+                joint_attention_dim=32,
+                caption_projection_dim=32,
+                pooled_projection_dim=32,
+                pos_embed_max_size=16,
+                dual_attention_layers=(0,),
+                qk_norm="rms_norm",
+            )
             vae = df.AutoencoderKL(
-                block_out_channels=(8, 8), down_block_types=("DownEncoderBlock2D",) * 2, norm_num_groups=4,
-                up_block_types=("UpDecoderBlock2D",) * 2, latent_channels=4, layers_per_block=1, scaling_factor=1.5305,
-                shift_factor=0.0609, use_quant_conv=False, use_post_quant_conv=False,
-            )  # fmt: skip
+                block_out_channels=(8, 8),
+                down_block_types=("DownEncoderBlock2D",) * 2,
+                norm_num_groups=4,
+                up_block_types=("UpDecoderBlock2D",) * 2,
+                latent_channels=4,
+                layers_per_block=1,
+                scaling_factor=1.5305,
+                shift_factor=0.0609,
+                use_quant_conv=False,
+                use_post_quant_conv=False,
+            )
             return cls.pipeline_class(
-                transformer=transformer, scheduler=df.FlowMatchEulerDiscreteScheduler(shift=3.0), vae=vae,
-                text_encoder=tiny.clip_text(16, len(clip), 77), tokenizer=clip,
-                text_encoder_2=tiny.clip_text(16, len(clip), 77), tokenizer_2=clip,
-                text_encoder_3=tiny.t5_encoder(32, len(t5)), tokenizer_3=t5,
-            )  # fmt: skip
+                transformer=transformer,
+                scheduler=df.FlowMatchEulerDiscreteScheduler(shift=3.0),
+                vae=vae,
+                text_encoder=tiny.clip_text(16, len(clip), 77),
+                tokenizer=clip,
+                text_encoder_2=tiny.clip_text(16, len(clip), 77),
+                tokenizer_2=clip,
+                text_encoder_3=tiny.t5_encoder(32, len(t5)),
+                tokenizer_3=t5,
+            )
 
         return tiny.seeded(make)

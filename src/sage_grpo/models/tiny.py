@@ -12,35 +12,57 @@ from tokenizers import pre_tokenizers
 
 LETTERS = [chr(i) for i in range(32, 127)]
 T5_XXL = {
-    "d_model": 4096, "d_ff": 10240, "d_kv": 64, "num_heads": 64, "num_layers": 24, "vocab_size": 32128,
+    "d_model": 4096,
+    "d_ff": 10240,
+    "d_kv": 64,
+    "num_heads": 64,
+    "num_layers": 24,
+    "vocab_size": 32128,
     "feed_forward_proj": "gated-gelu",
-}  # fmt: skip
+}
 
 
 def unigram_tokenizer(length: int) -> Any:
     """A T5 tokenizer that spells: one token a character."""
-    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((letter, -1.0) for letter in ["▁", *LETTERS])]
+    pieces = [
+        ("<pad>", 0.0),
+        ("</s>", 0.0),
+        ("<unk>", 0.0),
+        *((letter, -1.0) for letter in ["▁", *LETTERS]),
+    ]
     return hf.T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=length)
 
 
 def clip_tokenizer(length: int) -> Any:
     words = ["<|startoftext|>", "<|endoftext|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    vocabulary = {word: i for i, word in enumerate([*words, *(f"{word}</w>" for word in words[2:])])}
+    vocabulary = {
+        word: i for i, word in enumerate([*words, *(f"{word}</w>" for word in words[2:])])
+    }
     return hf.CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=length)
 
 
 def qwen_tokenizer(header: int) -> Any:
     """Byte level. Its template replaces the system message by filler, so that a prompt starts at token `header`."""
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    vocabulary = {word: i for i, word in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    vocabulary = {
+        word: i for i, word in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])
+    }
     tokenizer = hf.Qwen2Tokenizer(
-        vocab=vocabulary, merges=[], unk_token=special[0], pad_token=special[0], eos_token=special[2],
+        vocab=vocabulary,
+        merges=[],
+        unk_token=special[0],
+        pad_token=special[0],
+        eos_token=special[2],
         additional_special_tokens=special[1:2],
-    )  # fmt: skip
+    )
     start = "<|im_start|>user\n"
     filler = header - len(start) + len("<|im_start|>") - 1
     tokenizer.chat_template = (
-        "{{ '" + special[0] + "' * " + str(filler) + " }}{% for message in messages %}{% if message.role == 'user' %}"
+        "{{ '"
+        + special[0]
+        + "' * "
+        + str(filler)
+        + " }}{% for message in messages %}{% if message.role == 'user' %}"
         "{{ '<|im_start|>user\n' + message.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
     )
     return tokenizer
@@ -48,33 +70,55 @@ def qwen_tokenizer(header: int) -> Any:
 
 def t5_encoder(width: int, vocabulary: int, kind: str = "T5") -> Any:
     config = getattr(hf, f"{kind}Config")(
-        d_model=width, d_ff=2 * width, d_kv=width // 2, num_heads=2, num_layers=2, vocab_size=vocabulary,
-        relative_attention_num_buckets=8, dropout_rate=0.0,
-    )  # fmt: skip
+        d_model=width,
+        d_ff=2 * width,
+        d_kv=width // 2,
+        num_heads=2,
+        num_layers=2,
+        vocab_size=vocabulary,
+        relative_attention_num_buckets=8,
+        dropout_rate=0.0,
+    )
     return getattr(hf, f"{kind}EncoderModel")(config).eval()
 
 
 def qwen_encoder(width: int, vocabulary: int) -> Any:
     config = hf.Qwen2_5_VLTextConfig(
-        hidden_size=width, intermediate_size=2 * width, num_hidden_layers=4, num_attention_heads=2,
-        vocab_size=vocabulary, num_key_value_heads=2,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        vocab_size=vocabulary,
+        num_key_value_heads=2,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
-    )  # fmt: skip
+    )
     return hf.Qwen2_5_VLTextModel(config).eval()
 
 
 def clip_text(width: int, vocabulary: int, length: int) -> Any:
     config = hf.CLIPTextConfig(
-        hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2, num_attention_heads=2,
-        vocab_size=vocabulary, max_position_embeddings=length, projection_dim=width,
-        bos_token_id=0, eos_token_id=1, pad_token_id=1,
-    )  # fmt: skip
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        vocab_size=vocabulary,
+        max_position_embeddings=length,
+        projection_dim=width,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=1,
+    )
     return hf.CLIPTextModelWithProjection(config).eval()
 
 
 def vision_encoder(kind: str) -> Any:
     config = getattr(hf, f"{kind}VisionConfig")(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=16
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=32,
+        patch_size=16,
     )
     return getattr(hf, f"{kind}VisionModel")(config).eval()
 

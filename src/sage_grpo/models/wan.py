@@ -32,31 +32,58 @@ class Wan(DiffusersModel):
     encoder_sizes: ClassVar[dict[str, Mapping[str, Any]]] = {
         "text_encoder": tiny.T5_XXL | {"vocab_size": 256384},
         "image_encoder": {
-            "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 16,
-            "image_size": 224, "patch_size": 14,
+            "hidden_size": 1280,
+            "intermediate_size": 5120,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 16,
+            "image_size": 224,
+            "patch_size": 14,
         },
-    }  # fmt: skip
-    released: ClassVar[Mapping[str, dict[str, Mapping[str, Any]]]] = {  # its class is the 14B by default
+    }
+    released: ClassVar[
+        Mapping[str, dict[str, Mapping[str, Any]]]
+    ] = {  # its class is the 14B by default
         "1.3B": {"transformer": {"num_attention_heads": 12, "num_layers": 30, "ffn_dim": 8960}},
         "5B": {
             "transformer": {
-                "num_attention_heads": 24, "num_layers": 30, "ffn_dim": 14336, "in_channels": 48, "out_channels": 48,
+                "num_attention_heads": 24,
+                "num_layers": 30,
+                "ffn_dim": 14336,
+                "in_channels": 48,
+                "out_channels": 48,
             },
             "vae": {
-                "base_dim": 160, "decoder_base_dim": 256, "z_dim": 48, "in_channels": 12, "out_channels": 12,
-                "patch_size": 2, "is_residual": True, "scale_factor_spatial": 16, "dim_mult": [1, 2, 4, 4],
+                "base_dim": 160,
+                "decoder_base_dim": 256,
+                "z_dim": 48,
+                "in_channels": 12,
+                "out_channels": 12,
+                "patch_size": 2,
+                "is_residual": True,
+                "scale_factor_spatial": 16,
+                "dim_mult": [1, 2, 4, 4],
                 "temperal_downsample": [False, True, True],
             },
         },
-    }  # fmt: skip
+    }
 
     def __init__(
-        self, pipe: Any, *, text_tokens: int = 512, guidance_scale_2: float | None = None, **settings: Any
+        self,
+        pipe: Any,
+        *,
+        text_tokens: int = 512,
+        guidance_scale_2: float | None = None,
+        **settings: Any,
     ) -> None:
         self.text_tokens = text_tokens
         super().__init__(pipe, **settings)
-        self.guidance_scale_2 = self.guidance_scale if guidance_scale_2 is None else guidance_scale_2
-        for setting, meaning in (("boundary_ratio", "two experts"), ("expand_timesteps", "a noise level a token")):
+        self.guidance_scale_2 = (
+            self.guidance_scale if guidance_scale_2 is None else guidance_scale_2
+        )
+        for setting, meaning in (
+            ("boundary_ratio", "two experts"),
+            ("expand_timesteps", "a noise level a token"),
+        ):
             there, expected = bool(pipe.config[setting]), setting in self.tiny_pipeline
             if there != expected:
                 raise ModelError(
@@ -70,9 +97,13 @@ class Wan(DiffusersModel):
         for network in self._denoisers():
             patches = zip(latents, network.config.patch_size, strict=True)
             check_sharing(
-                exchange.size, network.config.num_attention_heads, math.prod(size // patch for size, patch in patches)
+                exchange.size,
+                network.config.num_attention_heads,
+                math.prod(size // patch for size, patch in patches),
             )
-            plan = {place: cut for place, cut in network._cp_plan.items() if place or self.per_token}
+            plan = {
+                place: cut for place, cut in network._cp_plan.items() if place or self.per_token
+            }
             share_by_plan(network, (block.attn1 for block in network.blocks), exchange, plan)
 
     def own_guidance(self) -> float:
@@ -94,7 +125,10 @@ class Wan(DiffusersModel):
 
     def embed_text(self, text: str) -> dict[str, Tensor]:
         found, _ = self.pipe.encode_prompt(
-            [text], do_classifier_free_guidance=False, max_sequence_length=self.text_tokens, device=self.device
+            [text],
+            do_classifier_free_guidance=False,
+            max_sequence_length=self.text_tokens,
+            device=self.device,
         )
         return {"text": found.to(self.dtype)}
 
@@ -113,10 +147,17 @@ class Wan(DiffusersModel):
     def predict(self, x: Tensor, sigma: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         high = self.high_noise(sigma)
         if bool(high.all()) or bool((~high).all()):
-            return self._ask(self.pipe.transformer if bool(high.all()) else self.pipe.transformer_2, x, sigma, inputs)
+            return self._ask(
+                self.pipe.transformer if bool(high.all()) else self.pipe.transformer_2,
+                x,
+                sigma,
+                inputs,
+            )
         out = torch.empty_like(x, dtype=self.dtype)  # timesteps of both experts in one batch
         for expert, rows in ((self.pipe.transformer, high), (self.pipe.transformer_2, ~high)):
-            out[rows] = self._ask(expert, x[rows], sigma[rows], {k: v[rows] for k, v in inputs.items()})
+            out[rows] = self._ask(
+                expert, x[rows], sigma[rows], {k: v[rows] for k, v in inputs.items()}
+            )
         return out
 
     def _ask(self, expert: Any, x: Tensor, sigma: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -153,7 +194,10 @@ class Wan(DiffusersModel):
 
     def _statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
         config = self.pipe.vae.config
-        mean, std = (like.new_tensor(v).view(1, -1, 1, 1, 1) for v in (config.latents_mean, config.latents_std))
+        mean, std = (
+            like.new_tensor(v).view(1, -1, 1, 1, 1)
+            for v in (config.latents_mean, config.latents_std)
+        )
         return mean, std
 
     # The checkpoints of the family differ in these --------------------------------------------------------------
@@ -166,24 +210,44 @@ class Wan(DiffusersModel):
         def make() -> Any:
             tokenizer = tiny.unigram_tokenizer(512)
             shape = {
-                "patch_size": (1, 2, 2), "num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4,
-                "out_channels": 4, "text_dim": 16, "freq_dim": 16, "ffn_dim": 32, "num_layers": 2,
-            }  # fmt: skip
+                "patch_size": (1, 2, 2),
+                "num_attention_heads": 2,
+                "attention_head_dim": 12,
+                "in_channels": 4,
+                "out_channels": 4,
+                "text_dim": 16,
+                "freq_dim": 16,
+                "ffn_dim": 32,
+                "num_layers": 2,
+            }
             shape |= cls.tiny_transformer
             vae = df.AutoencoderKLWan(
-                base_dim=4, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1, latents_mean=[0.1, -0.2, 0.3, 0.0],
+                base_dim=4,
+                z_dim=4,
+                dim_mult=[1, 1, 1, 1],
+                num_res_blocks=1,
+                latents_mean=[0.1, -0.2, 0.3, 0.0],
                 latents_std=[1.5, 2.0, 1.2, 0.8],
-            )  # fmt: skip
+            )
             pipe_settings = dict(cls.tiny_pipeline)
-            second = df.WanTransformer3DModel(**shape) if "boundary_ratio" in pipe_settings else None
+            second = (
+                df.WanTransformer3DModel(**shape) if "boundary_ratio" in pipe_settings else None
+            )
             return cls.pipeline_class(
-                tokenizer=tokenizer, text_encoder=tiny.t5_encoder(16, len(tokenizer), "UMT5"), vae=vae,
+                tokenizer=tokenizer,
+                text_encoder=tiny.t5_encoder(16, len(tokenizer), "UMT5"),
+                vae=vae,
                 scheduler=df.UniPCMultistepScheduler(
-                    prediction_type="flow_prediction", use_flow_sigmas=True, num_train_timesteps=1000, flow_shift=3.0
+                    prediction_type="flow_prediction",
+                    use_flow_sigmas=True,
+                    num_train_timesteps=1000,
+                    flow_shift=3.0,
                 ),
-                transformer=df.WanTransformer3DModel(**shape), transformer_2=second, **pipe_settings,
+                transformer=df.WanTransformer3DModel(**shape),
+                transformer_2=second,
+                **pipe_settings,
                 **cls.tiny_image_parts(),
-            )  # fmt: skip
+            )
 
         return tiny.seeded(make)
 
@@ -211,16 +275,27 @@ class WanImageToVideo(Wan):
     pipeline_class = df.WanImageToVideoPipeline
     float32_parts = ("vae", "image_encoder")
     needs_image = True
-    tiny_transformer: ClassVar[Mapping[str, Any]] = {"in_channels": 12, "image_dim": 16, "added_kv_proj_dim": 24}
+    tiny_transformer: ClassVar[Mapping[str, Any]] = {
+        "in_channels": 12,
+        "image_dim": 16,
+        "added_kv_proj_dim": 24,
+    }
 
     def embed_image(self, image: Image.Image) -> dict[str, Tensor]:
         p, found = self.pipe, {}
         pixels = p.video_processor.preprocess(image, height=self.height, width=self.width)
         latents = torch.zeros(1, *self.latent_shape(Prompt("")))
         outputs = p.prepare_latents(
-            pixels.to(self.device, torch.float32), 1, p.vae.config.z_dim, self.height, self.width, self.frames,
-            torch.float32, self.device, latents=latents,
-        )  # fmt: skip
+            pixels.to(self.device, torch.float32),
+            1,
+            p.vae.config.z_dim,
+            self.height,
+            self.width,
+            self.frames,
+            torch.float32,
+            self.device,
+            latents=latents,
+        )
         if self._denoisers()[0].config.image_dim is not None:
             found["image"] = p.encode_image(image, self.device).to(self.dtype)
         return found | {"first_frame" if self.per_token else "channels": outputs[1]}
@@ -239,7 +314,9 @@ class WanImageToVideo(Wan):
     def tiny_image_parts(cls) -> dict[str, Any]:
         if "image_dim" not in cls.tiny_transformer:
             return {"image_encoder": None, "image_processor": None}
-        processor = hf.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+        processor = hf.CLIPImageProcessorPil(
+            size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+        )
         return {"image_encoder": tiny.vision_encoder("CLIP"), "image_processor": processor}
 
 

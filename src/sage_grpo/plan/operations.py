@@ -17,10 +17,14 @@ from torch.utils._pytree import tree_leaves
 aten: Any = torch.ops.aten
 Operation = tuple[float, float]  # FLOPs, bytes read and written
 MESSAGES = {  # by what a collective is called, in FSDP2 and in functional collectives
-    "_allgather_base_": "weights", "_reduce_scatter_base_": "gradients", "allreduce_": "gradients",
-    "all_to_all_single": "tokens", "all_gather_into_tensor": "tokens", "reduce_scatter_tensor": "tokens",
+    "_allgather_base_": "weights",
+    "_reduce_scatter_base_": "gradients",
+    "allreduce_": "gradients",
+    "all_to_all_single": "tokens",
+    "all_gather_into_tensor": "tokens",
+    "reduce_scatter_tensor": "tokens",
     "all_reduce": "tokens",
-}  # fmt: skip
+}
 
 
 def flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
@@ -54,7 +58,9 @@ class Watch(TorchDispatchMode):
     def __enter__(self) -> "Watch":
         self._resize = resize = torch.UntypedStorage.resize_
 
-        def resized(storage: torch.UntypedStorage, size: int) -> Any:  # how FSDP2 frees gathered weights
+        def resized(
+            storage: torch.UntypedStorage, size: int
+        ) -> Any:  # how FSDP2 frees gathered weights
             out = resize(storage, size)
             self._note(storage)
             return out
@@ -70,11 +76,15 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        given = {
+            x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)
+        }
         for x in tree_leaves(out):
             if isinstance(x, Tensor):
                 storage = x.untyped_storage()
-                if storage._cdata in self._live or storage._cdata not in given:  # else it was there before
+                if (
+                    storage._cdata in self._live or storage._cdata not in given
+                ):  # else it was there before
                     self._note(storage)
         if func.namespace in ("c10d", "_c10d_functional"):
             if purpose := MESSAGES.get(func._overloadpacket.__name__):

@@ -18,7 +18,9 @@ INDEXED = 2**31  # elements that 32 bits can count
 
 
 def in_units(size: float) -> str:
-    return next((f"{size / unit:.2f} {name}" for unit, name in UNITS if size >= unit), f"{size:.0f} B")
+    return next(
+        (f"{size / unit:.2f} {name}" for unit, name in UNITS if size >= unit), f"{size:.0f} B"
+    )
 
 
 def in_time(seconds: float) -> str:
@@ -32,7 +34,9 @@ def disk(plan: Plan) -> dict[str, float]:
     run = plan.config.run
     shown = run.iterations // run.sample_every + 1 if run.sample_every else 0
     return {
-        "checkpoints": float(plan.held.checkpoint * (run.keep + 1)),  # the next is written before the oldest goes
+        "checkpoints": float(
+            plan.held.checkpoint * (run.keep + 1)
+        ),  # the next is written before the oldest goes
         "samples": shown * run.samples * run.samples_each * plan.memory.video / 3 * PIXELS,
     }
 
@@ -50,7 +54,9 @@ def assumptions(plan: Plan, gpu: str) -> list[str]:
         else "seconds are not calibrated: run two iterations, then --measured RUN"
     )
     if plan.typical_text:
-        told.append(f"prompts of {plan.typical_text} tokens: this model computes with as many as a prompt has")
+        told.append(
+            f"prompts of {plan.typical_text} tokens: this model computes with as many as a prompt has"
+        )
     if plan.memory.uncounted:
         told.append(f"memory of {', '.join(plan.memory.uncounted)} is not known and not counted")
     return told
@@ -70,32 +76,58 @@ def summary(plan: Plan, gpu: str, price: float | None) -> dict[str, Any]:
     config, counts, every = plan.config, plan.counts, plan.best_save_every
     gpu_hours = plan.hours * plan.gpus
     return {
-        "gpus": plan.gpus, "gpu": gpu, "tokens": plan.tokens,
+        "gpus": plan.gpus,
+        "gpu": gpu,
+        "tokens": plan.tokens,
         "tflop_per_forward": plan.flops_per_forward / 1e12,
-        "parameters": plan.held.parameters, "trained": plan.held.trained,
+        "parameters": plan.held.parameters,
+        "trained": plan.held.trained,
         "layout": config.parallel.model_dump(mode="json"),
-        "videos_per_iteration": config.rollouts, "videos_per_replica": config.rollouts // config.parallel.replicas,
-        "memory_per_rank": {**plan.memory.parts, "peak": plan.memory.peak, "by_phase": plan.memory.phases,
-                            "host": plan.memory.host, "capacity": plan.gpu.memory, "fits": plan.fits},
-        "passes": {"forward": counts.forward, "backward": counts.backward, "rollout": counts.rollout,
-                   "anchor": counts.anchor, "training": counts.training + counts.untrained,
-                   "recomputed": counts.again, "gauge": counts.gauge, "samples": counts.samples},
+        "videos_per_iteration": config.rollouts,
+        "videos_per_replica": config.rollouts // config.parallel.replicas,
+        "memory_per_rank": {
+            **plan.memory.parts,
+            "peak": plan.memory.peak,
+            "by_phase": plan.memory.phases,
+            "host": plan.memory.host,
+            "capacity": plan.gpu.memory,
+            "fits": plan.fits,
+        },
+        "passes": {
+            "forward": counts.forward,
+            "backward": counts.backward,
+            "rollout": counts.rollout,
+            "anchor": counts.anchor,
+            "training": counts.training + counts.untrained,
+            "recomputed": counts.again,
+            "gauge": counts.gauge,
+            "samples": counts.samples,
+        },
         "pflop_per_iteration": plan.flops / 1e15,
         "bytes_moved_per_rank": plan.moved,
-        "seconds": {**plan.seconds, "iteration": plan.iteration}, "bound": plan.passes["training"].bound,
+        "seconds": {**plan.seconds, "iteration": plan.iteration},
+        "bound": plan.passes["training"].bound,
         "mfu": plan.mfu,
         "disk": disk(plan) | {"checkpoint": float(plan.held.checkpoint)},
-        "run": {"iterations": config.run.iterations, "hours": plan.hours, "gpu_hours": gpu_hours,
-                "cost": None if price is None else gpu_hours * price},
+        "run": {
+            "iterations": config.run.iterations,
+            "hours": plan.hours,
+            "gpu_hours": gpu_hours,
+            "cost": None if price is None else gpu_hours * price,
+        },
         "interruptions": {
             "hours_between": plan.between_failures / 3600,
             "expected": plan.hours * 3600 / plan.between_failures,
-            "save_every": config.run.save_every, "lost_share": plan.lost,
+            "save_every": config.run.save_every,
+            "lost_share": plan.lost,
             "best_save_every": every,
-            "best_lost_share": lost_share(every * plan.iteration, plan.saving, plan.between_failures),
+            "best_lost_share": lost_share(
+                every * plan.iteration, plan.saving, plan.between_failures
+            ),
         },
-        "warnings": warnings(plan), "assumptions": assumptions(plan, gpu),
-    }  # fmt: skip
+        "warnings": warnings(plan),
+        "assumptions": assumptions(plan, gpu),
+    }
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -111,20 +143,29 @@ def show(plan: Plan, gpu: str, price: float | None, console: Console) -> None:
     told, memory = summary(plan, gpu, price), plan.memory
     console.print(
         f"{told['parameters'] / 1e9:.2f}B parameters, {told['trained'] / 1e6:,.0f}M trained; {told['tokens']:,} tokens "
-        f"a video, {told['tflop_per_forward']:,.0f} TFLOP a forward pass", highlight=False,
-    )  # fmt: skip
+        f"a video, {told['tflop_per_forward']:,.0f} TFLOP a forward pass",
+        highlight=False,
+    )
     rows = [[part, in_units(size)] for part, size in memory.parts.items() if size]
     console.print(table("Memory of the fullest GPU, by part", ["", "bytes"], rows))
-    rows = [[phase, in_units(size), f"{size / plan.gpu.memory:.0%}"] for phase, size in memory.phases.items()]
+    rows = [
+        [phase, in_units(size), f"{size / plan.gpu.memory:.0%}"]
+        for phase, size in memory.phases.items()
+    ]
     console.print(table("and by phase", ["", "bytes", f"of {in_units(plan.gpu.memory)}"], rows))
     verdict = "[green]fits[/]" if plan.fits else "[bold red]does not fit[/]"
-    console.print(f"{verdict}: {in_units(memory.peak)} at most; {FRACTION:.0%} of a GPU may be used", highlight=False)
+    console.print(
+        f"{verdict}: {in_units(memory.peak)} at most; {FRACTION:.0%} of a GPU may be used",
+        highlight=False,
+    )
     if not plan.fits:
         console.print(advice(plan), highlight=False)
     for line in told["warnings"]:
         console.print(f"[yellow]warning:[/] {line}", highlight=False)
     seconds = [
-        [phase, in_time(value), f"{value / plan.iteration:.0%}"] for phase, value in plan.seconds.items() if value
+        [phase, in_time(value), f"{value / plan.iteration:.0%}"]
+        for phase, value in plan.seconds.items()
+        if value
     ]
     seconds.append(["an iteration", in_time(plan.iteration), ""])
     console.print(table("Time of an iteration", ["", "", "share"], seconds))
@@ -133,20 +174,23 @@ def show(plan: Plan, gpu: str, price: float | None, console: Console) -> None:
         f"{told['videos_per_iteration']} videos, {counts.forward:,.0f} forward and {counts.backward:,.0f} backward "
         f"passes, {told['pflop_per_iteration']:,.1f} PFLOP, {plan.mfu:.0%} of the GPUs' arithmetic; bound by "
         f"{told['bound']}; "
-        + ", ".join(f"{in_units(size)} of {what}" for what, size in plan.moved.items() if size) + " moved by a GPU",
+        + ", ".join(f"{in_units(size)} of {what}" for what, size in plan.moved.items() if size)
+        + " moved by a GPU",
         highlight=False,
-    )  # fmt: skip
+    )
     run, stops = told["run"], told["interruptions"]
     cost = f", {run['cost']:,.0f} at {price:g} a GPU-hour" if price is not None else ""
     console.print(
         f"{run['iterations']:,} iterations: {in_time(run['hours'] * 3600)}, {run['gpu_hours']:,.0f} GPU-hours{cost}; "
-        f"disk {in_units(sum(disk(plan).values()))}", highlight=False,
-    )  # fmt: skip
+        f"disk {in_units(sum(disk(plan).values()))}",
+        highlight=False,
+    )
     console.print(
         f"a failure every {in_time(plan.between_failures)}, {stops['expected']:.1f} in the run; saving every "
         f"{stops['save_every']} iterations loses {stops['lost_share']:.2%} of the time, every "
-        f"{stops['best_save_every']} {stops['best_lost_share']:.2%}", highlight=False,
-    )  # fmt: skip
+        f"{stops['best_save_every']} {stops['best_lost_share']:.2%}",
+        highlight=False,
+    )
     for line in told["assumptions"]:
         console.print(f"[dim]assumed: {line}[/]", highlight=False)
 
@@ -163,7 +207,10 @@ def remedies(config: RecipeConfig) -> dict[Phase, list[tuple[str, bool]]]:
     policy, tuning = config.policy, config.tuning
     full = tuning.mode == "full"
     smaller = ("fewer frames or a smaller picture", True)
-    fewer_held = [("policy.batch_size=1", policy.batch_size > 1), ("parallel.sequence=2 or more", True)]
+    fewer_held = [
+        ("policy.batch_size=1", policy.batch_size > 1),
+        ("parallel.sequence=2 or more", True),
+    ]
     less_held = [
         ("tuning.offload_copies=true", full and not tuning.offload_copies),
         ("more GPUs, which share the weights", True),
@@ -174,7 +221,11 @@ def remedies(config: RecipeConfig) -> dict[Phase, list[tuple[str, bool]]]:
         "encode": [away, *less_held],
         "rollout": [*fewer_held, *less_held, smaller],
         "decode": [("tuning.vae_tiling=true", not tuning.vae_tiling), away, smaller],
-        "score": [("scorers on other GPUs: sage-grpo serve", bool(config.rewards)), *less_held, smaller],
+        "score": [
+            ("scorers on other GPUs: sage-grpo serve", bool(config.rewards)),
+            *less_held,
+            smaller,
+        ],
         "step": less_held,
         "train": [
             ("tuning.gradient_checkpointing=true", not tuning.gradient_checkpointing),
@@ -187,17 +238,29 @@ def remedies(config: RecipeConfig) -> dict[Phase, list[tuple[str, bool]]]:
 
 def cell_summary(cell: Cell, price: float | None, cells: Sequence[Cell]) -> dict[str, Any]:
     plan = cell.plan
-    base = {"gpus": cell.gpus, "sequence": cell.sequence, "replicate": cell.replicate, "why": cell.why}
+    base = {
+        "gpus": cell.gpus,
+        "sequence": cell.sequence,
+        "replicate": cell.replicate,
+        "why": cell.why,
+    }
     if plan is None:
         return base | {"works": False}
     thousand = plan.iteration * cell.gpus / 3600 / cell.videos * 1000
     return base | {
-        "works": True, "fits": plan.fits, "pays": pays(cell, cells), "videos_per_iteration": cell.videos,
-        "batch_size": plan.config.policy.batch_size, "seconds_per_iteration": plan.iteration,
-        "videos_per_gpu_hour": cell.per_gpu_hour, "gpu_hours_per_1000_videos": thousand,
+        "works": True,
+        "fits": plan.fits,
+        "pays": pays(cell, cells),
+        "videos_per_iteration": cell.videos,
+        "batch_size": plan.config.policy.batch_size,
+        "seconds_per_iteration": plan.iteration,
+        "videos_per_gpu_hour": cell.per_gpu_hour,
+        "gpu_hours_per_1000_videos": thousand,
         "cost_per_1000_videos": None if price is None else thousand * price,
-        "memory_per_rank": plan.memory.peak, "seconds": plan.seconds, "lost_share": plan.lost,
-    }  # fmt: skip
+        "memory_per_rank": plan.memory.peak,
+        "seconds": plan.seconds,
+        "lost_share": plan.lost,
+    }
 
 
 def show_sweep(cells: Sequence[Cell], price: float | None, console: Console) -> None:
@@ -209,8 +272,16 @@ def show_sweep(cells: Sequence[Cell], price: float | None, console: Console) -> 
             rows.append([*where, "", "", "", "", cell.why])
             continue
         verdict = f"{'yes' if told['pays'] else 'no'}: {cell.why}"
-        rows.append([*where, str(cell.videos), in_time(told["seconds_per_iteration"]),
-                     f"{told['videos_per_gpu_hour']:.3g}", in_units(told["memory_per_rank"]), verdict])  # fmt: skip
+        rows.append(
+            [
+                *where,
+                str(cell.videos),
+                in_time(told["seconds_per_iteration"]),
+                f"{told['videos_per_gpu_hour']:.3g}",
+                in_units(told["memory_per_rank"]),
+                verdict,
+            ]
+        )
     made = table("", ["GPUs", "sp", "videos", "iteration", "per GPU-h", "memory", "pays?"], rows)
     made.columns[-1].justify = "left"
     console.print(made)

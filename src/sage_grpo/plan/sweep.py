@@ -35,11 +35,15 @@ def parse_sweep(texts: Sequence[str]) -> dict[str, list[int]]:
     for text in " ".join(texts).split():
         axis, _, numbers = text.partition("=")
         if axis not in AXES or not numbers:
-            raise ConfigError(f"--sweep {text!r}: use one or more of {', '.join(f'{a}=1,2' for a in AXES)}")
+            raise ConfigError(
+                f"--sweep {text!r}: use one or more of {', '.join(f'{a}=1,2' for a in AXES)}"
+            )
         try:
             found[axis] = [int(number) for number in numbers.split(",")]
         except ValueError:
-            raise ConfigError(f"--sweep {text!r}: {numbers!r} are not whole numbers with commas between them") from None
+            raise ConfigError(
+                f"--sweep {text!r}: {numbers!r} are not whole numbers with commas between them"
+            ) from None
         if min(found[axis]) < 1:
             raise ConfigError(f"--sweep {text!r}: numbers start at 1")
     return found
@@ -80,9 +84,12 @@ def reason(plan: Plan, asked: RecipeConfig) -> str:
 
 
 def sweep(
-    config: RecipeConfig, gpu: GPU, known: Calibration, axes: dict[str, list[int]],
+    config: RecipeConfig,
+    gpu: GPU,
+    known: Calibration,
+    axes: dict[str, list[int]],
     tell: Callable[[int, int, str], None] = lambda done, total, now: None,
-) -> list[Cell]:  # fmt: skip
+) -> list[Cell]:
     layout = config.parallel
     values = [axes.get(axis, [getattr(layout, name)]) for axis, name in AXES.items()]
     places = [(n, s, r) for s in values[1] for r in values[2] for n in values[0]]

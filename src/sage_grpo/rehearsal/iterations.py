@@ -32,16 +32,27 @@ def run_iterations(
     prompts = find_prompts(config, folder, record)
     rewards, weights = find_rewards(config, record)
     if small.policy.reward_weights is None:
-        small = small.model_copy(update={"policy": small.policy.model_copy(update={"reward_weights": weights})})
+        small = small.model_copy(
+            update={"policy": small.policy.model_copy(update={"reward_weights": weights})}
+        )
 
     def trainer(iterations: int) -> Trainer:
         run = small.run.model_copy(update={"iterations": iterations})
-        return Trainer(config=small.model_copy(update={"run": run}), rewards=rewards, prompts=prompts, console=console)
+        return Trainer(
+            config=small.model_copy(update={"run": run}),
+            rewards=rewards,
+            prompts=prompts,
+            console=console,
+        )
 
     tell("first iteration: rollout, decode, rewards, update, anchor, checkpoint")
     with record.phase("load, rollout, decode, rewards, update, anchor, checkpoint"):
         first = trainer(1)
-        start = {name: p.detach().clone() for name, p in first.model.module.named_parameters() if p.requires_grad}
+        start = {
+            name: p.detach().clone()
+            for name, p in first.model.module.named_parameters()
+            if p.requires_grad
+        }
         first.train()
     del first
 
@@ -50,16 +61,24 @@ def run_iterations(
         second = trainer(2)
         result = second.train()
     live = dict(second.model.module.named_parameters())
-    moved = [name for name, before in start.items() if float(whole((live[name].detach() - before).norm())) > 0]
+    moved = [
+        name
+        for name, before in start.items()
+        if float(whole((live[name].detach() - before).norm())) > 0
+    ]
     if not moved:
         raise ConfigError(
             "the updates changed no weight: all rewards of a group are equal, or optimizer.lr is too small"
         )
     record.facts |= {
-        "processes": small.parallel.processes, "trained parameters": sum(v.numel() for v in start.values()),
-        "changed tensors": len(moved), "of tensors": len(start), "updates": second.loop.updates,
-        "iterations": result.iterations, "alarms": len(result.alarms),
-    }  # fmt: skip
+        "processes": small.parallel.processes,
+        "trained parameters": sum(v.numel() for v in start.values()),
+        "changed tensors": len(moved),
+        "of tensors": len(start),
+        "updates": second.loop.updates,
+        "iterations": result.iterations,
+        "alarms": len(result.alarms),
+    }
 
 
 def main() -> None:
@@ -70,9 +89,13 @@ def main() -> None:
     with failures_told(folder, rank, launched()):
         config, small = load_recipe(folder / ORIGINAL), load_recipe(folder / SMALL)
         run_iterations(
-            config, small, folder, record,
-            lambda text: atomic_write(folder / PROGRESS, text.encode()) if rank == 0 else None, Console(quiet=True),
-        )  # fmt: skip
+            config,
+            small,
+            folder,
+            record,
+            lambda text: atomic_write(folder / PROGRESS, text.encode()) if rank == 0 else None,
+            Console(quiet=True),
+        )
         if rank == 0:
             atomic_write(folder / RECORD, json.dumps(asdict(record)).encode())
     leave()

@@ -39,7 +39,11 @@ def value_text(key: str, value: Any) -> str:
 def shown(key: str, value: Any) -> Any:
     """A setting fit to be shown: a page is handed on, a secret in it is not."""
     last = key.rsplit(".", maxsplit=1)[-1]
-    return clean_text(f"{last}: {value}").removeprefix(f"{last}: ") if isinstance(value, str) else value
+    return (
+        clean_text(f"{last}: {value}").removeprefix(f"{last}: ")
+        if isinstance(value, str)
+        else value
+    )
 
 
 def effective(run: Run, key: str) -> Any:
@@ -53,7 +57,11 @@ def all_keys(runs: Sequence[Run]) -> list[str]:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    return [key for key in all_keys(runs) if key not in PLACES and any(not same(runs[0], run, key) for run in runs)]
+    return [
+        key
+        for key in all_keys(runs)
+        if key not in PLACES and any(not same(runs[0], run, key) for run in runs)
+    ]
 
 
 def same(one: Run, other: Run, key: str) -> bool:
@@ -73,15 +81,26 @@ def cell(run: Run, key: str) -> str:
 
 def changed(run: Run) -> list[str]:
     """Settings that are not the defaults."""
-    return [key for key in all_keys([run]) if key in run.settings and key not in PLACES
-            and (key not in DEFAULTS or run.settings[key] != DEFAULTS[key])]  # fmt: skip
+    return [
+        key
+        for key in all_keys([run])
+        if key in run.settings
+        and key not in PLACES
+        and (key not in DEFAULTS or run.settings[key] != DEFAULTS[key])
+    ]
 
 
 def changed_on_resume(run: Run) -> dict[str, tuple[str, str]]:
     """Settings that another start of the same run changed: before and after."""
     before, after = run.earlier, run.settings
-    keys = [key for key in dict.fromkeys([*before, *after]) if key not in PLACES and before.get(key) != after.get(key)]
-    return {key: (value_text(key, before.get(key)), value_text(key, after.get(key))) for key in keys}
+    keys = [
+        key
+        for key in dict.fromkeys([*before, *after])
+        if key not in PLACES and before.get(key) != after.get(key)
+    ]
+    return {
+        key: (value_text(key, before.get(key)), value_text(key, after.get(key))) for key in keys
+    }
 
 
 def grouped(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
@@ -98,13 +117,17 @@ def grouped(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
             groups += [Group(run.name, [run], len(groups) + i) for i, run in enumerate(members)]
             if len(members) > 1:
                 names = ", ".join(run.name for run in members)
-                notices.append(f"{names} have equal settings, and some the same seed: they are not independent runs, "
-                               "so they are not pooled.")  # fmt: skip
+                notices.append(
+                    f"{names} have equal settings, and some the same seed: they are not independent runs, "
+                    "so they are not pooled."
+                )
         else:
             groups.append(Group(f"{members[0].name} ({len(members)} seeds)", members, len(groups)))
     single = [group.name for group in groups if group.n == 1]
     if len(runs) > 1 and single:
-        notices.append(f"One seed each: {', '.join(single)}. A curve of one run shows no spread among seeds, so a "
-                       "difference here is no evidence yet: repeat each setting with other seeds "
-                       "(seed=1 run.out=…) and give all runs to this report.")  # fmt: skip
+        notices.append(
+            f"One seed each: {', '.join(single)}. A curve of one run shows no spread among seeds, so a "
+            "difference here is no evidence yet: repeat each setting with other seeds "
+            "(seed=1 run.out=…) and give all runs to this report."
+        )
     return groups, notices

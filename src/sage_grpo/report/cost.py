@@ -28,7 +28,9 @@ class Cost:
     price: float
     phases: dict[str, float] = field(default_factory=dict)
     gaps: tuple[Gap, ...] = ()
-    work: Column = field(default_factory=lambda: np.zeros(0))  # seconds at work up to each logged iteration
+    work: Column = field(
+        default_factory=lambda: np.zeros(0)
+    )  # seconds at work up to each logged iteration
 
     @property
     def hours(self) -> float:
@@ -44,7 +46,13 @@ def usual(spans: Column, sampled: Column) -> Column:
     out = np.zeros(len(spans))
     for kind in (sampled > 0, sampled == 0):
         known = spans[kind & np.isfinite(spans)]
-        out[kind] = np.median(known) if len(known) >= 3 else np.nanmedian(spans) if np.isfinite(spans).any() else 0.0
+        out[kind] = (
+            np.median(known)
+            if len(known) >= 3
+            else np.nanmedian(spans)
+            if np.isfinite(spans).any()
+            else 0.0
+        )
     return out
 
 
@@ -54,7 +62,9 @@ def cost_of(run: Run, price: float) -> Cost:
         return Cost(0.0, run.processes, price)
     spans = np.diff(run.times, prepend=run.starts[0] if run.starts else np.nan)
     every = run.setting("run.sample_every") or 0
-    typical = usual(spans, (run.steps % every == 0).astype(float) if every else np.zeros(len(spans)))
+    typical = usual(
+        spans, (run.steps % every == 0).astype(float) if every else np.zeros(len(spans))
+    )
     gaps = []
     for i, span in enumerate(spans):
         begun = run.times[i - 1] if i else -np.inf
@@ -68,8 +78,11 @@ def cost_of(run: Run, price: float) -> Cost:
         elif not span >= 0:  # no time was logged, or a clock went back
             spans[i] = typical[i]
     work = np.cumsum(spans)
-    phases = {key.removeprefix("seconds/"): float(np.nansum(run.columns[key]))
-              for key in run.columns if key.startswith("seconds/")}  # fmt: skip
+    phases = {
+        key.removeprefix("seconds/"): float(np.nansum(run.columns[key]))
+        for key in run.columns
+        if key.startswith("seconds/")
+    }
     if phases:
         phases["between"] = max(float(work[-1]) - sum(phases.values()), 0.0)
     return Cost(float(work[-1]), run.processes, price, phases, tuple(gaps), work)

@@ -21,7 +21,7 @@ from sage_grpo.report.run_tables import (
     money,
     short,
     signed,
-)  # fmt: skip
+)
 from sage_grpo.report.strips import Chosen, choose
 from sage_grpo.runs.private import clean_text
 from sage_grpo.runs.read import Column, Run, duration
@@ -39,7 +39,9 @@ def make_report(
     """`by_hours` draws curves over the hours of all processes instead of iterations."""
     groups, notices = grouped(runs)
     several = len(runs) > 1
-    told = [Told(run, cost_of(run, price), alarms_of(run), way_of(run, "reward/mean")) for run in runs]
+    told = [
+        Told(run, cost_of(run, price), alarms_of(run), way_of(run, "reward/mean")) for run in runs
+    ]
     hours = {t.run.name: t.cost.work / 3600 * t.cost.processes for t in told}
 
     def across(run: Run) -> Column:
@@ -49,8 +51,11 @@ def make_report(
     charts = charts_of(logged, smooth, across, "process hours" if by_hours else "iteration")
     close = [group.runs[0] for group in groups]  # of several seeds, one is looked at closely
     maps, videos = heat_maps(close), choose(close, megabytes)
-    notices += [f"{group.name} is drawn to the end of its shortest run, iteration {group.shortest}."
-                for group in groups if group.shortest < max(run.iterations for run in group.runs)]  # fmt: skip
+    notices += [
+        f"{group.name} is drawn to the end of its shortest run, iteration {group.shortest}."
+        for group in groups
+        if group.shortest < max(run.iterations for run in group.runs)
+    ]
     notices += [text for t in told for text in notices_of(t, several)]
     page = Page(
         title=f"{len(runs)} runs compared" if several else f"Run {runs[0].name}",
@@ -60,7 +65,12 @@ def make_report(
         sections=[
             Section("changed", "What changed", [difference_table(runs)] if several else []),
             Section("numbers", "Final numbers", final_tables(told, groups) if several else []),
-            Section("curves", "Curves", charts, curves_note(groups, smooth, always_zero(runs), drawn=bool(charts))),
+            Section(
+                "curves",
+                "Curves",
+                charts,
+                curves_note(groups, smooth, always_zero(runs), drawn=bool(charts)),
+            ),
             Section("timesteps", "Timestep by timestep", maps, heat_note(groups) if maps else ""),
             Section("videos", "Videos over time", videos.strips, videos.note),
             Section("alarms", "Alarms", *alarm_parts(told)),
@@ -81,7 +91,9 @@ def summary_of(told: Sequence[Told], groups: Sequence[Group]) -> str:
             f"{facts['commit']}."
         )
     pooled = [g for g in groups if g.n > 1]
-    states = ". ".join(f"{t.run.name}: {t.run.state[1][0].lower()}{t.run.state[1][1:]}" for t in told)
+    states = ". ".join(
+        f"{t.run.name}: {t.run.state[1][0].lower()}{t.run.state[1][1:]}" for t in told
+    )
     seeds = " ".join(f"{g.name} pools {', '.join(r.name for r in g.runs)}." for g in pooled)
     return f"{states}.\n\n{seeds}"
 
@@ -92,7 +104,9 @@ def notices_of(t: Told, several: bool) -> list[str]:
     who = f"{run.name}: " if several else ""
     if run.torn:
         lines = count(run.torn, "line")
-        found.append(f"{who}{lines} of metrics.jsonl could not be read, torn or just being written: left out.")
+        found.append(
+            f"{who}{lines} of metrics.jsonl could not be read, torn or just being written: left out."
+        )
     if changes := changed_on_resume(run):
         words = "; ".join(f"{key}: {a} → {b}" for key, (a, b) in changes.items())
         found.append(f"{who}settings changed when the run was resumed. {words}.")
@@ -102,16 +116,22 @@ def notices_of(t: Told, several: bool) -> list[str]:
 def headlines_of(t: Told) -> list[Headline]:
     way, cost = t.reward, t.cost
     among = f"± {short(way.first_std, 2)} and ± {short(way.last_std, 2)} among them"
-    kinds = ", ".join(sorted({alarm.measure for alarm in t.alarms})) or "no limit of the drift gauge was crossed"
+    kinds = (
+        ", ".join(sorted({alarm.measure for alarm in t.alarms}))
+        or "no limit of the drift gauge was crossed"
+    )
     took = f"{count(cost.processes, 'process')}, {short(cost.hours)} hours in all"
     return [
-        Headline("Reward of the rollouts", f"{signed(way.first)} → {signed(way.last)}",
-                 f"means of the first and last {count(way.window, 'iteration')}; {among}"),
+        Headline(
+            "Reward of the rollouts",
+            f"{signed(way.first)} → {signed(way.last)}",
+            f"means of the first and last {count(way.window, 'iteration')}; {among}",
+        ),
         Headline("Iterations", f"{t.run.iterations} of {t.run.wanted}", t.run.state[0]),
         Headline("Time at work", duration(cost.seconds), took),
         Headline("Cost", money(cost.total), f"at {money(cost.price)} an hour of a process"),
         Headline("Alarms", str(len(t.alarms)) if t.alarms else "none", kinds),
-    ]  # fmt: skip
+    ]
 
 
 def curves_note(groups: Sequence[Group], smooth: float, zero: Sequence[str], *, drawn: bool) -> str:
@@ -119,17 +139,30 @@ def curves_note(groups: Sequence[Group], smooth: float, zero: Sequence[str], *, 
         return "No iteration is logged yet."
     words = []
     if smooth:
-        words.append(f"Lines are exponential means with weight {smooth:g} an iteration, faint lines the logged values.")
+        words.append(
+            f"Lines are exponential means with weight {smooth:g} an iteration, faint lines the logged values."
+        )
     if sizes := sorted({group.n for group in groups if group.n > 1}):
-        bands = sorted({"their range" if n == 2 else "the 95 % interval of the mean by Student's t" for n in sizes})
+        bands = sorted(
+            {
+                "their range" if n == 2 else "the 95 % interval of the mean by Student's t"
+                for n in sizes
+            }
+        )
         n = ", ".join(map(str, sizes))
-        words.append(f"Runs that differ by seed are pooled (n = {n}): mean with {' or '.join(bands)} as band.")
+        words.append(
+            f"Runs that differ by seed are pooled (n = {n}): mean with {' or '.join(bands)} as band."
+        )
     words += [f"Always 0, so not drawn: {', '.join(zero)}."] if zero else []
     return " ".join(words)
 
 
 def heat_note(groups: Sequence[Group]) -> str:
-    left = f" Of {len(groups)} runs, the first {HEAT_RUNS} are shown." if len(groups) > HEAT_RUNS else ""
+    left = (
+        f" Of {len(groups)} runs, the first {HEAT_RUNS} are shown."
+        if len(groups) > HEAT_RUNS
+        else ""
+    )
     left += (
         " Of runs that differ by seed, the first is shown, here and in the videos."
         if any(g.n > 1 for g in groups)
@@ -150,32 +183,70 @@ def cost_note(told: Sequence[Told]) -> str:
 def commands_of(runs: Sequence[Run]) -> str:
     lines = []
     for run in runs:
-        words = [str(w) for w in (run.environments[0].get("command") or [])] if run.environments else []
+        words = (
+            [str(w) for w in (run.environments[0].get("command") or [])] if run.environments else []
+        )
         lines += [" ".join(["sage-grpo", *words[1:]])] if words else []
-    return "\n".join([*lines, "sage-grpo report " + " ".join(clean_text(str(run.folder)) for run in runs)])
+    return "\n".join(
+        [*lines, "sage-grpo report " + " ".join(clean_text(str(run.folder)) for run in runs)]
+    )
 
 
-def figures_of(told: Sequence[Told], groups: Sequence[Group], page: Page, videos: Chosen) -> dict[str, Any]:
+def figures_of(
+    told: Sequence[Told], groups: Sequence[Group], page: Page, videos: Chosen
+) -> dict[str, Any]:
     """All that the page shows, for programs."""
     runs = [t.run for t in told]
     items = [item for section in page.sections for item in section.items]
     return {
         "runs": [
-            {"name": t.run.name, "folder": str(t.run.folder), "state": t.run.state[0], "why": t.run.state[1],
-             "iterations": t.run.iterations, "wanted": t.run.wanted, "seed": t.run.seed, "torn_lines": t.run.torn,
-             "reward": asdict(t.reward) | {"change": t.reward.change}, "seconds": t.cost.seconds, "hours": t.cost.hours,
-             "cost": t.cost.total, "phases": t.cost.phases, "gaps": [asdict(g) for g in t.cost.gaps],
-             "alarms": [asdict(a) for a in t.alarms],
-             "changed": {key: shown(key, t.run.settings[key]) for key in changed(t.run)},
-             "last": {key: last_of(t.run, key) for key in t.run.columns if not key.startswith("steps/")}}
+            {
+                "name": t.run.name,
+                "folder": str(t.run.folder),
+                "state": t.run.state[0],
+                "why": t.run.state[1],
+                "iterations": t.run.iterations,
+                "wanted": t.run.wanted,
+                "seed": t.run.seed,
+                "torn_lines": t.run.torn,
+                "reward": asdict(t.reward) | {"change": t.reward.change},
+                "seconds": t.cost.seconds,
+                "hours": t.cost.hours,
+                "cost": t.cost.total,
+                "phases": t.cost.phases,
+                "gaps": [asdict(g) for g in t.cost.gaps],
+                "alarms": [asdict(a) for a in t.alarms],
+                "changed": {key: shown(key, t.run.settings[key]) for key in changed(t.run)},
+                "last": {
+                    key: last_of(t.run, key)
+                    for key in t.run.columns
+                    if not key.startswith("steps/")
+                },
+            }
             for t in told
         ],
-        "differ": {key: {run.name: shown(key, run.setting(key)) for run in runs} for key in differing(runs)},
+        "differ": {
+            key: {run.name: shown(key, run.setting(key)) for run in runs} for key in differing(runs)
+        },
         "groups": {group.name: [run.name for run in group.runs] for group in groups},
-        "curves": {c.title: {k.name: {"steps": k.steps, "values": k.values, "low": k.low, "high": k.high}
-                             for k in c.curves} for c in items if isinstance(c, Chart)},
-        "heat": {h.title: {"timesteps": h.steps, "first": h.first, "last": h.last, "cells": h.cells.tolist()}
-                 for h in items if isinstance(h, HeatMap)},
+        "curves": {
+            c.title: {
+                k.name: {"steps": k.steps, "values": k.values, "low": k.low, "high": k.high}
+                for k in c.curves
+            }
+            for c in items
+            if isinstance(c, Chart)
+        },
+        "heat": {
+            h.title: {
+                "timesteps": h.steps,
+                "first": h.first,
+                "last": h.last,
+                "cells": h.cells.tolist(),
+            }
+            for h in items
+            if isinstance(h, HeatMap)
+        },
         "videos": [str(path) for path in videos.files],
         "notices": list(page.notices),
-    }  # fmt: skip
+    }

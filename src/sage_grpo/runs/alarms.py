@@ -18,16 +18,31 @@ class Alarm:
 
 # what is measured, whether the limit is an upper one, and its sentence
 LIMITS = {
-    "base_error": (True, "the base model's error on the policy's videos is ×{value:.2f} of that on its own "
-                         "(limit {limit:g}): they leave what it knows"),
-    "diversity": (False, "diversity within a group is ×{value:.2f} of the start (limit {limit:g}): "
-                         "the policy collapses"),
-    "saturation": (True, "black or white pixels rose by {value:+.0%} (limit {limit:.0%}): saturation"),
-    "exposure": (True, "mean brightness moved by {value:+.0%} (limit {limit:.0%}): over- or under-exposure"),
-    "motion": (False, "change from frame to frame is ×{value:.2f} of the start (limit {limit:g}): "
-                      "the video stands still"),
+    "base_error": (
+        True,
+        "the base model's error on the policy's videos is ×{value:.2f} of that on its own "
+        "(limit {limit:g}): they leave what it knows",
+    ),
+    "diversity": (
+        False,
+        "diversity within a group is ×{value:.2f} of the start (limit {limit:g}): "
+        "the policy collapses",
+    ),
+    "saturation": (
+        True,
+        "black or white pixels rose by {value:+.0%} (limit {limit:.0%}): saturation",
+    ),
+    "exposure": (
+        True,
+        "mean brightness moved by {value:+.0%} (limit {limit:.0%}): over- or under-exposure",
+    ),
+    "motion": (
+        False,
+        "change from frame to frame is ×{value:.2f} of the start (limit {limit:g}): "
+        "the video stands still",
+    ),
     "kl_initial": (True, "KL to the initial policy is {value:.2e} (limit {limit:g})"),
-}  # fmt: skip
+}
 
 
 def crossed(config: GaugeConfig, now: Mapping[str, float]) -> list[Alarm]:

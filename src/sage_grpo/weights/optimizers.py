@@ -40,20 +40,28 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.O
     if config.type == "adamw":
         return _adamw(list(trained.values()), config)
     # Muon is made for matrices inside the network; embeddings, first and last layers stay with AdamW
-    inner = {name for name, p in trained.items() if p.dim() == 2 and "block" in name and "embed" not in name}
+    inner = {
+        name
+        for name, p in trained.items()
+        if p.dim() == 2 and "block" in name and "embed" not in name
+    }
     parts: list[torch.optim.Optimizer] = []
     if inner:
         # its steps are scaled to the size of AdamW's, so that one learning rate serves both
         parts.append(
             torch.optim.Muon(
-                [trained[name] for name in trained if name in inner], lr=config.lr, weight_decay=config.weight_decay,
+                [trained[name] for name in trained if name in inner],
+                lr=config.lr,
+                weight_decay=config.weight_decay,
                 adjust_lr_fn="match_rms_adamw",
             )
-        )  # fmt: skip
+        )
     if rest := [p for name, p in trained.items() if name not in inner]:
         parts.append(_adamw(rest, config))
     return Together(parts)  # type: ignore[return-value]
 
 
 def _adamw(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
-    return torch.optim.AdamW(parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+    return torch.optim.AdamW(
+        parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+    )

@@ -81,8 +81,14 @@ class Result:
         return [name for name, cell in sorted(found, key=lambda one: -abs(one[1].change or 0.0))]
 
     def as_dict(self) -> dict[str, Any]:
-        lists = {key: {"gamed_by": self.those(key, "gamed"), "blind_to": self.those(key, "blind")} for key in self.keys}
-        return asdict(self) | {"scores": lists, "unit": "standard deviations over the clips as they are"}
+        lists = {
+            key: {"gamed_by": self.those(key, "gamed"), "blind_to": self.those(key, "blind")}
+            for key in self.keys
+        }
+        return asdict(self) | {
+            "scores": lists,
+            "unit": "standard deviations over the clips as they are",
+        }
 
 
 def cell_of(natural: Values, copies: Values, spread: float) -> Cell:
@@ -95,7 +101,9 @@ def cell_of(natural: Values, copies: Values, spread: float) -> Cell:
     mean, low, high = float(changes.mean()), None, None
     bottom = top = mean
     if count > 1:
-        reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * changes.std(ddof=1) / np.sqrt(count))
+        reach = float(
+            stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * changes.std(ddof=1) / np.sqrt(count)
+        )
         low = bottom = mean - reach
         high = top = mean + reach
     gain, lose = int((changes >= NOTICED).sum()), int((changes <= -NOTICED).sum())
@@ -118,16 +126,24 @@ def spread_of(values: Values) -> float:
 
 
 def audit(
-    clips: Sequence[Clip], panel: Panel, degradations: Sequence[str] = (), *, seed: int = 0,
-    megapixels: float = MEGAPIXELS, tell: Tell = lambda done, total, what: None,
-) -> Result:  # fmt: skip
+    clips: Sequence[Clip],
+    panel: Panel,
+    degradations: Sequence[str] = (),
+    *,
+    seed: int = 0,
+    megapixels: float = MEGAPIXELS,
+    tell: Tell = lambda done, total, what: None,
+) -> Result:
     """Every scorer on every clip and every spoilt copy of it; one clip in memory, unless a scorer compares clips."""
     names = list(degradations or DEGRADATIONS)
     keys = panel.keys
     values = {key: np.full((len(clips), 1 + len(names)), np.nan) for key in keys}
     masked: dict[str, Counter[str]] = {key: Counter() for key in keys}
     unreadable: dict[str, str] = {}
-    alone, together = [j for j in panel.judges if not j.groupwise], [j for j in panel.judges if j.groupwise]
+    alone, together = (
+        [j for j in panel.judges if not j.groupwise],
+        [j for j in panel.judges if j.groupwise],
+    )
 
     def note(answer: Answer, i: int, column: int) -> None:
         for key, value in answer.scores.items():
@@ -154,24 +170,42 @@ def audit(
     readable = [(i, clip) for i, clip in enumerate(clips) if clip.name not in unreadable]
     if together:
         _compare(readable, together, names, seed, megapixels, note)
-    weighted = [one for judge in panel.judges if judge.weights for one in zip(judge.keys, judge.weights, strict=True)]
+    weighted = [
+        one
+        for judge in panel.judges
+        if judge.weights
+        for one in zip(judge.keys, judge.weights, strict=True)
+    ]
     if len(weighted) > 1 and SUM not in keys:
         values[SUM] = _sum(values, weighted, panel.advantages)
         keys = [*keys, SUM]
     if all(np.isnan(found[:, 0]).all() for found in values.values()):
         reasons = Counter(reason for found in masked.values() for reason in found)
-        raise ConfigError(f"no clip has any score, as it is; {next(iter(reasons), 'no scorer says why')}")
+        raise ConfigError(
+            f"no clip has any score, as it is; {next(iter(reasons), 'no scorer says why')}"
+        )
     return Result(
-        keys, names, [clip.name for _, clip in readable],
+        keys,
+        names,
+        [clip.name for _, clip in readable],
         {key: _natural(values[key]) for key in keys},
-        {key: {name: cell_of(values[key][:, 0], values[key][:, column], spread_of(values[key]))
-               for column, name in enumerate(names, 1)} for key in keys},
-        {key: dict(found.most_common()) for key, found in masked.items() if found}, unreadable, seed,
+        {
+            key: {
+                name: cell_of(values[key][:, 0], values[key][:, column], spread_of(values[key]))
+                for column, name in enumerate(names, 1)
+            }
+            for key in keys
+        },
+        {key: dict(found.most_common()) for key, found in masked.items() if found},
+        unreadable,
+        seed,
         {key: {clip.name: _plain(values[key][i]) for i, clip in readable} for key in keys},
-    )  # fmt: skip
+    )
 
 
-def _sum(values: dict[str, Values], weighted: Sequence[tuple[str, float]], advantages: bool) -> Values:
+def _sum(
+    values: dict[str, Values], weighted: Sequence[tuple[str, float]], advantages: bool
+) -> Values:
     """As the recipe adds them: scores as they are, or each in its own spread."""
     units = {key: (spread_of(values[key]) or 1.0) if advantages else 1.0 for key, _ in weighted}
     whole = sum(abs(weight) for _, weight in weighted) or 1.0
@@ -194,9 +228,13 @@ def _natural(values: Values) -> dict[str, float | int | None]:
 
 
 def _compare(
-    clips: Sequence[tuple[int, Clip]], judges: Sequence[Judge], names: Sequence[str], seed: int, megapixels: float,
+    clips: Sequence[tuple[int, Clip]],
+    judges: Sequence[Judge],
+    names: Sequence[str],
+    seed: int,
+    megapixels: float,
     note: Callable[[Answer, int, int], None],
-) -> None:  # fmt: skip
+) -> None:
     """Scorers that compare get all clips as the group of one prompt, all as they are or all spoilt alike.
 
     Its scores hang together, so the group's mean counts as one clip.
@@ -204,15 +242,26 @@ def _compare(
     loaded = [clip.load() for _, clip in clips]
     same = len({frames.shape for frames in loaded}) == 1 and len(loaded) > 1
     if not same or sum(frames.numel() for frames in loaded) / 3e6 > megapixels:
-        reason = "it compares clips, which needs several of one size and within --megapixels together"
+        reason = (
+            "it compares clips, which needs several of one size and within --megapixels together"
+        )
         for judge in judges:
             note(Answer({}, dict.fromkeys(judge.keys, reason)), clips[0][0], 0)
         return
     prompts = [clips[0][1].prompt] * len(loaded)
     for column, name in enumerate([None, *names]):
-        group = [degrade(name, x, seed + i) if name else x for (i, _), x in zip(clips, loaded, strict=True)]
+        group = [
+            degrade(name, x, seed + i) if name else x
+            for (i, _), x in zip(clips, loaded, strict=True)
+        ]
         for judge in judges:
             answers = ask(judge, torch.stack(group), prompts)
             found = {key: [a.scores[key] for a in answers if key in a.scores] for key in judge.keys}
-            missing = {key: reason for a in answers for key, reason in a.masked.items() if not found[key]}
-            note(Answer({key: fmean(some) for key, some in found.items() if some}, missing), clips[0][0], column)
+            missing = {
+                key: reason for a in answers for key, reason in a.masked.items() if not found[key]
+            }
+            note(
+                Answer({key: fmean(some) for key, some in found.items() if some}, missing),
+                clips[0][0],
+                column,
+            )

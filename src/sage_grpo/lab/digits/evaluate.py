@@ -41,11 +41,16 @@ class Evaluation:
     def characters(self, frame: int = 0) -> Tensor:
         """1 − edit distance over the longer length: the reward itself at the first frame."""
         pairs = zip(self.readings, self.wanted, strict=True)
-        return torch.tensor([similarity(read[frame], wanted) for read, wanted in pairs], dtype=torch.float64)
+        return torch.tensor(
+            [similarity(read[frame], wanted) for read, wanted in pairs], dtype=torch.float64
+        )
 
 
 def evaluate(
-    model: VideoModel, config: RecipeConfig, samples: int, tell: Callable[[int], None] = lambda done: None
+    model: VideoModel,
+    config: RecipeConfig,
+    samples: int,
+    tell: Callable[[int], None] = lambda done: None,
 ) -> Evaluation:
     """`samples` videos by the plain ODE, of numbers that no training saw."""
     reader = OCRReward(frames=2, detect=False)
@@ -66,9 +71,16 @@ def evaluate(
     colour = found.colour == torch.tensor([c for _, c in asked])
     wanted = [wanted_text(p) or "" for p in prompts]
     return Evaluation(
-        texts, model.decode(x0), readings, wanted, found.distance.double(), right, colour.double(),
-        found.tint.double(), diversity(model, config),
-    )  # fmt: skip
+        texts,
+        model.decode(x0),
+        readings,
+        wanted,
+        found.distance.double(),
+        right,
+        colour.double(),
+        found.tint.double(),
+        diversity(model, config),
+    )
 
 
 def diversity(model: VideoModel, config: RecipeConfig) -> float:

@@ -67,13 +67,21 @@ class TextResult:
 
 def lottery(videos: Tensor, prompts: Sequence[Prompt]) -> list[float]:
     """A reward that knows nothing: a number drawn from the bytes of the video, so that a resumed run draws the same."""
-    return [float(keyed_rng(blake2b(video.numpy().tobytes()).hexdigest()).random()) for video in videos]
+    return [
+        float(keyed_rng(blake2b(video.numpy().tobytes()).hexdigest()).random()) for video in videos
+    ]
 
 
 def run_text(
-    out: Path, *, iterations: int | None, samples: int, seed: int, console: Console, base: Path | None = None,
+    out: Path,
+    *,
+    iterations: int | None,
+    samples: int,
+    seed: int,
+    console: Console,
+    base: Path | None = None,
     control: bool = False,
-) -> TextResult:  # fmt: skip
+) -> TextResult:
     """Train by the shipped recipe, read fresh videos before and after, write the report.
 
     control: the same run with a lottery for a reward; what it gains, the reader did not teach.
@@ -90,7 +98,9 @@ def run_text(
     console.print(f"2/3 training for {config.run.iterations} iterations", highlight=False)
     trainer = Trainer(config=config, console=console)
     trainer.train()
-    console.print("3/3 reading the trained model's videos of the same prompts and seeds", highlight=False)
+    console.print(
+        "3/3 reading the trained model's videos of the same prompts and seeds", highlight=False
+    )
     with counting(console, samples) as tell:
         after = evaluate_run(trainer.loop, config, samples, tell)
     report = out / "report.html"
@@ -110,11 +120,18 @@ def counting(console: Console, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def compare(
-    before: Evaluation, after: Evaluation, config: RecipeConfig, iterations: int, times: tuple[float, float],
+    before: Evaluation,
+    after: Evaluation,
+    config: RecipeConfig,
+    iterations: int,
+    times: tuple[float, float],
     report: Path,
-) -> TextResult:  # fmt: skip
+) -> TextResult:
     old, new = before.exact(), after.exact()
-    gain, letters = effect((new - old).tolist()), effect((after.characters() - before.characters()).tolist())
+    gain, letters = (
+        effect((new - old).tolist()),
+        effect((after.characters() - before.characters()).tolist()),
+    )
     (was, *was_within), (now, *now_within) = share(old.bool().tolist()), share(new.bool().tolist())
     changes = mcnemar(old.bool().tolist(), new.bool().tolist())
 
@@ -122,13 +139,36 @@ def compare(
         return values.double().mean().item()
 
     return TextResult(
-        was, (was_within[0], was_within[1]), now, (now_within[0], now_within[1]), gain.mean, (gain.low, gain.high),
-        changes.gained, changes.lost, changes.p, mean(before.characters()), mean(after.characters()),
-        (letters.low, letters.high), mean(before.exact(-1)), mean(after.exact(-1)),
-        mean(before.second.all(1)), mean(after.second.all(1)), mean(before.distance), mean(after.distance),
-        mean(before.colour), mean(after.colour), mean(before.tint), mean(after.tint), before.diversity, after.diversity,
-        len(old), config.seed, iterations, *times, str(report),
-    )  # fmt: skip
+        was,
+        (was_within[0], was_within[1]),
+        now,
+        (now_within[0], now_within[1]),
+        gain.mean,
+        (gain.low, gain.high),
+        changes.gained,
+        changes.lost,
+        changes.p,
+        mean(before.characters()),
+        mean(after.characters()),
+        (letters.low, letters.high),
+        mean(before.exact(-1)),
+        mean(after.exact(-1)),
+        mean(before.second.all(1)),
+        mean(after.second.all(1)),
+        mean(before.distance),
+        mean(after.distance),
+        mean(before.colour),
+        mean(after.colour),
+        mean(before.tint),
+        mean(after.tint),
+        before.diversity,
+        after.diversity,
+        len(old),
+        config.seed,
+        iterations,
+        *times,
+        str(report),
+    )
 
 
 def comparison(before: Evaluation, after: Evaluation) -> list[list[str]]:
@@ -137,8 +177,14 @@ def comparison(before: Evaluation, after: Evaluation) -> list[list[str]]:
         "number read exactly": (before.exact(), after.exact()),
         "characters right (the reward)": (before.characters(), after.characters()),
         "held out: exactly, in the last frame": (before.exact(-1), after.exact(-1)),
-        "held out: exactly, by the second reader": (before.second.all(1).double(), after.second.all(1).double()),
-        "held out: digits right, by the second reader": (before.second.double().mean(1), after.second.double().mean(1)),
+        "held out: exactly, by the second reader": (
+            before.second.all(1).double(),
+            after.second.all(1).double(),
+        ),
+        "held out: digits right, by the second reader": (
+            before.second.double().mean(1),
+            after.second.double().mean(1),
+        ),
         "held out: distance to the true rendering": (before.distance, after.distance),
         "held out: colour right": (before.colour, after.colour),
         "held out: tint off the colour asked for": (before.tint, after.tint),
@@ -150,46 +196,99 @@ def before_after_sheet(before: Evaluation, after: Evaluation, path: Path) -> Non
     rows = []
     for i in most_telling(after.characters() - before.characters()):
         for name, e in (("base", before), ("tuned", after)):
-            rows.append((f"{e.wanted[i]} asked, {name}: OCR reads {e.readings[i][0] or 'nothing'}", e.videos[i]))
-    contact_sheet(path, rows, title="the same prompt and seed before and after training, and what OCR read")
+            rows.append(
+                (
+                    f"{e.wanted[i]} asked, {name}: OCR reads {e.readings[i][0] or 'nothing'}",
+                    e.videos[i],
+                )
+            )
+    contact_sheet(
+        path, rows, title="the same prompt and seed before and after training, and what OCR read"
+    )
 
 
-def make_page(result: TextResult, before: Evaluation, after: Evaluation, config: RecipeConfig) -> Page:
+def make_page(
+    result: TextResult, before: Evaluation, after: Evaluation, config: RecipeConfig
+) -> Page:
     curve = curve_reader(config.run.out)
     charts = [
-        Chart("Reward of the rollouts", "iteration", "characters right", [curve("reward/mean", "reward")],
-              note="Rollouts explore with noise and see a few numbers at a time; the table is on fresh videos."),
-        Chart("Spread of the reward", "iteration", "share or standard deviation",
-              [curve("reward/std", "standard deviation"), curve("zero_std_ratio", "groups without a difference")]),
-        Chart("Distance of the policy", "iteration", "KL per element",
-              [curve("kl_moving", "to the moving anchor"), curve("drift/kl_initial", "to the initial policy")]),
-        Chart("Drift, relative to the start", "iteration", "ratio",
-              [curve("drift/base_error", "base model's error"), curve("drift/diversity", "diversity in a group")]),
-    ]  # fmt: skip
+        Chart(
+            "Reward of the rollouts",
+            "iteration",
+            "characters right",
+            [curve("reward/mean", "reward")],
+            note="Rollouts explore with noise and see a few numbers at a time; the table is on fresh videos.",
+        ),
+        Chart(
+            "Spread of the reward",
+            "iteration",
+            "share or standard deviation",
+            [
+                curve("reward/std", "standard deviation"),
+                curve("zero_std_ratio", "groups without a difference"),
+            ],
+        ),
+        Chart(
+            "Distance of the policy",
+            "iteration",
+            "KL per element",
+            [
+                curve("kl_moving", "to the moving anchor"),
+                curve("drift/kl_initial", "to the initial policy"),
+            ],
+        ),
+        Chart(
+            "Drift, relative to the start",
+            "iteration",
+            "ratio",
+            [
+                curve("drift/base_error", "base model's error"),
+                curve("drift/diversity", "diversity in a group"),
+            ],
+        ),
+    ]
     pairs = [
-        VideoPair(before.prompts[i], mp4_bytes(before.videos[i]), mp4_bytes(after.videos[i]),
-                  f"before: read as {before.readings[i][0] or 'nothing'}",
-                  f"after: read as {after.readings[i][0] or 'nothing'}")
+        VideoPair(
+            before.prompts[i],
+            mp4_bytes(before.videos[i]),
+            mp4_bytes(after.videos[i]),
+            f"before: read as {before.readings[i][0] or 'nothing'}",
+            f"after: read as {after.readings[i][0] or 'nothing'}",
+        )
         for i in most_telling(after.characters() - before.characters())
-    ]  # fmt: skip
+    ]
     low, high = result.exact_delta_interval
     headlines = [
-        Headline("Number read exactly", f"{result.exact_before:.0%} → {result.exact_after:.0%}",
-                 f"by PP-OCRv4; {100 * result.exact_delta:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}] on "
-                 f"{result.samples} fresh videos of numbers that no training saw"),
-        Headline("Second reader", f"{result.second_reader_before:.0%} → {result.second_reader_after:.0%}",
-                 "glyphs compared pixel by pixel; never part of the reward"),
-        Headline("Distance to the true rendering", f"{result.distance_before:.3f} → {result.distance_after:.3f}",
-                 "never part of the reward"),
-        Headline("Time", f"{result.seconds:.0f} s",
-                 f"{result.cpu_seconds / 60:.1f} CPU minutes, {result.iterations} iterations in all"),
-    ]  # fmt: skip
+        Headline(
+            "Number read exactly",
+            f"{result.exact_before:.0%} → {result.exact_after:.0%}",
+            f"by PP-OCRv4; {100 * result.exact_delta:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}] on "
+            f"{result.samples} fresh videos of numbers that no training saw",
+        ),
+        Headline(
+            "Second reader",
+            f"{result.second_reader_before:.0%} → {result.second_reader_after:.0%}",
+            "glyphs compared pixel by pixel; never part of the reward",
+        ),
+        Headline(
+            "Distance to the true rendering",
+            f"{result.distance_before:.3f} → {result.distance_after:.3f}",
+            "never part of the reward",
+        ),
+        Headline(
+            "Time",
+            f"{result.seconds:.0f} s",
+            f"{result.cpu_seconds / 60:.1f} CPU minutes, {result.iterations} iterations in all",
+        ),
+    ]
     note = (
         f"Paired t-intervals. McNemar's exact test of the first row: {result.gained} numbers became right and "
         f"{result.lost} wrong, p = {result.mcnemar_p:.1e}. Held-out rows were never part of the reward."
     )
     header = ["", "before", "after", "difference [95 %]"]
-    table = Table("Before and after on the same prompts and seeds", header, comparison(before, after), note)
+    table = Table(
+        "Before and after on the same prompts and seeds", header, comparison(before, after), note
+    )
     control = config.rewards[0].type.endswith("lottery")
     summary = (
         CONTROL

@@ -43,7 +43,9 @@ class LabResult:
         return asdict(self)
 
 
-def run_lab(out: Path, *, iterations: int | None, samples: int, seed: int, console: Console) -> LabResult:
+def run_lab(
+    out: Path, *, iterations: int | None, samples: int, seed: int, console: Console
+) -> LabResult:
     """Train by the shipped recipe, evaluate before and after on the same fresh seeds, write the report."""
     started = time.perf_counter()
     overrides = [f"seed={seed}", f"run.out={out}", "run.sample_every=0"]
@@ -60,11 +62,21 @@ def run_lab(out: Path, *, iterations: int | None, samples: int, seed: int, conso
     seconds = time.perf_counter() - started
     report = out / "report.html"
     result = LabResult(
-        gain.mean, gain.se, samples, seconds, gain.low, gain.high,
-        before.accuracy.mean().item(), after.accuracy.mean().item(),
-        before.distance.mean().item(), after.distance.mean().item(),
-        before.diversity, after.diversity, trainer.loop.iteration, str(report),
-    )  # fmt: skip
+        gain.mean,
+        gain.se,
+        samples,
+        seconds,
+        gain.low,
+        gain.high,
+        before.accuracy.mean().item(),
+        after.accuracy.mean().item(),
+        before.distance.mean().item(),
+        after.distance.mean().item(),
+        before.diversity,
+        after.diversity,
+        trainer.loop.iteration,
+        str(report),
+    )
     write_page(make_page(result, before, after, config, gain), report)
     before_after_sheet(before, after, out / "before_after.png")
     return result
@@ -80,7 +92,10 @@ def most_telling(gains: Tensor) -> list[int]:
 def before_after_sheet(before: Evaluation, after: Evaluation, path: Path) -> None:
     rows = []
     for i in most_telling(after.reward - before.reward)[:5]:
-        rows += [(f"{name}: {before.prompts[i]}", e.videos[i]) for name, e in (("before", before), ("after", after))]
+        rows += [
+            (f"{name}: {before.prompts[i]}", e.videos[i])
+            for name, e in (("before", before), ("after", after))
+        ]
     contact_sheet(path, rows, title="the same prompt and seed, before and after training")
 
 
@@ -125,36 +140,79 @@ def curve_reader(folder: str) -> Callable[[str, str], Curve]:
     return curve
 
 
-def make_page(result: LabResult, before: Evaluation, after: Evaluation, config: RecipeConfig, gain: Effect) -> Page:
+def make_page(
+    result: LabResult, before: Evaluation, after: Evaluation, config: RecipeConfig, gain: Effect
+) -> Page:
     curve = curve_reader(config.run.out)
     charts = [
-        Chart("Reward of the rollouts", "iteration", "standard deviations of the base",
-              [curve("reward/mean", "reward")],
-              note="Rollouts explore with noise and see a few prompts at a time; the table is on fresh videos."),
-        Chart("Its three parts", "iteration", "standard deviations of the base",
-              [curve(f"reward/{name}", name) for name in ("VQ", "MQ", "TA")]),
-        Chart("Distance of the policy", "iteration", "KL per element",
-              [curve("kl_moving", "to the moving anchor"), curve("drift/kl_initial", "to the initial policy")]),
-        Chart("Drift, relative to the start", "iteration", "ratio",
-              [curve("drift/base_error", "base model's error"), curve("drift/diversity", "diversity in a group")]),
-    ]  # fmt: skip
+        Chart(
+            "Reward of the rollouts",
+            "iteration",
+            "standard deviations of the base",
+            [curve("reward/mean", "reward")],
+            note="Rollouts explore with noise and see a few prompts at a time; the table is on fresh videos.",
+        ),
+        Chart(
+            "Its three parts",
+            "iteration",
+            "standard deviations of the base",
+            [curve(f"reward/{name}", name) for name in ("VQ", "MQ", "TA")],
+        ),
+        Chart(
+            "Distance of the policy",
+            "iteration",
+            "KL per element",
+            [
+                curve("kl_moving", "to the moving anchor"),
+                curve("drift/kl_initial", "to the initial policy"),
+            ],
+        ),
+        Chart(
+            "Drift, relative to the start",
+            "iteration",
+            "ratio",
+            [
+                curve("drift/base_error", "base model's error"),
+                curve("drift/diversity", "diversity in a group"),
+            ],
+        ),
+    ]
     pairs = [
-        VideoPair(before.prompts[i], mp4_bytes(before.videos[i]), mp4_bytes(after.videos[i]),
-                  f"before: reward {before.reward[i]:.2f}", f"after: reward {after.reward[i]:.2f}")
+        VideoPair(
+            before.prompts[i],
+            mp4_bytes(before.videos[i]),
+            mp4_bytes(after.videos[i]),
+            f"before: reward {before.reward[i]:.2f}",
+            f"after: reward {after.reward[i]:.2f}",
+        )
         for i in most_telling(after.reward - before.reward)
-    ]  # fmt: skip
+    ]
     headlines = [
-        Headline("Reward", f"{gain.mean:+.2f} ± {gain.se:.2f}",
-                 f"{gain.mean / gain.se:.1f} standard errors, {gain.n} fresh videos in pairs"),
-        Headline("Prompt followed", f"{result.accuracy_before:.0%} → {result.accuracy_after:.0%}",
-                 "shape, colour and direction all as asked; never part of the reward"),
-        Headline("Distance to real clips", f"{result.distance_before:.3f} → {result.distance_after:.3f}",
-                 "to the nearest clip of the world; never part of the reward"),
-        Headline("Time", f"{result.seconds:.0f} s", f"{result.iterations} iterations on this computer"),
-    ]  # fmt: skip
-    table = Table("Before and after on the same prompts and seeds",
-                  ["", "before", "after", "difference [95 %]"], comparison(before, after),
-                  "Paired t-intervals. Held-out rows were never part of the reward.")  # fmt: skip
+        Headline(
+            "Reward",
+            f"{gain.mean:+.2f} ± {gain.se:.2f}",
+            f"{gain.mean / gain.se:.1f} standard errors, {gain.n} fresh videos in pairs",
+        ),
+        Headline(
+            "Prompt followed",
+            f"{result.accuracy_before:.0%} → {result.accuracy_after:.0%}",
+            "shape, colour and direction all as asked; never part of the reward",
+        ),
+        Headline(
+            "Distance to real clips",
+            f"{result.distance_before:.3f} → {result.distance_after:.3f}",
+            "to the nearest clip of the world; never part of the reward",
+        ),
+        Headline(
+            "Time", f"{result.seconds:.0f} s", f"{result.iterations} iterations on this computer"
+        ),
+    ]
+    table = Table(
+        "Before and after on the same prompts and seeds",
+        ["", "before", "after", "difference [95 %]"],
+        comparison(before, after),
+        "Paired t-intervals. Held-out rows were never part of the reward.",
+    )
     summary = (
         "A small video generator of moving shapes was post-trained with GRPO against rewards for visual quality, "
         "motion quality and text alignment. Below: what changed, on videos that training never saw."
