@@ -15,20 +15,8 @@ from sage_grpo.config import FleetConfig, RecipeConfig
 from sage_grpo.config.load import shipped_recipes
 
 PAGE = Path(__file__).with_name("configuration.md")
-SIGNS = {
-    bounds.Ge: ("ge", "≥"),
-    bounds.Gt: ("gt", ">"),
-    bounds.Le: ("le", "≤"),
-    bounds.Lt: ("lt", "<"),
-}
-WORDS = {
-    str: "text",
-    int: "whole number",
-    float: "number",
-    bool: "true or false",
-    type(None): "none",
-    Any: "anything",
-}
+SIGNS = {bounds.Ge: ("ge", "≥"), bounds.Gt: ("gt", ">"), bounds.Le: ("le", "≤"), bounds.Lt: ("lt", "<")}
+WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "none", Any: "anything"}
 
 HEAD = """# Every setting
 
@@ -81,11 +69,7 @@ def default(field: FieldInfo) -> str:
     if value in ((), {}):
         return "empty"
     text = (
-        str(list(value))
-        if isinstance(value, tuple)
-        else str(value).lower()
-        if isinstance(value, bool)
-        else f"{value}"
+        str(list(value)) if isinstance(value, tuple) else str(value).lower() if isinstance(value, bool) else f"{value}"
     )
     return f"`{text.replace(chr(39), chr(34))}`"
 
@@ -123,9 +107,7 @@ def page() -> str:
         schema = inner(field.annotation)
         if schema is None:
             continue
-        listed = (
-            " A list; each entry has these keys:" if get_origin(field.annotation) is tuple else ""
-        )
+        listed = " A list; each entry has these keys:" if get_origin(field.annotation) is tuple else ""
         note = sentence(field.description or "")
         if schema in shown:
             parts.append(f"## `{name}`\n\n{note} A list, with the keys of `{shown[schema]}`.\n")

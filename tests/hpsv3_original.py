@@ -17,24 +17,13 @@ import videoalign_original
 
 INSTRUCTION = "\nRate this picture.\nTextual prompt - {text_prompt}\n\n\n"
 ENDING = "\nOverall: <|Reward|>\n\nEND\n"
-SPECIAL = [
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|image_pad|>",
-]
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
 PICTURE, REWARD = 5, len(SPECIAL) + 256
 
 
 def config(words):
     made = videoalign_original.config()
-    made.text_config.vocab_size, made.image_token_id, made.video_token_id = (
-        words,
-        PICTURE,
-        words - 1,
-    )
+    made.text_config.vocab_size, made.image_token_id, made.video_token_id = words, PICTURE, words - 1
     return made
 
 
@@ -90,13 +79,7 @@ def release(folder, state):
         "vision_end_token_id": 4,
         "bos_token_id": 0,
         "eos_token_id": 2,
-        "vision_config": {
-            "depth": 2,
-            "embed_dim": 32,
-            "hidden_size": 64,
-            "num_heads": 2,
-            "mlp_ratio": 2,
-        },
+        "vision_config": {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2},
     }
     (base / "config.json").write_text(json.dumps(flat))
     tokenizer().save_pretrained(base)
@@ -116,11 +99,7 @@ class Original:
         state = dict(state)
         self.head = {name: state.pop(name) for name in list(state) if name.startswith("rm_head")}
         self.model = hf.Qwen2VLForConditionalGeneration(config(REWARD + 1)).eval()
-        names = {
-            "visual.": "model.visual.",
-            "model.": "model.language_model.",
-            "lm_head.": "lm_head.",
-        }
+        names = {"visual.": "model.visual.", "model.": "model.language_model.", "lm_head.": "lm_head."}
         renamed = {}
         for name, value in state.items():
             start = next(start for start in names if name.startswith(start))
@@ -133,12 +112,7 @@ class Original:
     def score(self, picture, prompt, size, dtype=torch.float32):
         """Mean and spread for one uint8 picture (H, W, 3)."""
         image = Image.fromarray(picture.numpy()).resize(size[::-1], Image.BICUBIC)
-        x = (
-            torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-            .view(*size, 3)
-            .permute(2, 0, 1)
-            / 255
-        )
+        x = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(*size, 3).permute(2, 0, 1) / 255
         mean, std = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
         x = (x - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
         rows = []
@@ -147,9 +121,7 @@ class Original:
                 for y in (top, top + 14):
                     for z in (left, left + 14):
                         patch = x[:, y : y + 14, z : z + 14]
-                        rows.append(
-                            torch.stack([patch, patch], 1).flatten()
-                        )  # the picture twice, as a video
+                        rows.append(torch.stack([patch, patch], 1).flatten())  # the picture twice, as a video
         pixels, grid = torch.stack(rows), torch.tensor([[1, size[0] // 14, size[1] // 14]])
         text = (
             "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
@@ -161,13 +133,9 @@ class Original:
         embeds = model.language_model.embed_tokens(ids)
         seen = model.visual(pixels.to(dtype), grid_thw=grid).pooler_output
         embeds = embeds.masked_scatter((ids == PICTURE)[..., None].expand_as(embeds), seen)
-        hidden = model.language_model(
-            inputs_embeds=embeds, attention_mask=torch.ones_like(ids)
-        ).last_hidden_state
+        hidden = model.language_model(inputs_embeds=embeds, attention_mask=torch.ones_like(ids)).last_hidden_state
         x = hidden[ids == REWARD].float()
         for layer in (0, 3, 5):
-            x = F.linear(
-                x, self.head[f"rm_head.{layer}.weight"], self.head[f"rm_head.{layer}.bias"]
-            )
+            x = F.linear(x, self.head[f"rm_head.{layer}.weight"], self.head[f"rm_head.{layer}.bias"])
             x = x.relu() if layer < 5 else x
         return x[0].tolist()

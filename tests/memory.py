@@ -17,9 +17,7 @@ class PeakMemory(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(
-            (args, kwargs, out)
-        ):  # arguments too: FSDP2 gives and takes storages their memory
+        for tensor in tree_leaves((args, kwargs, out)):  # arguments too: FSDP2 gives and takes storages their memory
             if isinstance(tensor, torch.Tensor):
                 self.see(tensor)
         if self.now > self.peak:
@@ -27,9 +25,7 @@ class PeakMemory(TorchDispatchMode):
         return out
 
     def see(self, tensor):
-        storage = getattr(
-            tensor, "_local_tensor", tensor
-        ).untyped_storage()  # a shard is what a process holds
+        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()  # a shard is what a process holds
         key, size = storage._cdata, storage.nbytes()
         if key not in self.live or self.live[key][0].expired():
             self.drop(key)

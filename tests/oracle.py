@@ -34,9 +34,7 @@ def propagate(table: Table, s0: float, mean: float, variance: float) -> tuple[fl
 
 def full_grid_error(kernel: str, s0: float, steps: int, eta: float, shift: float = 5.0) -> float:
     """√((mean-m)² + (std-s0)²) of the end state, started from pure noise."""
-    mean, variance = propagate(
-        kernel_table(kernel, sigma_schedule(steps, shift), eta), s0, 0.0, 1.0
-    )
+    mean, variance = propagate(kernel_table(kernel, sigma_schedule(steps, shift), eta), s0, 0.0, 1.0)
     return math.hypot(mean - MEAN, math.sqrt(variance) - s0)
 
 

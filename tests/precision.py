@@ -24,9 +24,7 @@ def _log_prob(following: Tensor, mean: Tensor, s: float) -> Tensor:
     return (-((following - mean) ** 2) / (2 * s**2)).mean(dtype=torch.float32)
 
 
-def drift_at_large_size(
-    elements: int, change: float = 1e-2, dtype: torch.dtype = torch.bfloat16
-) -> Drift:
+def drift_at_large_size(elements: int, change: float = 1e-2, dtype: torch.dtype = torch.bfloat16) -> Drift:
     """States, velocities and means in `dtype`; the rollout's density is taken before the state is stored."""
     generator = torch.Generator().manual_seed(0)
     table = kernel_table("sage", sigma_schedule(20, 5.0), 0.7)

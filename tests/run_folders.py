@@ -54,9 +54,7 @@ def make_rows(count, timesteps=4, seed=0, **columns):
             }
         for series in SERIES:
             trained = rng.permutation(timesteps)[: max(timesteps * 3 // 4, 1)]
-            row |= {
-                f"steps/{series}/{t:03d}": rng.uniform(0.1, 1) * (t + 1) for t in sorted(trained)
-            }
+            row |= {f"steps/{series}/{t:03d}": rng.uniform(0.1, 1) * (t + 1) for t in sorted(trained)}
         row |= {name.replace("__", "/"): make(step) for name, make in columns.items()}
         rows.append({k: v for k, v in row.items() if v is not None})
     return rows
@@ -64,30 +62,14 @@ def make_rows(count, timesteps=4, seed=0, **columns):
 
 def as_lines(rows):
     """As the tracker writes them: what is not finite is null."""
-    shown = (
-        {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in row.items()}
-        for row in rows
-    )
+    shown = ({k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in row.items()} for row in rows)
     return "".join(json.dumps(row) + "\n" for row in shown)
 
 
-def make_run(
-    folder,
-    rows=None,
-    *overrides,
-    samples=(0, 10, 20),
-    prompts=("a cat", "a dog"),
-    end=True,
-    size=40,
-):
+def make_run(folder, rows=None, *overrides, samples=(0, 10, 20), prompts=("a cat", "a dog"), end=True, size=40):
     """The folder of a run of the recipe `lab`; a sample video is `size` bytes that tell its place."""
     rows = make_rows(20) if rows is None else rows
-    settings = [
-        f"run.out={folder}",
-        f"run.iterations={max(len(rows), 1)}",
-        "run.sample_every=10",
-        *overrides,
-    ]
+    settings = [f"run.out={folder}", f"run.iterations={max(len(rows), 1)}", "run.sample_every=10", *overrides]
     config = load_recipe("lab", settings)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(dump_recipe(config))
@@ -103,12 +85,7 @@ def make_run(
     }
     (folder / "environment.json").write_text(json.dumps(facts))
     if end:
-        told = {
-            "iteration": len(rows),
-            "stop_reason": None,
-            "error": None,
-            "time": BEGAN + SECONDS * len(rows),
-        }
+        told = {"iteration": len(rows), "stop_reason": None, "error": None, "time": BEGAN + SECONDS * len(rows)}
         (folder / "end.json").write_text(json.dumps(told))
     for iteration in samples:
         place = folder / "samples" / f"{iteration:06d}"
@@ -116,7 +93,5 @@ def make_run(
         asked = [{"prompt": prompt, "seed": i} for i, prompt in enumerate(prompts)]
         (place / "prompts.json").write_text(json.dumps(asked))
         for i in range(len(prompts)):
-            (place / f"{i:02d}.mp4").write_bytes(
-                f"{folder.name} {iteration} {i} ".encode().ljust(size, b".")
-            )
+            (place / f"{i:02d}.mp4").write_bytes(f"{folder.name} {iteration} {i} ".encode().ljust(size, b"."))
     return folder

@@ -50,26 +50,18 @@ def make_config(*, seed=0, sampling=None, policy=None, kl=None):
     return AlgorithmConfig(
         seed=seed,
         sampling=SamplingConfig(**{"eta": 0.7, "steps": 6, "shift": 3.0} | (sampling or {})),
-        policy=PolicyConfig(
-            **{"prompts_per_iteration": 2, "batch_size": 8, "clip": 0.1} | (policy or {})
-        ),
+        policy=PolicyConfig(**{"prompts_per_iteration": 2, "batch_size": 8, "clip": 0.1} | (policy or {})),
         kl=KLConfig(**{"warmup": 0, "high": 0.1} | (kl or {})),
     )
 
 
-def make_loop(
-    config=None, *, model=None, reward=mean_brightness, prompts=numbered_prompts, **extra
-):
+def make_loop(config=None, *, model=None, reward=mean_brightness, prompts=numbered_prompts, **extra):
     model = model or GaussianModel()
     recorder = Recorder()
-    optimizer = torch.optim.AdamW(
-        [p for p in model.module.parameters() if p.requires_grad], lr=1e-3
-    )
+    optimizer = torch.optim.AdamW([p for p in model.module.parameters() if p.requires_grad], lr=1e-3)
     callbacks = [recorder, *extra.pop("callbacks", ())]
     reward = FunctionReward(reward) if callable(reward) else reward
-    loop = Loop(
-        model, reward, prompts, config or make_config(), optimizer, callbacks=callbacks, **extra
-    )
+    loop = Loop(model, reward, prompts, config or make_config(), optimizer, callbacks=callbacks, **extra)
     return loop, recorder
 
 

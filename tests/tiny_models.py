@@ -14,13 +14,7 @@ def tiny_model(adapter=HunyuanVideo15, tuning=None, folder=None, **settings):
     kinds, path = storage_dtypes(config), str(folder) if folder else None
     if path is None:
         frames, height, width = adapter.tiny_size
-        sizes = {
-            "frames": frames,
-            "height": height,
-            "width": width,
-            "guidance_scale": 3.0,
-            "negative_prompt": "blurry",
-        }
+        sizes = {"frames": frames, "height": height, "width": width, "guidance_scale": 3.0, "negative_prompt": "blurry"}
         pipe = adapter.tiny()
         if kinds["dtype"] != torch.float32:
             pipe.to(kinds["dtype"])

@@ -18,22 +18,8 @@ RUBRIC = (
     "Textual prompt - {text_prompt}\nText: <|TA_reward|>\nEND\n"
 )
 REWARDS = ["<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>"]
-SPECIAL = [
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|video_pad|>",
-]
-NORM = {
-    "VQ_mean": 3.6757,
-    "VQ_std": 2.2476,
-    "MQ_mean": 1.1646,
-    "MQ_std": 1.3811,
-    "TA_mean": 2.8105,
-    "TA_std": 2.5121,
-}
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"]
+NORM = {"VQ_mean": 3.6757, "VQ_std": 2.2476, "MQ_mean": 1.1646, "MQ_std": 1.3811, "TA_mean": 2.8105, "TA_std": 2.5121}
 HIDDEN, LAYERS, RANK, ALPHA, VISION = 64, 2, 4, 8, 32
 VOCABULARY = len(SPECIAL) + 256 + len(REWARDS)
 LINEAR = {
@@ -60,19 +46,9 @@ def config():
             "rms_norm_eps": 1e-6,
             "bos_token_id": 0,
             "eos_token_id": 2,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 1e4,
-                "mrope_section": [2, 3, 3],
-            },
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
         },
-        vision_config={
-            "depth": 2,
-            "embed_dim": VISION,
-            "hidden_size": HIDDEN,
-            "num_heads": 2,
-            "mlp_ratio": 2,
-        },
+        vision_config={"depth": 2, "embed_dim": VISION, "hidden_size": HIDDEN, "num_heads": 2, "mlp_ratio": 2},
         video_token_id=SPECIAL.index("<|video_pad|>"),
         vision_start_token_id=3,
         vision_end_token_id=4,
@@ -113,22 +89,13 @@ def weights(output_dim, seed=0):
             "mlp.fc1": (64, 32),
             "mlp.fc2": (32, 64),
         }.items():
-            state |= {
-                f"{block}{name}.weight": normal(*shape),
-                f"{block}{name}.bias": normal(shape[0], std=0.1),
-            }
+            state |= {f"{block}{name}.weight": normal(*shape), f"{block}{name}.bias": normal(shape[0], std=0.1)}
         for name in ("norm1", "norm2"):
-            state |= {
-                f"{block}{name}.weight": norm(VISION),
-                f"{block}{name}.bias": normal(VISION, std=0.1),
-            }
+            state |= {f"{block}{name}.weight": norm(VISION), f"{block}{name}.bias": normal(VISION, std=0.1)}
     merger = f"{top}visual.merger."
     state |= {f"{merger}ln_q.weight": norm(VISION), f"{merger}ln_q.bias": normal(VISION, std=0.1)}
     for name, shape in {"mlp.0": (128, 128), "mlp.2": (64, 128)}.items():
-        state |= {
-            f"{merger}{name}.weight": normal(*shape),
-            f"{merger}{name}.bias": normal(shape[0], std=0.1),
-        }
+        state |= {f"{merger}{name}.weight": normal(*shape), f"{merger}{name}.bias": normal(shape[0], std=0.1)}
     state[f"{top}model.embed_tokens.weight"] = normal(VOCABULARY, HIDDEN, std=1.0)
     for i in range(LAYERS):
         layer = f"{top}model.layers.{i}."
@@ -165,11 +132,7 @@ def release(folder, state, layout="full"):
             "eval_dim": ["VQ", "MQ", "TA"],
             "prompt_template_type": "detailed_special",
         },
-        "model_config": {
-            "model_name_or_path": "Qwen/Qwen2-VL-2B",
-            "output_dim": 3,
-            "use_special_tokens": True,
-        },
+        "model_config": {"model_name_or_path": "Qwen/Qwen2-VL-2B", "output_dim": 3, "use_special_tokens": True},
         "peft_lora_config": {"lora_enable": True, "lora_r": RANK, "lora_alpha": ALPHA},
         "inference_config": NORM,
     }
@@ -183,15 +146,10 @@ def release(folder, state, layout="full"):
         config().save_pretrained(step)
         torch.save(state, step / "model.pth")
         return place, {}
-    lora = {
-        name.replace(".default", ""): value for name, value in state.items() if ".lora_" in name
-    }
+    lora = {name.replace(".default", ""): value for name, value in state.items() if ".lora_" in name}
     save_file(lora, step / "adapter_model.safetensors")
     trained = ("visual.", "embed_tokens", "rm_head")
-    torch.save(
-        {n: v for n, v in state.items() if any(t in n for t in trained)},
-        step / "non_lora_state_dict.pth",
-    )
+    torch.save({n: v for n, v in state.items() if any(t in n for t in trained)}, step / "non_lora_state_dict.pth")
     base = folder / "qwen"
     base.mkdir()
     config().save_pretrained(base)
@@ -200,9 +158,7 @@ def release(folder, state, layout="full"):
         for n, v in state.items()
         if ".lora_" not in n and "rm_head" not in n
     }
-    frozen = {
-        n: torch.randn_like(v) if any(t in n for t in trained) else v for n, v in frozen.items()
-    }
+    frozen = {n: torch.randn_like(v) if any(t in n for t in trained) else v for n, v in frozen.items()}
     save_file(frozen, base / "model.safetensors")
     return place, {"base": base}
 
@@ -216,9 +172,7 @@ class Original:
         settings = LoraConfig(
             r=RANK,
             lora_alpha=ALPHA,
-            target_modules=[
-                f"model.language_model.layers.{i}.{name}" for i in range(LAYERS) for name in LINEAR
-            ],
+            target_modules=[f"model.language_model.layers.{i}.{name}" for i in range(LAYERS) for name in LINEAR],
         )
         self.model = get_peft_model(hf.Qwen2VLForConditionalGeneration(config()), settings).eval()
         # names of transformers 5 for those of the released file
@@ -250,9 +204,7 @@ class Original:
                 for left in range(0, size[1], 28):
                     for y in (top, top + 14):
                         for z in (left, left + 14):
-                            rows.append(
-                                x[t : t + 2, :, y : y + 14, z : z + 14].transpose(0, 1).flatten()
-                            )
+                            rows.append(x[t : t + 2, :, y : y + 14, z : z + 14].transpose(0, 1).flatten())
         return torch.stack(rows), torch.tensor([[len(x) // 2, size[0] // 14, size[1] // 14]])
 
     @torch.no_grad()
@@ -270,15 +222,10 @@ class Original:
         seen = model.visual(pixels.to(dtype), grid_thw=grid).pooler_output
         where = (ids == SPECIAL.index("<|video_pad|>"))[..., None].expand_as(embeds)
         embeds = embeds.masked_scatter(where, seen)
-        hidden = model.language_model(
-            inputs_embeds=embeds, attention_mask=torch.ones_like(ids)
-        ).last_hidden_state
+        hidden = model.language_model(inputs_embeds=embeds, attention_mask=torch.ones_like(ids)).last_hidden_state
         logits = hidden @ head.T
         marks = torch.isin(ids, torch.tensor(self.tokenizer.convert_tokens_to_ids(REWARDS)))
         pooled = logits[marks]  # (3, output_dim)
         pooled = pooled.diagonal() if len(head) == 3 else pooled[:, 0]
         names = ("VQ", "MQ", "TA")
-        return [
-            (x.item() - NORM[f"{n}_mean"]) / NORM[f"{n}_std"]
-            for n, x in zip(names, pooled, strict=True)
-        ]
+        return [(x.item() - NORM[f"{n}_mean"]) / NORM[f"{n}_std"] for n, x in zip(names, pooled, strict=True)]

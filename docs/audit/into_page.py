@@ -20,9 +20,7 @@ def main() -> None:
                 picture.thumbnail((900, 9000))
                 picture.convert("RGB").save(sheet.with_suffix(".jpg"), quality=82)
         sheet.unlink()
-    page = re.sub(
-        r"(<!-- table: (\w+) -->)\n.*?(<!-- end -->)", table, PAGE.read_text(), flags=re.DOTALL
-    )
+    page = re.sub(r"(<!-- table: (\w+) -->)\n.*?(<!-- end -->)", table, PAGE.read_text(), flags=re.DOTALL)
     PAGE.write_text(page)
 
 

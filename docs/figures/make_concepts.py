@@ -47,8 +47,7 @@ def paths() -> Figure:
         ax.grid(alpha=0.25)
     axes[0].set_ylabel("x; the data in green")
     figure.suptitle(
-        "Twelve rollouts from one initial noise, η = 0.7, with the kernel's own noise in the last step",
-        fontsize=11,
+        "Twelve rollouts from one initial noise, η = 0.7, with the kernel's own noise in the last step", fontsize=11
     )
     return figure
 
@@ -58,13 +57,7 @@ def scalars() -> Figure:
     for name in ("ode", "flow", "sage", "precise"):
         table = kernel_table(name, sigma_schedule(20, 5.0), 0.7)
         for ax, column in zip(axes, (table.a, table.b, table.s), strict=True):
-            ax.plot(
-                column.tolist(),
-                color=STYLE[name][0],
-                marker=STYLE[name][1],
-                markersize=4,
-                label=name,
-            )
+            ax.plot(column.tolist(), color=STYLE[name][0], marker=STYLE[name][1], markersize=4, label=name)
     titles = ("a: what is kept of x", "b: weight of the velocity", "s: fresh noise")
     for ax, title in zip(axes, titles, strict=True):
         ax.set(title=title, xlabel="step (noise → data)")
@@ -83,9 +76,7 @@ def equalized() -> Figure:
         axes[0].semilogy(scale[on].tolist(), color=colour, marker=marker, markersize=4, label=name)
         axes[1].semilogy((scale * weight)[on].tolist(), color=colour, marker=marker, markersize=4)
     axes[0].set(title="gradient scale N = |b|/s", xlabel="step (noise → data)")
-    axes[1].set(
-        title="with the equalizer: S · N", xlabel="step (noise → data)", ylim=axes[0].get_ylim()
-    )
+    axes[1].set(title="with the equalizer: S · N", xlabel="step (noise → data)", ylim=axes[0].get_ylim())
     axes[0].legend(frameon=False)
     for ax in axes:
         ax.grid(alpha=0.25)
@@ -98,24 +89,10 @@ def region() -> Figure:
     random = torch.Generator().manual_seed(4)
     steps = torch.tensor([0.33, 0.06]) + 0.13 * torch.randn(26, 2, generator=random)
     walk = torch.cat([torch.zeros(1, 2), steps.cumsum(0)])
-    ax.plot(
-        *walk.T.tolist(),
-        color=GREY,
-        marker="o",
-        markersize=3,
-        linewidth=1,
-        label="policy after each update",
-    )
+    ax.plot(*walk.T.tolist(), color=GREY, marker="o", markersize=3, linewidth=1, label="policy after each update")
     for i in (0, 10, 20):
         x, y = walk[i].tolist()
-        ax.plot(
-            x,
-            y,
-            color=BLUE,
-            marker="D",
-            markersize=9,
-            label="moving anchor, every 10 updates" if not i else None,
-        )
+        ax.plot(x, y, color=BLUE, marker="D", markersize=9, label="moving anchor, every 10 updates" if not i else None)
     for centre, radius, colour in ((walk[20], 1.7, BLUE), (walk[25], 0.75, RED)):
         turn = torch.linspace(0, 2 * torch.pi, 100)
         ax.plot(
@@ -124,18 +101,8 @@ def region() -> Figure:
             color=colour,
             linestyle="--",
         )
-    ax.plot(
-        *walk[25].tolist(),
-        color=RED,
-        marker="s",
-        markersize=8,
-        label="previous policy, which made the rollout",
-    )
-    ax.set(
-        xticks=[],
-        yticks=[],
-        title="two references: where it may be, and how fast it may go (a sketch)",
-    )
+    ax.plot(*walk[25].tolist(), color=RED, marker="s", markersize=8, label="previous policy, which made the rollout")
+    ax.set(xticks=[], yticks=[], title="two references: where it may be, and how fast it may go (a sketch)")
     ax.legend(frameon=False, loc="upper left", fontsize=9)
     return figure
 
@@ -151,16 +118,8 @@ def weight() -> Figure:
             kl = 1e-6 * noise / max(state.value, 0.02)
             found.append((state.value, kl))
             state = next_weight(state, kl, rule)
-        label = {
-            "none": "warm-up only",
-            "lagrangian": "then `lagrangian`",
-            "paper": "then `paper`",
-        }[sign]
-        line = {
-            "color": colour,
-            "linestyle": "--" if sign == "none" else "-",
-            "zorder": 3 if sign == "none" else 2,
-        }
+        label = {"none": "warm-up only", "lagrangian": "then `lagrangian`", "paper": "then `paper`"}[sign]
+        line = {"color": colour, "linestyle": "--" if sign == "none" else "-", "zorder": 3 if sign == "none" else 2}
         axes[0].semilogy([v for v, _ in found], label=label, **line)
         axes[1].semilogy([k for _, k in found], **line)
     axes[1].axhline(3e-6, color="black", linestyle=":", label="target")
@@ -173,9 +132,7 @@ def weight() -> Figure:
 
 
 def groups() -> Figure:
-    rewards = torch.tensor(
-        [[0.2, 0.5, 0.9, 0.4], [2.0, 2.1, 2.2, 1.7], [-1.0, -0.2, 0.0, -0.5]], dtype=torch.float64
-    )
+    rewards = torch.tensor([[0.2, 0.5, 0.9, 0.4], [2.0, 2.1, 2.2, 1.7], [-1.0, -0.2, 0.0, -0.5]], dtype=torch.float64)
     valid = torch.ones(3, 4, dtype=torch.bool)
     valid[2, 2] = False
     advantage, used = group_advantages(rewards, valid)
@@ -184,12 +141,8 @@ def groups() -> Figure:
         place = [5 * group + i for i in range(4)]
         axes[0].bar(place, rewards[group].where(valid[group], torch.nan).tolist(), color=colour)
         axes[1].bar(place, advantage[group].where(used[group], torch.nan).tolist(), color=colour)
-    for ax, title in zip(
-        axes, ("rewards: three prompts, four rollouts each", "advantages"), strict=True
-    ):
-        ax.set(
-            title=title, xticks=[1.5, 6.5, 11.5], xticklabels=["prompt 1", "prompt 2", "prompt 3"]
-        )
+    for ax, title in zip(axes, ("rewards: three prompts, four rollouts each", "advantages"), strict=True):
+        ax.set(title=title, xticks=[1.5, 6.5, 11.5], xticklabels=["prompt 1", "prompt 2", "prompt 3"])
         ax.text(12, 0.05, "failed", rotation=90, ha="center", va="bottom", fontsize=8)
         ax.axhline(0, color="black", linewidth=0.8)
         ax.grid(axis="y", alpha=0.25)
@@ -201,28 +154,13 @@ def gauge() -> Figure:
     hacking = ["kl.anchor=none", "kl.beta_velocity=0", "optimizer.lr=3e-4"]
     hacking += ["rewards=[{type: shapes, weights: {VQ: 0, MQ: 1, TA: 0}}]"]
     figure, axes = new(1, 3, (13, 3.2))
-    for label, colour, settings in (
-        ("paper's choices", BLUE, []),
-        ("paid for motion alone, no KL", RED, hacking),
-    ):
+    for label, colour, settings in (("paper's choices", BLUE, []), ("paid for motion alone, no KL", RED, hacking)):
         with tempfile.TemporaryDirectory() as folder:
-            common = [
-                f"run.out={folder}",
-                "run.iterations=24",
-                "run.sample_every=0",
-                "gauge.every=1",
-            ]
-            Trainer(
-                config=load_recipe("lab-paper", [*common, *settings]), console=Console(quiet=True)
-            ).train()
+            common = [f"run.out={folder}", "run.iterations=24", "run.sample_every=0", "gauge.every=1"]
+            Trainer(config=load_recipe("lab-paper", [*common, *settings]), console=Console(quiet=True)).train()
             rows = read_metrics(Path(folder) / "metrics.jsonl")
         for ax, name in zip(axes, ("reward/MQ", "drift/base_error", "drift/motion"), strict=True):
-            ax.plot(
-                [row["step"] for row in rows],
-                [row[name] for row in rows],
-                color=colour,
-                label=label,
-            )
+            ax.plot([row["step"] for row in rows], [row[name] for row in rows], color=colour, label=label)
             ax.set(title=name, xlabel="iteration")
             ax.grid(alpha=0.25)
     for ax, limit in ((axes[1], 1.5), (axes[2], 0.4)):

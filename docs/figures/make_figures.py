@@ -21,35 +21,14 @@ def ratio_drift(path: Path) -> None:
     left, right = figure.subplots(1, 2)
     panels = (
         (left, "before any update: the truth is 0", drift.usual_unchanged, drift.ours_unchanged),
-        (
-            right,
-            "after the policy moved by 1 %: error against float64",
-            drift.usual_error,
-            drift.ours_error,
-        ),
+        (right, "after the policy moved by 1 %: error against float64", drift.usual_error, drift.ours_error),
     )
     for ax, title, usual, ours in panels:
-        ax.semilogy(
-            drift.sigma,
-            usual,
-            color=USUAL,
-            marker="s",
-            markersize=4,
-            label="difference of log-densities",
-        )
+        ax.semilogy(drift.sigma, usual, color=USUAL, marker="s", markersize=4, label="difference of log-densities")
         if any(ours):
-            ax.semilogy(
-                drift.sigma, ours, color=OURS, marker="D", markersize=4, label="velocity form"
-            )
+            ax.semilogy(drift.sigma, ours, color=OURS, marker="D", markersize=4, label="velocity form")
         else:
-            ax.plot(
-                [],
-                [],
-                color=OURS,
-                marker="D",
-                markersize=4,
-                label="velocity form: exactly 0 at every step",
-            )
+            ax.plot([], [], color=OURS, marker="D", markersize=4, label="velocity form: exactly 0 at every step")
         ax.axhline(1e-4, color="#666666", linestyle="--", linewidth=1, label="a clip range of 1e-4")
         ax.set_title(title, fontsize=11)
         ax.set_xlabel("noise level σ of the step")

@@ -53,9 +53,7 @@ def shoot(page: Page, url: str, folder: Path, name: str) -> None:
 def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as work, sync_playwright() as playwright:
         sources, items = from_folders(make_videos(Path(work)))
-        asked = [
-            Dimension(key=key, name=name, question=text) for key, (name, text) in DIMENSIONS.items()
-        ]
+        asked = [Dimension(key=key, name=name, question=text) for key, (name, text) in DIMENSIONS.items()]
         study = Path(work) / "study"
         make_study(
             study,
@@ -72,14 +70,10 @@ def main(folder: Path) -> None:
         )
         server = Server("127.0.0.1", 0, study, Store(study, *read_plan(study)))
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
-        )
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for width, height in ((1280, 860), (390, 844)):
             for scheme in ("light", "dark"):
-                page = browser.new_page(
-                    viewport={"width": width, "height": height}, color_scheme=scheme
-                )
+                page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
                 shoot(page, server.url, folder, f"{scheme}-{width}")
         server.shutdown()
     shutil.copy(folder / "light-1280-rate.png", HERE / "page.png")

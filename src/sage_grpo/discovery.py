@@ -9,10 +9,7 @@ from typing import Any
 
 def concrete(package: ModuleType, base: Any) -> list[Any]:
     """Every class of a package's modules that is a kind of `base` and can be made."""
-    modules = [
-        import_module(f"{package.__name__}.{info.name}")
-        for info in pkgutil.iter_modules(package.__path__)
-    ]
+    modules = [import_module(f"{package.__name__}.{info.name}") for info in pkgutil.iter_modules(package.__path__)]
     return [
         found
         for module in modules

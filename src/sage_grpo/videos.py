@@ -47,9 +47,7 @@ def mp4_bytes(frames: Frames | Tensor, fps: float = DEFAULT_FPS, scale: int | No
     array = np.pad(array, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
     out = io.BytesIO()
     with av.open(out, "w", format="mp4") as container:
-        stream = container.add_stream(
-            "libx264", rate=Fraction(fps).limit_denominator(1000), options={"crf": "16"}
-        )
+        stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000), options={"crf": "16"})
         stream.height, stream.width, stream.pix_fmt = array.shape[1], array.shape[2], "yuv420p"
         # Said explicitly, for players guess the colours of an unmarked file from its size.
         context = stream.codec_context
@@ -62,9 +60,7 @@ def mp4_bytes(frames: Frames | Tensor, fps: float = DEFAULT_FPS, scale: int | No
     return out.getvalue()
 
 
-def write_mp4(
-    path: Path, frames: Frames | Tensor, fps: float = DEFAULT_FPS, scale: int | None = None
-) -> None:
+def write_mp4(path: Path, frames: Frames | Tensor, fps: float = DEFAULT_FPS, scale: int | None = None) -> None:
     atomic_write(path, mp4_bytes(frames, fps, scale))
 
 
@@ -88,16 +84,12 @@ def read_mp4(path: Path) -> Frames:
 def rgb_frame(frame: av.VideoFrame) -> Frames:
     # RGB has no such space, but PyAV before 17 heeds the file's only when told another to go to.
     source, target = ("ITU709", "ITU601") if frame.colorspace == BT709 else (None, None)
-    return np.asarray(
-        frame.reformat(format="rgb24", src_colorspace=source, dst_colorspace=target).to_ndarray()
-    )
+    return np.asarray(frame.reformat(format="rgb24", src_colorspace=source, dst_colorspace=target).to_ndarray())
 
 
 def _font(size: int) -> ImageFont.FreeTypeFont:
     # matplotlib brings this font along: the same picture on every machine, Greek letters and arrows included.
-    return ImageFont.truetype(
-        str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size
-    )
+    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)
 
 
 def wrap(text: str, font: ImageFont.FreeTypeFont, width: int, lines: int) -> list[str]:
@@ -111,9 +103,7 @@ def wrap(text: str, font: ImageFont.FreeTypeFont, width: int, lines: int) -> lis
             while rest and font.getlength(rest + "…") > width:
                 rest = rest[:-1]
             return [*out, rest.rstrip() + "…"]
-        fits = next(
-            n for n in range(len(rest), 0, -1) if n == 1 or font.getlength(rest[:n]) <= width
-        )
+        fits = next(n for n in range(len(rest), 0, -1) if n == 1 or font.getlength(rest[:n]) <= width)
         space = rest.rfind(" ", 0, fits + 1)
         cut = space if space > 0 else fits  # a word longer than the line is cut
         out.append(rest[:cut].rstrip())
@@ -137,9 +127,7 @@ def contact_sheet(
 ) -> None:
     """A PNG with one labelled row a video, time from left to right, the frame's number under each frame."""
     if not rows or columns < 1:
-        raise ValueError(
-            f"a contact sheet needs a video and a column; given {len(rows)} videos, columns={columns}"
-        )
+        raise ValueError(f"a contact sheet needs a video and a column; given {len(rows)} videos, columns={columns}")
     font, small, large = _font(TEXT), _font(TEXT - 3), _font(TEXT + 4)
     line, caption = round(TEXT * 1.35), TEXT + 4
     strips = [(label, _cells(_as_frames(frames), columns)) for label, frames in rows]
@@ -159,13 +147,7 @@ def contact_sheet(
         left = labels + 2 * MARGIN
         for number, cell in cells:
             sheet.paste(cell, (left, top))
-            draw.text(
-                (left + cell.width / 2, top + cell.height + 2),
-                str(number),
-                FAINT,
-                small,
-                anchor="ma",
-            )
+            draw.text((left + cell.width / 2, top + cell.height + 2), str(number), FAINT, small, anchor="ma")
             left += cell.width + 4
         top += height + MARGIN
     out = io.BytesIO()

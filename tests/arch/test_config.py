@@ -21,21 +21,9 @@ def test_help_needs_no_torch():
 
 def test_defaults_are_the_references():
     config = AlgorithmConfig()
-    assert (config.sampling.kernel, config.sampling.steps, config.sampling.shift) == (
-        "sage",
-        20,
-        5.0,
-    )
-    assert (config.policy.num_generations, config.policy.clip, config.policy.advantage_limit) == (
-        4,
-        1e-4,
-        5.0,
-    )
-    assert (config.kl.ref_model_sync_steps, config.kl.beta_position, config.kl.beta_velocity) == (
-        10,
-        1.0,
-        0.1,
-    )
+    assert (config.sampling.kernel, config.sampling.steps, config.sampling.shift) == ("sage", 20, 5.0)
+    assert (config.policy.num_generations, config.policy.clip, config.policy.advantage_limit) == (4, 1e-4, 5.0)
+    assert (config.kl.ref_model_sync_steps, config.kl.beta_position, config.kl.beta_velocity) == (10, 1.0, 0.1)
     assert (config.kl.low, config.kl.high, config.kl.warmup) == (1e-7, 1e-5, 100)
 
 
@@ -47,10 +35,7 @@ def test_defaults_are_the_references():
         (lambda: SamplingConfig(steps=10, window_size=4, window_start=6), "use 0 to 5"),
         (lambda: KLConfig(feedback="lagrangian"), "needs a target above 0"),
         (lambda: KLConfig(low=1.0, high=0.1), "swap them"),
-        (
-            lambda: AlgorithmConfig(policy=PolicyConfig(num_minibatches=30)),
-            "exceeds the 19 trained timesteps",
-        ),
+        (lambda: AlgorithmConfig(policy=PolicyConfig(num_minibatches=30)), "exceeds the 19 trained timesteps"),
         (lambda: PolicyConfig(num_generations=1), "greater than or equal to 2"),
         (lambda: SamplingConfig(eta=float("nan")), "finite number"),
     ],

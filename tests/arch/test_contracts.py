@@ -8,11 +8,7 @@ OTHERS = {  # objects of other libraries and of users, which promise us nothing
     "training/build.py": {"from_pretrained"},  # a user's class or function that makes a model
     "config/load.py": {"__args__"},  # typing
     "core/protocols.py": {"full_tensor"},  # a DTensor, which the core must not import
-    "data/prompts.py": {
-        "__len__",
-        "__getitem__",
-        "select_columns",
-    },  # a list, or a dataset of `datasets`
+    "data/prompts.py": {"__len__", "__getitem__", "select_columns"},  # a list, or a dataset of `datasets`
     "distributed/checkpoint.py": {"failures"},  # torch's CheckpointException
     "distributed/fake_group.py": {"_get_device_handle"},  # modules of FSDP2
     "plan/fake_tensors.py": {"inverted"},  # a mark on a tensor
@@ -34,11 +30,7 @@ OTHERS = {  # objects of other libraries and of users, which promise us nothing
 
 def asked(source: str) -> set[str]:
     """Names that are looked for by `getattr` or `hasattr`."""
-    calls = [
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Call) and len(node.args) > 1
-    ]
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and len(node.args) > 1]
     return {
         str(call.args[1].value)
         for call in calls
@@ -48,15 +40,10 @@ def asked(source: str) -> set[str]:
 
 
 def test_our_own_objects_have_contracts():
-    found = {
-        str(path.relative_to(ROOT)): asked(path.read_text()) for path in sorted(ROOT.rglob("*.py"))
-    }
+    found = {str(path.relative_to(ROOT)): asked(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
     assert {path: names for path, names in found.items() if names} == OTHERS
 
 
 def test_the_test_sees_them():
-    assert asked("x = getattr(reward, 'begin', None) or hasattr(model, 'place')") == {
-        "begin",
-        "place",
-    }
+    assert asked("x = getattr(reward, 'begin', None) or hasattr(model, 'place')") == {"begin", "place"}
     assert not asked("getattr(config, name)")

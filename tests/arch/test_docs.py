@@ -35,11 +35,7 @@ def numbers(text: str) -> set[int]:
 
 def assert_test_exists(node: str) -> None:
     path, name = node.strip("`").split("::")
-    functions = {
-        n.name
-        for n in ast.walk(ast.parse((ROOT / path).read_text()))
-        if isinstance(n, ast.FunctionDef)
-    }
+    functions = {n.name for n in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(n, ast.FunctionDef)}
     assert name in functions, f"{node} does not exist"
 
 
@@ -47,27 +43,17 @@ def assert_test_exists(node: str) -> None:
 def test_equation_map(equation, function, test):
     module, name = function.strip("`").rsplit(".", 1)
     target = getattr(importlib.import_module(module), name)
-    assert numbers(equation) <= numbers(inspect.getdoc(target) or ""), (
-        f"{function} does not mention {equation}"
-    )
+    assert numbers(equation) <= numbers(inspect.getdoc(target) or ""), f"{function} does not mention {equation}"
     assert_test_exists(test)
 
 
 def test_every_tagged_function_is_in_the_map():
     mapped = {function.strip("`") for _, function, _ in MAP}
     for path in sorted((ROOT / "src/sage_grpo/math").glob("*.py")):
-        module = (
-            importlib.import_module(f"sage_grpo.math.{path.stem}")
-            if path.stem != "__init__"
-            else None
-        )
+        module = importlib.import_module(f"sage_grpo.math.{path.stem}") if path.stem != "__init__" else None
         for name, function in inspect.getmembers(module, inspect.isfunction):
-            if function.__module__ == getattr(module, "__name__", "") and numbers(
-                inspect.getdoc(function) or ""
-            ):
-                assert f"{module.__name__}.{name}" in mapped, (
-                    f"{name} carries an equation but is not in the map"
-                )
+            if function.__module__ == getattr(module, "__name__", "") and numbers(inspect.getdoc(function) or ""):
+                assert f"{module.__name__}.{name}" in mapped, f"{name} carries an equation but is not in the map"
 
 
 @pytest.mark.parametrize("row", ERRATA, ids=lambda row: row[0])
@@ -89,9 +75,7 @@ def test_every_erratum_of_the_design_is_listed():
     ]
 
 
-@pytest.mark.parametrize(
-    "path", ["README.md", *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
-)
+@pytest.mark.parametrize("path", ["README.md", *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))])
 def test_links_and_pictures_exist(path):
     file = ROOT / path
     for target in re.findall(r"\]\(([^)#]+)\)", file.read_text()):
@@ -153,6 +137,4 @@ def test_audit_tables_are_those_of_the_last_run():
     written = sorted((ROOT / "docs" / "audit").glob("*/audit.md"))
     assert len(written) >= 3
     for table in written:
-        assert table.read_text() in page, (
-            f"make audit; or python docs/audit/into_page.py for {table.parent.name}"
-        )
+        assert table.read_text() in page, f"make audit; or python docs/audit/into_page.py for {table.parent.name}"

@@ -27,28 +27,8 @@ FLOORS = {
 }
 FORBIDDEN = {
     "config": {"torch", "numpy", "diffusers"},
-    "math": {
-        "diffusers",
-        "transformers",
-        "peft",
-        "torch.distributed",
-        "os",
-        "io",
-        "pathlib",
-        "shutil",
-        "tempfile",
-    },
-    "core": {
-        "diffusers",
-        "transformers",
-        "peft",
-        "torch.distributed",
-        "os",
-        "io",
-        "pathlib",
-        "shutil",
-        "tempfile",
-    },
+    "math": {"diffusers", "transformers", "peft", "torch.distributed", "os", "io", "pathlib", "shutil", "tempfile"},
+    "core": {"diffusers", "transformers", "peft", "torch.distributed", "os", "io", "pathlib", "shutil", "tempfile"},
 }
 ONLY_IMPORTER = {
     "diffusers": {"models"},
@@ -70,9 +50,7 @@ def imports_of(source: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            found.add(
-                f"{node.value.id}.{node.attr}"
-            )  # torch.distributed without an import of its own
+            found.add(f"{node.value.id}.{node.attr}")  # torch.distributed without an import of its own
     return found
 
 

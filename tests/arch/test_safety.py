@@ -12,20 +12,10 @@ from safetensors.torch import load
 from sage_grpo.rewards.remote.wire import WireError, unpack_answer, unpack_request
 
 ROOT = Path(__file__).parents[2] / "src" / "sage_grpo"
-RUN_CODE = {
-    "pickle",
-    "cloudpickle",
-    "dill",
-    "shelve",
-    "marshal",
-    "joblib",
-    "jsonpickle",
-}  # modules that may on reading
+RUN_CODE = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib", "jsonpickle"}  # modules that may on reading
 HARMLESS = {"pickle.UnpicklingError"}  # what torch raises when it refuses
 CALLS = {"eval", "exec", "compile", "__import__"}
-HASHED_FIRST = {
-    "rewards/kid.py"
-}  # TorchScript is a program: its file is loaded only with the hash that was tested
+HASHED_FIRST = {"rewards/kid.py"}  # TorchScript is a program: its file is loaded only with the hash that was tested
 
 
 def faults(source, place=""):
@@ -33,22 +23,11 @@ def faults(source, place=""):
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names]
-            whole = (
-                [f"{node.module}.{name}" for name in names]
-                if isinstance(node, ast.ImportFrom)
-                else names
-            )
-            found += [
-                f"imports {name}"
-                for name in whole
-                if name.split(".")[0] in RUN_CODE and name not in HARMLESS
-            ]
+            whole = [f"{node.module}.{name}" for name in names] if isinstance(node, ast.ImportFrom) else names
+            found += [f"imports {name}" for name in whole if name.split(".")[0] in RUN_CODE and name not in HARMLESS]
         if not isinstance(node, ast.Call):
             continue
-        called, keywords = (
-            ast.unparse(node.func),
-            {k.arg: ast.unparse(k.value) for k in node.keywords},
-        )
+        called, keywords = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
         if called in CALLS:
             found.append(f"calls {called}")
         if called == "torch.load" and keywords.get("weights_only") != "True":

@@ -20,14 +20,10 @@ def invoke(*arguments):
 
 @pytest.mark.parametrize("kernel", list(KERNELS))
 def test_json_has_the_contracted_keys(kernel):
-    result = invoke(
-        "explain", "--kernel", kernel, "--steps", "10", "--shift", "3", "--eta", "0.7", "--json"
-    )
+    result = invoke("explain", "--kernel", kernel, "--steps", "10", "--shift", "3", "--eta", "0.7", "--json")
     assert result.exit_code == 0
     rows = json.loads(result.stdout)
-    assert [set(row) for row in rows] == [
-        {"sigma", "sigma_next", "a", "b", "std", "equalizer"}
-    ] * 10
+    assert [set(row) for row in rows] == [{"sigma", "sigma_next", "a", "b", "std", "equalizer"}] * 10
     table = kernel_table(kernel, sigma_schedule(10, 3.0), 0.7)
     assert [row["std"] for row in rows] == table.s.tolist()  # full precision, not what fits a table
     assert [row["b"] for row in rows] == table.b.tolist()
@@ -58,9 +54,7 @@ def test_regimes_show_what_figure_9_says():
     sigmas = sigma_schedule(20, 5.0)
     shared, clamped, own = regimes(sigmas).values()
     schedules = {"a": shared, "b": clamped, "c": own}
-    std = {
-        (n, i): kernel_table(n, s, 0.7).s for n in ("sage", "flow") for i, s in schedules.items()
-    }
+    std = {(n, i): kernel_table(n, s, 0.7).s for n in ("sage", "flow") for i, s in schedules.items()}
     assert std["sage", "a"][0] == 0
     assert std["flow", "b"][0] > 1.4 * std["sage", "b"][0]
     assert torch.all(std["sage", "c"][1:] < std["flow", "c"][1:])
@@ -92,6 +86,4 @@ def test_version_and_help():
     for arguments in (("--help",), ("explain", "--help")):
         result = invoke(*arguments)
         assert result.exit_code == 0
-        assert (
-            "sage-grpo lab" in result.stdout or "sage-grpo explain" in result.stdout
-        )  # an example to copy
+        assert "sage-grpo lab" in result.stdout or "sage-grpo explain" in result.stdout  # an example to copy

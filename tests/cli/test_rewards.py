@@ -14,9 +14,7 @@ from sage_grpo.videos import write_mp4
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(
-        app, ["rewards", *map(str, arguments)], env={"COLUMNS": "80", "NO_COLOR": "1"}
-    )
+    return CliRunner().invoke(app, ["rewards", *map(str, arguments)], env={"COLUMNS": "80", "NO_COLOR": "1"})
 
 
 @pytest.fixture(autouse=True)
@@ -107,12 +105,7 @@ def test_audit_writes_table_picture_and_json(videos, here):
     assert max(len(line) for line in result.stdout.splitlines()) <= 80
     assert "gamed by" in result.stdout
     assert "left out" in result.stdout  # the torn one
-    assert {path.name for path in (here / "a").iterdir()} == {
-        "audit.json",
-        "audit.md",
-        "audit.png",
-        "copies.png",
-    }
+    assert {path.name for path in (here / "a").iterdir()} == {"audit.json", "audit.md", "audit.png", "copies.png"}
     found = json.loads((here / "a" / "audit.json").read_text())
     assert found["cells"]["sharpness"]["blur"]["verdict"] == "caught"
     assert len(found["clips"]) == 2
@@ -137,14 +130,8 @@ def test_audit_makes_its_own_clips(monkeypatch):
         (("score", "videos", "--reward", "http"), "missing a required argument: 'url'"),
         (("score", "videos", "--rewards", "wrong.yaml"), "is not valid YAML"),
         (("score", "videos", "--rewards", "none.yaml"), "there is no recipe none.yaml"),
-        (
-            ("score", "videos", "--rewards", "option.yaml"),
-            "motion has no option 'lwo'; did you mean 'low'?",
-        ),
-        (
-            ("score", "videos", "--prompts", "p.csv"),
-            "no row is for one of the 3 videos, such as 0.mp4",
-        ),
+        (("score", "videos", "--rewards", "option.yaml"), "motion has no option 'lwo'; did you mean 'low'?"),
+        (("score", "videos", "--prompts", "p.csv"), "no row is for one of the 3 videos, such as 0.mp4"),
         (("score", "videos", "--prompts", "none.csv"), "no such file"),
         (("audit", "nowhere.mp4"), "there is no file or folder nowhere.mp4"),
         (("audit", "videos/torn.mp4", "--reward", "sharpness"), "none of the 1 videos can be read"),

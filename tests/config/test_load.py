@@ -16,15 +16,8 @@ def test_every_shipped_recipe_is_valid_and_survives_a_round_trip(name):
 def test_overrides_reach_every_level(tmp_path):
     path = tmp_path / "r.yaml"
     path.write_text("policy: {clip: 1e-3}\nrun: {iterations: 5}\n")
-    config = load_recipe(
-        path, ["policy.clip=1e-5", "kl.anchor=fixed", "run.trackers=[wandb]", "seed=7"]
-    )
-    assert (config.policy.clip, config.kl.anchor, config.run.trackers, config.seed) == (
-        1e-5,
-        "fixed",
-        ("wandb",),
-        7,
-    )
+    config = load_recipe(path, ["policy.clip=1e-5", "kl.anchor=fixed", "run.trackers=[wandb]", "seed=7"])
+    assert (config.policy.clip, config.kl.anchor, config.run.trackers, config.seed) == (1e-5, "fixed", ("wandb",), 7)
     assert config.run.iterations == 5
 
 

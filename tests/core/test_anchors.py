@@ -92,9 +92,7 @@ def test_lending_the_anchor_changes_nothing():
 
 def test_copies_may_wait_on_another_device():
     model = GaussianModel()
-    elsewhere = CopyBank(
-        model.module, torch.device("meta")
-    )  # the only other device that every computer has
+    elsewhere = CopyBank(model.module, torch.device("meta"))  # the only other device that every computer has
     elsewhere.save("a")
     elsewhere.save("a", decay=0.5)
     assert {copy.device.type for copy in elsewhere.state_dict()["a"].values()} == {"meta"}

@@ -57,9 +57,7 @@ def test_killed_and_restarted_is_bit_equal(tmp_path, kill_at):
     assert run(broken, 16, kill_at) == -signal.SIGKILL
     assert not (broken / "end.pt").exists()
     assert run(broken, 16) == 0
-    expected, resumed = (
-        torch.load(folder / "end.pt", weights_only=True) for folder in (straight, broken)
-    )
+    expected, resumed = (torch.load(folder / "end.pt", weights_only=True) for folder in (straight, broken))
     assert expected["updates"] == 32
     assert torch.equal(expected.pop("weights"), resumed.pop("weights"))
     assert expected == resumed

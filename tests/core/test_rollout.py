@@ -24,9 +24,7 @@ def test_noise_is_a_function_of_its_key():
     again = keyed_noise((3, 4), [(0, 1, 3), (0, 1, 2)], CPU)
     assert torch.equal(once, again.flip(0))
     assert not torch.equal(once[0], once[1])
-    assert not torch.equal(
-        keyed_noise((3, 4), [(0, 12, 3)], CPU), keyed_noise((3, 4), [(0, 1, 23)], CPU)
-    )
+    assert not torch.equal(keyed_noise((3, 4), [(0, 12, 3)], CPU), keyed_noise((3, 4), [(0, 1, 23)], CPU))
 
 
 def test_noise_is_standard_normal_and_uncorrelated_across_keys():
@@ -39,29 +37,17 @@ def test_noise_is_standard_normal_and_uncorrelated_across_keys():
 
 def test_keys_have_the_same_stream_forever():
     """A change of the generator would change every run: these numbers are the contract."""
-    assert keyed_rng(0, 1, 2, "initial").integers(0, 2**31, 3).tolist() == [
-        1124136416,
-        697255137,
-        1816036743,
-    ]
+    assert keyed_rng(0, 1, 2, "initial").integers(0, 2**31, 3).tolist() == [1124136416, 697255137, 1816036743]
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in KERNELS if n in ("ode", "dance", "flow", "sage", "cps", "precise")]
-)
+@pytest.mark.parametrize("name", [n for n in KERNELS if n in ("ode", "dance", "flow", "sage", "cps", "precise")])
 def test_chain_has_the_moments_of_the_closed_form(name):
     """4,000 sampled chains on the exact velocity against exactly propagated mean and variance."""
-    model, table, n = (
-        GaussianModel((1, 1, 1, 2), thin=0.3),
-        kernel_table(name, sigma_schedule(8, 3.0), 0.7),
-        4000,
-    )
+    model, table, n = GaussianModel((1, 1, 1, 2), thin=0.3), kernel_table(name, sigma_schedule(8, 3.0), 0.7), 4000
     keys = [(11, i) for i in range(n)]
     x0 = sample(model, [Prompt("one")] * n, table, keys, keys).x0.flatten(1).double()
     mean_of_prompt = model.encode([Prompt("one")])["mean"][0].double()
-    for dim, (std, centre) in enumerate(
-        zip(model.std.tolist(), mean_of_prompt.tolist(), strict=True)
-    ):
+    for dim, (std, centre) in enumerate(zip(model.std.tolist(), mean_of_prompt.tolist(), strict=True)):
         mean, variance = 0.0, 1.0
         columns = (table.sigma, table.a, table.b, table.s)
         for sigma, a, b, s in zip(*(c.tolist() for c in columns), strict=True):
@@ -112,9 +98,7 @@ def test_rollouts_do_not_depend_on_the_number_of_processes(world):
 
 
 def test_a_layout_that_does_not_divide_names_the_nearest():
-    with pytest.raises(
-        ValueError, match="8 rollouts do not divide into 3 replicas × batch_size 1; use 6 or 9"
-    ):
+    with pytest.raises(ValueError, match="8 rollouts do not divide into 3 replicas × batch_size 1; use 6 or 9"):
         make_loop(make_config(policy={"batch_size": 1}), comm=Rank(0, 3))
 
 
@@ -130,9 +114,7 @@ def test_windows_are_shared_and_move():
         assert max(steps) < 11  # the last step is the ODE's
         starts.append(steps[0])
     assert len(set(starts)) > 4
-    fixed, seen = make_loop(
-        make_config(sampling={"steps": 12, "window_size": 3, "window_start": 2})
-    )
+    fixed, seen = make_loop(make_config(sampling={"steps": 12, "window_size": 3, "window_start": 2}))
     fixed.run(2)
     assert [list(r.trajectories[0].transitions) for r in seen.rollouts] == [[2, 3, 4]] * 2
 
@@ -168,9 +150,7 @@ def test_videos_are_held_once_and_let_go_before_training(groupwise, batch):
 
     reward = FunctionReward(look)
     reward.groupwise = groupwise
-    config = make_config(
-        policy={"prompts_per_iteration": 2, "num_generations": 4, "batch_size": batch}
-    )
+    config = make_config(policy={"prompts_per_iteration": 2, "num_generations": 4, "batch_size": batch})
     loop, _ = make_loop(config, reward=reward)
     loop.callbacks = [Watching()]
     loop.iterate()

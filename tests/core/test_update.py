@@ -78,12 +78,7 @@ def test_replay_in_other_batch_shapes_deviates_by_rounding_only():
             sigma = torch.full((size,), loop.table.sigma[step].item())
             with torch.no_grad():
                 v = torch.cat([model.velocity(x, sigma[: len(x)], {}) for x in taken.x.split(size)])
-            ratio = (
-                log_ratio(v, taken.velocity, taken.noise, loop.table.k[step].item())
-                .abs()
-                .max()
-                .item()
-            )
+            ratio = log_ratio(v, taken.velocity, taken.noise, loop.table.k[step].item()).abs().max().item()
             worst[size] = max(worst.get(size, 0.0), ratio)
     assert worst[8] == 0.0
     assert max(worst.values()) < 1e-7, worst  # a thousandth of the usual clip range of 1e-4
@@ -95,9 +90,7 @@ def plant_dropout(model):
 
 def plant_other_dtype(model):
     inner = model.velocity
-    model.velocity = lambda x, s, c: inner(
-        x.bfloat16().float() if torch.is_grad_enabled() else x, s, c
-    )
+    model.velocity = lambda x, s, c: inner(x.bfloat16().float() if torch.is_grad_enabled() else x, s, c)
 
 
 def plant_other_guidance(model):
@@ -139,9 +132,7 @@ def test_the_gate_looks_at_every_kind_of_step():
 def gradient_of_first_update(policy, reward=mean_brightness):
     """The gradient as the optimizer sees it (plain SGD with rate 1, no clipping)."""
     model = perturbed(GaussianModel())
-    loop, seen = make_loop(
-        make_config(policy={"max_grad_norm": 1e9, **policy}), model=model, reward=reward
-    )
+    loop, seen = make_loop(make_config(policy={"max_grad_norm": 1e9, **policy}), model=model, reward=reward)
     loop.optimizer = torch.optim.SGD(model.module.parameters(), lr=1.0)
     before = weights(loop)
     loop.iterate()
@@ -159,9 +150,7 @@ def test_accumulated_gradient_equals_the_whole_batch(batch_size):
 def test_gradient_equals_an_independent_implementation():
     """Autograd through torch.distributions, sample by sample, with the objective written out again."""
     model = perturbed(GaussianModel())
-    config = make_config(
-        policy={"max_grad_norm": 1e9}, kl={"anchor": "fixed", "high": 0.3, "beta_velocity": 0.5}
-    )
+    config = make_config(policy={"max_grad_norm": 1e9}, kl={"anchor": "fixed", "high": 0.3, "beta_velocity": 0.5})
     loop, seen = make_loop(config, model=model)
     loop.optimizer = torch.optim.SGD(model.module.parameters(), lr=1.0)
     before = weights(loop)
@@ -173,9 +162,7 @@ def test_gradient_equals_an_independent_implementation():
     step_taken = start - weights(loop)
 
     rewards = seen.scores[0][:, 0].view(-1, 4)
-    advantage = (
-        (rewards - rewards.mean(1, True)) / (rewards.std(1, correction=0, keepdim=True) + 1e-4)
-    ).flatten()
+    advantage = ((rewards - rewards.mean(1, True)) / (rewards.std(1, correction=0, keepdim=True) + 1e-4)).flatten()
     table, trajectory = loop.table, seen.rollouts[0].trajectories[0]
     on = table.stochastic
     n = (table.b.abs() / table.s)[on]
@@ -187,9 +174,7 @@ def test_gradient_equals_an_independent_implementation():
     loss = 0.0
     load(before)
     anchor = {
-        t: model.velocity(
-            tr.x, tr.x.new_full((8,), table.sigma[t].item()), trajectory.condition
-        ).detach()
+        t: model.velocity(tr.x, tr.x.new_full((8,), table.sigma[t].item()), trajectory.condition).detach()
         for t, tr in trajectory.transitions.items()
     }
     load(start)
@@ -206,9 +191,7 @@ def test_gradient_equals_an_independent_implementation():
         kl_old = torch.distributions.kl_divergence(policy, old).flatten(1).mean(1)
         clipped = ratio.clamp(0.9, 1.1)
         surrogate = -torch.minimum(ratio * advantage, clipped * advantage)
-        loss = loss + (equal * surrogate + 0.3 * (kl_anchor + 0.5 * kl_old)).mean() / len(
-            trajectory.transitions
-        )
+        loss = loss + (equal * surrogate + 0.3 * (kl_anchor + 0.5 * kl_old)).mean() / len(trajectory.transitions)
     gradient = torch.cat([g.double().flatten() for g in torch.autograd.grad(loss, parameters)])
     assert (step_taken - gradient).norm() < 1e-4 * gradient.norm()
 
@@ -261,8 +244,7 @@ def test_too_many_failures_stop_the_run():
 
 def test_all_failures_allowed_means_no_update():
     loop, seen = make_loop(
-        make_config(policy={"max_failed_rewards": 1.0}),
-        reward=lambda videos: [float("nan")] * len(videos),
+        make_config(policy={"max_failed_rewards": 1.0}), reward=lambda videos: [float("nan")] * len(videos)
     )
     before = weights(loop)
     loop.iterate()
@@ -327,9 +309,7 @@ def test_trained_fraction_and_order():
     assert {s for d in drawn for s in d} == set(steps)
     assert any(d != sorted(d) for d in drawn)
     assert drawn[0] == trained_steps(steps, config, 0, 0)[0]
-    ordered = make_config(
-        sampling={"steps": 11}, policy={"timestep_fraction": 0.6, "permute_timesteps": False}
-    )
+    ordered = make_config(sampling={"steps": 11}, policy={"timestep_fraction": 0.6, "permute_timesteps": False})
     assert all(d == sorted(d) for d in (trained_steps(steps, ordered, i, 0)[0] for i in range(10)))
 
 
@@ -340,16 +320,9 @@ def test_equalizer_balances_measured_gradients():
         model = perturbed(AttentionModel())
         config = make_config(
             sampling={"steps": 20, "shift": 5.0},
-            policy={
-                "equalizer": equalizer,
-                "num_minibatches": 19,
-                "max_grad_norm": 1e9,
-                "prompts_per_iteration": 4,
-            },
+            policy={"equalizer": equalizer, "num_minibatches": 19, "max_grad_norm": 1e9, "prompts_per_iteration": 4},
         )
-        config = config.model_copy(
-            update={"policy": config.policy.model_copy(update={"batch_size": 16})}
-        )
+        config = config.model_copy(update={"policy": config.policy.model_copy(update={"batch_size": 16})})
         loop, seen = make_loop(config, model=model)
         loop.optimizer = torch.optim.SGD(model.module.parameters(), lr=0.0)
         loop.run(4)
@@ -360,9 +333,7 @@ def test_equalizer_balances_measured_gradients():
 
     raw, balanced = norms(False), norms(True)
     spread = [(n.max() / n.min()).item() for n in (raw, balanced)]
-    print(
-        f"max/min gradient norm over timesteps: {spread[0]:.1f} without, {spread[1]:.2f} with the equalizer"
-    )
+    print(f"max/min gradient norm over timesteps: {spread[0]:.1f} without, {spread[1]:.2f} with the equalizer")
     assert spread[0] > 10
     assert spread[1] < 3
 
@@ -373,18 +344,12 @@ def test_reported_gradient_is_the_one_autograd_finds():
     loop, seen = make_loop(make_config(policy={"num_iterations": 2}), model=model)
     loop.iterate()
     rewards = seen.scores[0][:, 0].view(-1, 4)
-    advantage = (
-        (rewards - rewards.mean(1, True)) / (rewards.std(1, correction=0, keepdim=True) + 1e-4)
-    ).flatten()
+    advantage = ((rewards - rewards.mean(1, True)) / (rewards.std(1, correction=0, keepdim=True) + 1e-4)).flatten()
     first, trajectory = seen.updates[0], seen.rollouts[0].trajectories[0]
     for step, reported in zip(first.steps, first.per_step["gradient"], strict=True):
         taken = trajectory.transitions[step]
-        v = (
-            taken.velocity.clone().requires_grad_()
-        )  # at the first update the policy is the rollout's
-        loss = surrogate(
-            log_ratio(v, taken.velocity, taken.noise, loop.table.k[step].item()), advantage, 0.1
-        )
+        v = taken.velocity.clone().requires_grad_()  # at the first update the policy is the rollout's
+        loss = surrogate(log_ratio(v, taken.velocity, taken.noise, loop.table.k[step].item()), advantage, 0.1)
         (gradient,) = torch.autograd.grad(loss.sum(), v)
         assert gradient.flatten(1).norm(dim=1).mean().item() == pytest.approx(reported, rel=1e-4)
 

@@ -24,15 +24,11 @@ def test_formats_give_the_same_prompts_in_the_same_order(tmp_path, suffix):
     path = write(tmp_path / f"p{suffix}", ROWS)
     plain = open_prompts(path, shuffle=False)(0, 23)
     assert texts(plain) == [row["prompt"] for row in ROWS]
-    assert [dict(p.columns) for p in plain] == [
-        {} if suffix == ".txt" else {"style": r["style"]} for r in ROWS
-    ]
+    assert [dict(p.columns) for p in plain] == [{} if suffix == ".txt" else {"style": r["style"]} for r in ROWS]
     assert texts(open_prompts(str(path), seed=5)(3, 60)) == texts(open_prompts(ROWS, seed=5)(3, 60))
 
 
-@pytest.mark.parametrize(
-    "wrap", [list, tuple, lambda rows: [r["prompt"] for r in rows]], ids=["dicts", "tuple", "str"]
-)
+@pytest.mark.parametrize("wrap", [list, tuple, lambda rows: [r["prompt"] for r in rows]], ids=["dicts", "tuple", "str"])
 def test_sequences(wrap):
     prompts = open_prompts(wrap(ROWS), shuffle=False)
     assert len(prompts) == 23
@@ -44,13 +40,7 @@ def test_a_dataset():
     prompts = open_prompts(dataset, seed=1)
     assert prompts(4, 40) == open_prompts(ROWS, seed=1)(4, 40)
     assert prompts.fingerprint == open_prompts(ROWS).fingerprint
-    fails(
-        dataset,
-        "the dataset: no column 'prompts'",
-        "'prompt', 'style'",
-        "column='prompt'?",
-        column="prompts",
-    )
+    fails(dataset, "the dataset: no column 'prompts'", "'prompt', 'style'", "column='prompt'?", column="prompts")
     fails(dataset.add_column("n", list(range(23))), "row 0: 'n' is int", column="n")
 
 
@@ -79,18 +69,12 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    rows=st.lists(
-        st.tuples(TEXT, st.text(max_size=8, alphabet='a,"\n\r é\u2028;')), min_size=1, max_size=12
-    )
-)
+@given(rows=st.lists(st.tuples(TEXT, st.text(max_size=8, alphabet='a,"\n\r é\u2028;')), min_size=1, max_size=12))
 def test_any_text_survives_jsonl_and_csv(tmp_path_factory, rows):
     folder = tmp_path_factory.mktemp("any")
     rows = [{"note": note, "prompt": text} for text, note in rows]
     for suffix in (".jsonl", ".csv"):
-        path = write(
-            folder / f"p{suffix}", rows, "\r\n"
-        )  # after \n, Python's writer leaves a lone \r unquoted
+        path = write(folder / f"p{suffix}", rows, "\r\n")  # after \n, Python's writer leaves a lone \r unquoted
         prompts = open_prompts(path, shuffle=False)(0, len(rows))
         assert [{"note": p.columns["note"], "prompt": p.text} for p in prompts] == rows
 
@@ -120,17 +104,12 @@ def test_line_ends_marks_and_blank_lines(tmp_path, suffix, change):
         "crlf blank": end + content.replace(end, end * 3),
     }
     path.write_bytes(changes[change])
-    assert open_prompts(path, seed=2)(0, 46) == open_prompts(
-        write(tmp_path / f"q{suffix}", ROWS), seed=2
-    )(0, 46)
+    assert open_prompts(path, seed=2)(0, 46) == open_prompts(write(tmp_path / f"q{suffix}", ROWS), seed=2)(0, 46)
 
 
 def test_only_a_newline_ends_a_line(tmp_path):
     (tmp_path / "p.txt").write_bytes(" one\u2028still\rone\x0b\x85 \n  \t\ntwo".encode())
-    assert texts(open_prompts(tmp_path / "p.txt", shuffle=False)(0, 2)) == [
-        " one\u2028still\rone\x0b\x85 ",
-        "two",
-    ]
+    assert texts(open_prompts(tmp_path / "p.txt", shuffle=False)(0, 2)) == [" one\u2028still\rone\x0b\x85 ", "two"]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES[1:])
@@ -151,9 +130,7 @@ def test_a_relative_image_is_found_beside_its_file(tmp_path, monkeypatch, suffix
 @pytest.mark.parametrize("image", ["missing.png", "https://host/c.png"])
 @pytest.mark.parametrize("suffix", SUFFIXES[1:])
 def test_a_missing_image_is_told_at_once(tmp_path, suffix, image):
-    path = write(
-        tmp_path / f"p{suffix}", [{"prompt": "x", "image": ""}, {"prompt": "y", "image": image}]
-    )
+    path = write(tmp_path / f"p{suffix}", [{"prompt": "x", "image": ""}, {"prompt": "y", "image": image}])
     with pytest.raises(PromptError, match=r"(line|row) [23]: no image .*URLs are not fetched"):
         open_prompts(path)
 
@@ -167,11 +144,7 @@ def test_permutation_is_a_bijection():
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    size=st.integers(1, 10**12),
-    places=st.sets(st.integers(0, 10**12), max_size=20),
-    seed=st.integers(),
-)
+@given(size=st.integers(1, 10**12), places=st.sets(st.integers(0, 10**12), max_size=20), seed=st.integers())
 def test_permutation_of_any_size_stays_inside_and_apart(size, places, seed):
     places = {place % size for place in places}
     images = {permuted(place, size, key(seed)) for place in places}
@@ -198,19 +171,13 @@ def test_neighbours_do_not_stay_together():
 
 
 def test_seeds_and_epochs_have_their_own_order():
-    orders = {
-        (s, e): tuple(texts(open_prompts(ROWS, seed=s)(23 * e, 23)))
-        for s in range(5)
-        for e in range(5)
-    }
+    orders = {(s, e): tuple(texts(open_prompts(ROWS, seed=s)(23 * e, 23))) for s in range(5) for e in range(5)}
     assert len(set(orders.values())) == 25
     assert orders[3, 2] == tuple(texts(open_prompts(ROWS, seed=np.int64(3))(np.int64(46), 23)))
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    size=st.integers(1, 40), takes=st.lists(st.integers(0, 17), max_size=30), shuffle=st.booleans()
-)
+@given(size=st.integers(1, 40), takes=st.lists(st.integers(0, 17), max_size=30), shuffle=st.booleans())
 def test_every_prompt_once_an_epoch_whatever_the_takes(size, takes, shuffle):
     prompts, seen = open_prompts([str(i) for i in range(size)], seed=7, shuffle=shuffle), []
     for take in takes:
@@ -245,21 +212,14 @@ def test_is_a_prompt_source():
 def test_fingerprint_is_the_files_content(tmp_path, suffix):
     path = write(tmp_path / f"p{suffix}", ROWS)
     prompts = open_prompts(path, seed=1)
-    assert (
-        prompts.fingerprint
-        == sha256(path.read_bytes()).hexdigest()
-        == open_prompts(path, seed=2).fingerprint
-    )
+    assert prompts.fingerprint == sha256(path.read_bytes()).hexdigest() == open_prompts(path, seed=2).fingerprint
     other = [*ROWS[:11], {**ROWS[11], "prompt": "another"}, *ROWS[12:]]
     write(path, other)
     assert open_prompts(path).fingerprint != prompts.fingerprint
 
 
 def test_fingerprint_of_objects():
-    prints = [
-        open_prompts(rows).fingerprint
-        for rows in (["a", "b", "c"], ["a", "x", "c"], ["a", "b"], ["ab", "c"])
-    ]
+    prints = [open_prompts(rows).fingerprint for rows in (["a", "b", "c"], ["a", "x", "c"], ["a", "b"], ["ab", "c"])]
     assert len(set(prints)) == 4
     assert prints[0] == open_prompts([{"prompt": t, "image": object()} for t in "abc"]).fingerprint
 

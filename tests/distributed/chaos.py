@@ -40,12 +40,8 @@ def run(folder, kills, iterations, rng):
     command = [CASE + f":{iterations}"]
     settings = {"SAVE_EVERY": "1", "TRAPS": str(folder)}
     whole = torchrun(2, "distributed.worker", folder, *command)
-    subprocess.run(
-        whole, env=environment(SUFFIX="whole", SAVE_EVERY="1"), check=True, capture_output=True
-    )
-    log = (folder / "log.txt").open(
-        "w+"
-    )  # a pipe that nobody reads would fill up and stop the launcher
+    subprocess.run(whole, env=environment(SUFFIX="whole", SAVE_EVERY="1"), check=True, capture_output=True)
+    log = (folder / "log.txt").open("w+")  # a pipe that nobody reads would fill up and stop the launcher
     launcher = subprocess.Popen(
         torchrun(2, "distributed.worker", folder, *command, restarts=kills + 5),
         env=environment(SUFFIX="killed", **settings),
@@ -61,17 +57,11 @@ def run(folder, kills, iterations, rng):
         done.append(place)
         last = newest(checkpoints)
         whole_ones.append(last)
-        print(
-            f"kill {len(done)} of {kills} in {place}, newest checkpoint {last or 'none'}",
-            flush=True,
-        )
+        print(f"kill {len(done)} of {kills} in {place}, newest checkpoint {last or 'none'}", flush=True)
         until(lambda last=last: newest(checkpoints) > last, launcher)  # so that it ends some day
     code = launcher.wait(timeout=900)
     assert code == 0, (folder / "log.txt").read_text()[-3000:]
-    ends = [
-        torch.load(folder / f"{CASE}-{name}.pt", weights_only=True)["weights"]
-        for name in ("whole", "killed")
-    ]
+    ends = [torch.load(folder / f"{CASE}-{name}.pt", weights_only=True)["weights"] for name in ("whole", "killed")]
     resumed = re.findall(r"resumed from (step-\d+)", (folder / "log.txt").read_text())
     # From the end: the first restarts may have found none yet, or one that was renamed after we looked.
     assert len(resumed) >= sum(map(bool, whole_ones))
@@ -86,14 +76,10 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        whole, killed, done = run(
-            Path(folder), options.kills, 2 * options.kills + 6, random.Random(options.seed)
-        )
+        whole, killed, done = run(Path(folder), options.kills, 2 * options.kills + 6, random.Random(options.seed))
     same = all(torch.equal(whole[name], killed[name]) for name in whole)
     places = ", ".join(f"{count} in {place}" for place, count in sorted(done.items()))
-    print(
-        f"{done.total()} kills ({places}), all resumed; end weights {'bit-equal' if same else 'DIFFERENT'}"
-    )
+    print(f"{done.total()} kills ({places}), all resumed; end weights {'bit-equal' if same else 'DIFFERENT'}")
     return 0 if same and done.total() == options.kills else 1
 
 

@@ -21,7 +21,5 @@ def torchrun(processes, *arguments, restarts=0):
 
 def workers(launcher):
     """Ids of the processes that torchrun started."""
-    found = subprocess.run(
-        ["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True, check=False
-    )
+    found = subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True, check=False)
     return [int(pid) for pid in found.stdout.split()]

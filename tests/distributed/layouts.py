@@ -85,19 +85,13 @@ def plan_layout(
             }
             sizes.append({alike: _bytes(local(part)) for alike, part in parts.items()})
             local_planner = planner()
-            local_planner.set_up_planner(
-                {name: parts[alike] for name, alike in named.items()}, is_coordinator=not rank
-            )
+            local_planner.set_up_planner({name: parts[alike] for name, alike in named.items()}, is_coordinator=not rank)
             plans.append(local_planner.create_local_plan())
     whole, _ = planner().create_global_plan(plans)
     check_whole(whole, named)
     written = _written(plans, {name: saved[alike] for name, alike in named.items()})
     return LayoutPlan(
-        {
-            "replicate": replicate,
-            "shard": processes // (replicate * sequence),
-            "sequence": sequence,
-        },
+        {"replicate": replicate, "shard": processes // (replicate * sequence), "sequence": sequence},
         {kind: _shares(count, sizes) for kind, count in held.items()},
         tuple(samples),
         Shares(sum(_whole_bytes(alike) * n for alike, n in saved.items()), written),
@@ -119,9 +113,7 @@ def check_whole(plans: Iterable[SavePlan], names: Mapping[str, Alike]) -> None:
         for start, count in sorted(rows[name]):
             if start != end:
                 what = "written twice" if start < end else "written by nobody"
-                raise PlanError(
-                    f"rows {min(start, end)} to {max(start, end)} of {alike.shape} are {what}"
-                )
+                raise PlanError(f"rows {min(start, end)} to {max(start, end)} of {alike.shape} are {what}")
             end += count
         if end != (alike.shape[0] if alike.shape else 1):
             raise PlanError(f"rows from {end} on of {alike.shape} are written by nobody")
@@ -179,9 +171,7 @@ def _whole_bytes(alike: Alike) -> int:
 def _chunk(item: WriteItem) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Where a part begins and how large it is; a number is a row of its own."""
     assert item.tensor_data
-    return tuple(item.tensor_data.chunk.offsets) or (0,), tuple(item.tensor_data.chunk.sizes) or (
-        1,
-    )
+    return tuple(item.tensor_data.chunk.offsets) or (0,), tuple(item.tensor_data.chunk.sizes) or (1,)
 
 
 def _item_bytes(item: WriteItem) -> int:
@@ -199,14 +189,10 @@ class RecipePlan:
 def plan_recipe(config: RecipeConfig) -> RecipePlan:
     """Of all processes."""
     layout, model = config.parallel, build.outline_model(config)
-    parameters = sum(
-        w.numel() for name, w in model.module.named_parameters() if ".lora_" not in name
-    )
+    parameters = sum(w.numel() for name, w in model.module.named_parameters() if ".lora_" not in name)
     trained = sum(w.numel() for w in model.module.parameters() if w.requires_grad)
     sizes = (layout.processes, layout.sequence, layout.replicate)
-    plan = plan_layout(
-        lambda processes: contents(model, config, processes), config.rollouts, *sizes
-    )
+    plan = plan_layout(lambda processes: contents(model, config, processes), config.rollouts, *sizes)
     return RecipePlan(parameters, trained, plan)
 
 

@@ -17,9 +17,7 @@ from sage_grpo.training.trainer import Trainer
 def settings(folder, case, processes):
     found = recipe(folder, case, folder / f"plan-{case}", 1, {})
     found["tuning"]["gradient_checkpointing"] = True
-    found["kl"]["ref_model_sync_steps"] = (
-        1  # until it is renewed, an anchor of adapters is the base itself
-    )
+    found["kl"]["ref_model_sync_steps"] = 1  # until it is renewed, an anchor of adapters is the base itself
     return found | {"parallel": {"processes": processes}}
 
 
@@ -28,9 +26,7 @@ def measure(trainer):
     saved = saved_tensors({"loop": trainer.loop.state_dict()})
     found = {"weights": bytes_held(trainer.model.module)}
     for kind in ("bank", "optimizer"):
-        tensors = [
-            local(t) for place, t in saved.items() if place.startswith(f"state/loop/{kind}/")
-        ]
+        tensors = [local(t) for place, t in saved.items() if place.startswith(f"state/loop/{kind}/")]
         found[kind] = sum(t.numel() * t.element_size() for t in tensors)
     return found
 
@@ -39,11 +35,7 @@ def main():
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     for case in sys.argv[2:]:
-        trainer = Trainer(
-            rewards=[brightness],
-            config=settings(folder, case, launched()),
-            prompts=["a cat", "a dog"],
-        )
+        trainer = Trainer(rewards=[brightness], config=settings(folder, case, launched()), prompts=["a cat", "a dog"])
         trainer.train()
         found = trainer.processes.everybody(measure(trainer))
         if trainer.main:

@@ -25,9 +25,7 @@ def disturb(model):
     with torch.no_grad():
         for name, parameter in model.module.named_parameters():
             if parameter.requires_grad:
-                drawn = torch.randn(
-                    parameter.shape, generator=torch.Generator().manual_seed(sum(map(ord, name)))
-                )
+                drawn = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(sum(map(ord, name))))
                 local(parameter).add_(0.05 * drawn[my_slice(parameter)])
 
 
@@ -38,18 +36,13 @@ def answer(config, processes):
     network = model.pipe.transformer
     embedder = getattr(network, "condition_embedder", None) or network.time_embed
     projection = getattr(embedder, "timesteps_proj", None) or embedder.time_proj
-    projection.register_forward_pre_hook(
-        lambda module, inputs: told.append(inputs[0].flatten().tolist())
-    )
+    projection.register_forward_pre_hook(lambda module, inputs: told.append(inputs[0].flatten().tolist()))
     x = torch.randn(2, *model.latent_shape(Prompt("")), generator=torch.Generator().manual_seed(3))
     condition = model.encode([Prompt("a red cat")] * 2)
     v = model.velocity(x, torch.tensor([0.93712, 0.93712]), condition)
     v.float().square().mean().backward()
     grads = {name: p.grad for name, p in model.module.named_parameters() if p.grad is not None}
-    norm = sum(
-        float(g.full_tensor().square().sum() if processes else g.square().sum())
-        for g in grads.values()
-    )
+    norm = sum(float(g.full_tensor().square().sum() if processes else g.square().sum()) for g in grads.values())
     return v.detach().float(), told, norm**0.5
 
 
@@ -70,22 +63,13 @@ def main():
                         "options": dict(adapter.tiny_options),
                         **size,
                     },
-                    "tuning": {
-                        "mode": mode,
-                        "rank": 4,
-                        "precision": "bfloat16",
-                        "conditions": str(folder / "c"),
-                    },
+                    "tuning": {"mode": mode, "rank": 4, "precision": "bfloat16", "conditions": str(folder / "c")},
                 }
                 (one, told, norm), (two, told_two, norm_two) = (
                     answer(load_recipe(recipe), together) for together in (None, processes)
                 )
                 off = ((two - one).norm() / one.norm()).item()
-                found[f"{name} {mode}"] = {
-                    "off": off,
-                    "told": [told, told_two],
-                    "norms": [norm, norm_two],
-                }
+                found[f"{name} {mode}"] = {"off": off, "told": [told, told_two], "norms": [norm, norm_two]}
         if processes.main:
             (folder / "found.json").write_text(json.dumps(found))
     leave()

@@ -18,15 +18,8 @@ from sage_grpo.models import contract
 from sage_grpo.training.build import MODELS, OWN_PROMPTS, resolve
 from tiny_models import disturb, tiny_model
 
-SIZES = {
-    "hunyuan15": (9, 48, 80),
-    "wan": (9, 32, 48),
-    "ltx": (9, 64, 96),
-}  # HunyuanVideo-1.5: an odd number of tokens
-RECOMPUTED = (
-    "hunyuan15",
-    "wan",
-)  # with gradient checkpointing: the exchange happens again in the backward pass
+SIZES = {"hunyuan15": (9, 48, 80), "wan": (9, 32, 48), "ltx": (9, 64, 96)}  # HunyuanVideo-1.5: an odd number of tokens
+RECOMPUTED = ("hunyuan15", "wan")  # with gradient checkpointing: the exchange happens again in the backward pass
 
 
 def answer(model, x, sigma, condition, target):
@@ -34,9 +27,7 @@ def answer(model, x, sigma, condition, target):
     model.module.zero_grad(set_to_none=True)
     v = model.velocity(x, sigma, condition)
     (v.float() * target).sum().backward()
-    return v.detach(), {
-        n: p.grad.clone() for n, p in model.module.named_parameters() if p.grad is not None
-    }
+    return v.detach(), {n: p.grad.clone() for n, p in model.module.named_parameters() if p.grad is not None}
 
 
 def relative(a, b):
@@ -50,9 +41,7 @@ def make(kind):
         return model, model.encode(asked(0, 2))
     frames, height, width = SIZES[kind.removesuffix("-i2v").split("2.2")[0]]
     tuning = {"mode": "full", "gradient_checkpointing": kind in RECOMPUTED}
-    model = tiny_model(
-        resolve(kind, MODELS, "model"), tuning, frames=frames, height=height, width=width
-    )
+    model = tiny_model(resolve(kind, MODELS, "model"), tuning, frames=frames, height=height, width=width)
     asked = contract.prompts_for(model)  # of different lengths
     return model, model.encode(asked[:1] * 2 if model.needs_image else asked)
 
@@ -61,10 +50,7 @@ def compare(kind, processes):
     model, condition = make(kind)
     disturb(model)
     shape = model.latent_shape(Prompt(""))
-    x, target = (
-        keyed_noise(shape, [(0, name, i) for i in range(2)], torch.device("cpu"))
-        for name in ("x", "target")
-    )
+    x, target = (keyed_noise(shape, [(0, name, i) for i in range(2)], torch.device("cpu")) for name in ("x", "target"))
     sigma = torch.tensor([0.95, 0.4])  # both experts of a mixture
     expected, gradients = answer(model, x, sigma, condition, target)
     model.share_sequence(processes.exchange)
@@ -73,11 +59,7 @@ def compare(kind, processes):
     for part in parts.values():  # as FSDP does
         dist.all_reduce(part.div_(launched()))
     largest = max(g.abs().max() for g in gradients.values())
-    off = {
-        name: relative(parts[name], g)
-        for name, g in gradients.items()
-        if g.abs().max() > 1e-6 * largest
-    }
+    off = {name: relative(parts[name], g) for name, g in gradients.items() if g.abs().max() > 1e-6 * largest}
     worst = max(off, key=off.get)
     same = processes.everybody(found.sum().item())
     assert len(set(same)) == 1, "the processes of one video went apart"
@@ -93,9 +75,7 @@ def check_agreement(processes):
     """The processes of one video must not go on with numbers of their own: a scorer need not say the same twice."""
     mine = torch.tensor([float(processes.global_rank), 7.0])
     for found in (processes.gather(mine), processes.mean(mine)):
-        assert len(set(map(str, processes.everybody(found.tolist())))) == 1, (
-            "they went on with different numbers"
-        )
+        assert len(set(map(str, processes.everybody(found.tolist())))) == 1, "they went on with different numbers"
 
 
 def main():

@@ -59,11 +59,7 @@ class Totals:
         """`live` are the reward faults of the round under way."""
         faults = self.faults + (live or Counter())
         verdicts = {
-            name: {
-                "what": text,
-                "held": not self.violations[name],
-                "violations": self.violations[name][:20],
-            }
+            name: {"what": text, "held": not self.violations[name], "violations": self.violations[name][:20]}
             for name, text in checks.INVARIANTS.items()
         }
         rates = sorted(rate for rate, _ in self.growth)
@@ -151,9 +147,7 @@ class Soak:
         if self.run is None:
             return Counter()
         met = {
-            (line["iteration"], line["rank"]): line["faults"]
-            for line in self.run.notes
-            if line["what"] == "rollout"
+            (line["iteration"], line["rank"]): line["faults"] for line in self.run.notes if line["what"] == "rollout"
         }
         found = Counter(f"{kind} on the way" for kind in list(self.relay.done))
         for faults in met.values():
@@ -172,8 +166,7 @@ class Soak:
     def write(self):
         if self.options.json:
             atomic_write(
-                Path(self.options.json),
-                (json.dumps(self.totals.report(self.live()), indent=1) + "\n").encode(),
+                Path(self.options.json), (json.dumps(self.totals.report(self.live()), indent=1) + "\n").encode()
             )
 
     def round(self):
@@ -182,9 +175,7 @@ class Soak:
         place = self.folder / f"round-{number}"
         place.mkdir()
         with small_disk(place / "disk", PAGES) as disk:
-            disturbed, twin = self.runs(
-                place, disk, (mode, save_every, self.rng.randrange(1 << 30))
-            )
+            disturbed, twin = self.runs(place, disk, (mode, save_every, self.rng.randrange(1 << 30)))
             try:
                 self.tell(f"{mode}, saved every {save_every}, {self.options.iterations} iterations")
                 self.run = disturbed
@@ -226,9 +217,7 @@ class Soak:
             ("disturbed", disk / "run", rewards[0], traps),
             ("twin", place / "undisturbed", rewards[1], None),
         ):
-            settings = recipe(
-                out, self.base, reward, seed, mode, save_every, self.options.iterations
-            )
+            settings = recipe(out, self.base, reward, seed, mode, save_every, self.options.iterations)
             broken = self.options.broken if laid else None
             made.append(Run(place / name, out, settings, self.options.seed, laid, broken))
         return made
@@ -244,32 +233,22 @@ class Soak:
             disturbed.poll()
             twin.until(lambda: False)
         except Stuck as error:
-            found.append(
-                ("end", f"{error}; the end of its log: {disturbed.log.read_text()[-600:]}")
-            )
+            found.append(("end", f"{error}; the end of its log: {disturbed.log.read_text()[-600:]}"))
         codes = disturbed.launcher.poll(), twin.launcher.poll()
         if codes != (0, 0):
-            found.append(
-                ("end", f"the launchers ended with {codes}: {disturbed.log.read_text()[-600:]}")
-            )
+            found.append(("end", f"the launchers ended with {codes}: {disturbed.log.read_text()[-600:]}"))
         else:
             iterations = self.options.iterations
             found += checks.check_end(disturbed.out, twin.out, iterations, KEEP)
-        found += checks.check_starts(disturbed.notes, disturbed.timeline) + checks.check_masks(
-            disturbed.notes
-        )
+        found += checks.check_starts(disturbed.notes, disturbed.timeline) + checks.check_masks(disturbed.notes)
         found += checks.check_memory(disturbed.notes) + checks.check_memory(twin.notes)
         if starts := disturbed.unexplained():
-            found.append(
-                ("causes", f"the starts {starts} ended by themselves; see {disturbed.log}")
-            )
+            found.append(("causes", f"the starts {starts} ended by themselves; see {disturbed.log}"))
         return found
 
     def account(self, disturbed, twin, found):
         totals, seen = self.totals, checks.last_rollouts(disturbed.notes)
-        totals.rollouts += sum(
-            line["what"] == "rollout" and line["rank"] == 0 for line in disturbed.notes
-        )
+        totals.rollouts += sum(line["what"] == "rollout" and line["rank"] == 0 for line in disturbed.notes)
         totals.iterations += len({line["iteration"] for line in seen})
         totals.restarts += max(len(set(disturbed.starts)) - 1, 0)
         totals.masked += sum(line["masked"] for line in seen)
@@ -290,22 +269,11 @@ def main():
     parser.add_argument("--kills", type=int, default=0, help="and until there were so many")
     parser.add_argument("--faults", type=int, default=0, help="and so many reward faults")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--fleet",
-        choices=("ray", "own"),
-        default="ray",
-        help="own: one process, if Ray is too heavy",
-    )
+    parser.add_argument("--fleet", choices=("ray", "own"), default="ray", help="own: one process, if Ray is too heavy")
     parser.add_argument("--iterations", type=int, default=ITERATIONS, help="of a round")
     parser.add_argument("--json", help="file for the counts, renewed all the time")
-    parser.add_argument(
-        "--broken",
-        choices=("resume", "score", "half"),
-        help="break the trainer: the soak must see it",
-    )
-    parser.add_argument(
-        "--out", type=Path, help="folder for what a round leaves if something was violated"
-    )
+    parser.add_argument("--broken", choices=("resume", "score", "half"), help="break the trainer: the soak must see it")
+    parser.add_argument("--out", type=Path, help="folder for what a round leaves if something was violated")
     return soak(parser.parse_args())
 
 
@@ -338,16 +306,12 @@ def show(report, folder):
     def listed(counts):
         return ", ".join(f"{count} {name}" for name, count in counts.items())
 
-    made = (
-        f"{report['iterations']} iterations ({report['rollouts']} rollouts with those made again)"
-    )
+    made = f"{report['iterations']} iterations ({report['rollouts']} rollouts with those made again)"
     lasted = f"{report['hours']:.2f} h against {report['reward fleet']}"
     print(f"\n{report['rounds']} rounds, {made}, {report['restarts']} restarts in {lasted}")
     print(f"{report['kills']} kills: {listed(report['kills by place'])}")
     print(f"{report['reward faults']} reward faults: {listed(report['reward faults by kind'])}")
-    print(
-        f"{report['masked samples']} samples masked; {listed(report['other'])}; memory {report['memory']}"
-    )
+    print(f"{report['masked samples']} samples masked; {listed(report['other'])}; memory {report['memory']}")
     for name, verdict in report["verdicts"].items():
         print(f"{'held    ' if verdict['held'] else 'VIOLATED'} {name}: {verdict['what']}")
         for text in verdict["violations"]:

@@ -7,12 +7,7 @@ from statistics import mean, median
 
 import torch
 
-from sage_grpo.distributed.checkpoint import (
-    MANIFEST,
-    DamagedCheckpoint,
-    load_checkpoint,
-    load_newest,
-)
+from sage_grpo.distributed.checkpoint import MANIFEST, DamagedCheckpoint, load_checkpoint, load_newest
 from sage_grpo.training.trackers import read_metrics
 
 INVARIANTS = {
@@ -42,8 +37,7 @@ def is_whole(folder):
     try:
         hashes = json.loads((folder / MANIFEST).read_text())["sha256"]
         return bool(hashes) and all(
-            hashlib.sha256((folder / file).read_bytes()).hexdigest() == digest
-            for file, digest in hashes.items()
+            hashlib.sha256((folder / file).read_bytes()).hexdigest() == digest for file, digest in hashes.items()
         )
     except (OSError, ValueError, KeyError):
         return False
@@ -85,11 +79,7 @@ def differences(a, b, place=""):
             return [place]
         return [found for key in a for found in differences(a[key], b[key], f"{place}/{key}")]
     if isinstance(a, list | tuple):
-        return [
-            found
-            for i, pair in enumerate(zip(a, b, strict=True))
-            for found in differences(*pair, f"{place}/{i}")
-        ]
+        return [found for i, pair in enumerate(zip(a, b, strict=True)) for found in differences(*pair, f"{place}/{i}")]
     return [] if a == b else [place]
 
 
@@ -99,18 +89,12 @@ def bits(x):
 
 def numbers(row):
     """What of a line of metrics is not the time of day."""
-    return {
-        key: value for key, value in row.items() if key != "time" and not key.startswith("seconds/")
-    }
+    return {key: value for key, value in row.items() if key != "time" and not key.startswith("seconds/")}
 
 
 def last_rollouts(notes):
     """Of every iteration and rank the last one that was made."""
-    return list(
-        {
-            (line["iteration"], line["rank"]): line for line in notes if line["what"] == "rollout"
-        }.values()
-    )
+    return list({(line["iteration"], line["rank"]): line for line in notes if line["what"] == "rollout"}.values())
 
 
 def growth(notes):
@@ -138,31 +122,18 @@ def fleet_grows(sizes):
 def check_starts(notes, timeline):
     """From the notes of every start, and what was seen from outside: (time, newest checkpoint)."""
     found = []
-    starts = {
-        (*line["start"], line["rank"]): line["time"] for line in notes if line["what"] == "start"
-    }
+    starts = {(*line["start"], line["rank"]): line["time"] for line in notes if line["what"] == "start"}
     for line in (line for line in notes if line["what"] == "resumed"):
         began = starts[(*line["start"], line["rank"])]
         seen = max((newest for when, newest in timeline if when < began), default=0)
         if line["at"] != line["newest"]:
-            found.append(
-                ("resume", f"went on at {line['at']}, though step {line['newest']} was whole")
-            )
+            found.append(("resume", f"went on at {line['at']}, though step {line['newest']} was whole"))
         if line["newest"] < seen:
-            found.append(
-                ("lost", f"step {seen} was there, but only {line['newest']} at the next start")
-            )
+            found.append(("lost", f"step {seen} was there, but only {line['newest']} at the next start"))
         if line["unwhole"] or line["loadable_halves"]:
-            found.append(
-                (
-                    "half",
-                    f"{line['unwhole']} are not whole, {line['loadable_halves']} could be loaded",
-                )
-            )
+            found.append(("half", f"{line['unwhole']} are not whole, {line['loadable_halves']} could be loaded"))
         if not line["rows"]:
-            found.append(
-                ("metrics", f"after the start at {line['at']} the rows are not 1 to {line['at']}")
-            )
+            found.append(("metrics", f"after the start at {line['at']} the rows are not 1 to {line['at']}"))
     return found
 
 
@@ -171,26 +142,16 @@ def check_masks(notes):
     for line in (line for line in notes if line["what"] == "rollout"):
         if line["wrong_masks"] or line["wrong_scores"]:
             wrong = f"{line['wrong_masks']} wrong masks and {line['wrong_scores']} wrong scores"
-            found.append(
-                ("masks", f"{wrong} in iteration {line['iteration']} of rank {line['rank']}")
-            )
+            found.append(("masks", f"{wrong} in iteration {line['iteration']} of rank {line['rank']}"))
         key = line["iteration"], line["rank"]
         if seen.setdefault(key, line["videos"]) != line["videos"]:
-            found.append(
-                (
-                    "weights",
-                    f"iteration {key[0]} of rank {key[1]} has other videos when it is made again",
-                )
-            )
+            found.append(("weights", f"iteration {key[0]} of rank {key[1]} has other videos when it is made again"))
     return found
 
 
 def check_end(folder, twin, iterations, keep):
     """The disturbed run's folder beside that of its twin."""
-    found, (name, state, _), (other, known, _) = (
-        [],
-        *(load_newest(f / "checkpoints") for f in (folder, twin)),
-    )
+    found, (name, state, _), (other, known, _) = [], *(load_newest(f / "checkpoints") for f in (folder, twin))
     if step_of(name) != iterations or step_of(other) != iterations:
         found.append(("end", f"the newest checkpoints are {name} and {other}, not of {iterations}"))
     if different := differences(state, known):

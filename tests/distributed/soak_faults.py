@@ -30,16 +30,12 @@ SHARES = {
     "slow": 0.01,
 }
 ON_THE_WAY_SHARE = 0.08  # of requests
-AT_MOST = (
-    2  # times that one request is spoilt on its way, below the client's retries: it costs no sample
-)
+AT_MOST = 2  # times that one request is spoilt on its way, below the client's retries: it costs no sample
 
 
 def planted(video, prompt, seed):
     """The fault of a sample, and a name for it."""
-    key = hashlib.sha256(
-        f"{seed} {prompt.text} ".encode() + video.contiguous().numpy().tobytes()
-    ).digest()
+    key = hashlib.sha256(f"{seed} {prompt.text} ".encode() + video.contiguous().numpy().tobytes()).digest()
     place = int.from_bytes(key[:8], "big") / 2**64
     for kind, share in SHARES.items():
         if place < share:
@@ -49,9 +45,7 @@ def planted(video, prompt, seed):
 
 
 def kinds(videos, prompts, seed):
-    return [
-        planted(video, prompt, seed) for video, prompt in zip(videos.cpu(), prompts, strict=True)
-    ]
+    return [planted(video, prompt, seed) for video, prompt in zip(videos.cpu(), prompts, strict=True)]
 
 
 def expected(videos, prompts, seed):

@@ -38,9 +38,7 @@ def start_ray(stack, seed):
     os.environ.update(PATIENT_RAY)
     for _ in range(RAY_STARTS):
         try:
-            fleet = running_fleet(
-                free_port(), seconds=SECONDS, scorer="distributed.soak_faults:Planted", seed=seed
-            )
+            fleet = running_fleet(free_port(), seconds=SECONDS, scorer="distributed.soak_faults:Planted", seed=seed)
             return stack.enter_context(fleet)
         except Exception as error:  # Ray has no kind of its own for it
             print(f"Ray did not start: {error}", flush=True)
@@ -54,12 +52,7 @@ def start_ray(stack, seed):
 @contextmanager
 def own_server(seed):
     """A process that is started again whenever it dies."""
-    port, notes, over, living = (
-        free_port(),
-        tempfile.mkdtemp(prefix="fleet-"),
-        threading.Event(),
-        [],
-    )
+    port, notes, over, living = free_port(), tempfile.mkdtemp(prefix="fleet-"), threading.Event(), []
 
     def keep():
         while not over.is_set():
@@ -87,9 +80,7 @@ def main():
     from sage_grpo.serve.scorer import Scorer
 
     port, notes, seed = sys.argv[1:]
-    logging.getLogger("sage_grpo").setLevel(
-        logging.ERROR
-    )  # failures are planted: no need to tell of each
+    logging.getLogger("sage_grpo").setLevel(logging.ERROR)  # failures are planted: no need to tell of each
     scorer = Scorer(Planted(notes, int(seed)), BATCH, SECONDS)
 
     async def ask(body, count):

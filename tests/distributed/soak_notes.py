@@ -8,9 +8,7 @@ from pathlib import Path
 
 def note(file, what, **facts):
     """One line; several processes write to the same file."""
-    launch, restart = (
-        int(os.environ.get(name, "0")) for name in ("LAUNCH", "TORCHELASTIC_RESTART_COUNT")
-    )
+    launch, restart = (int(os.environ.get(name, "0")) for name in ("LAUNCH", "TORCHELASTIC_RESTART_COUNT"))
     who = {"rank": int(os.environ.get("RANK", "0")), "pid": os.getpid(), "start": [launch, restart]}
     with Path(file).open("a") as lines:
         lines.write(json.dumps({"what": what, "time": time.time(), **who, **facts}) + "\n")

@@ -28,11 +28,7 @@ class Run:
     def __init__(self, folder, out, recipe, seed, traps=None, broken=None):
         self.folder, self.out, self.root, self.traps = folder, out, out / "checkpoints", traps
         folder.mkdir()
-        self.plan, self.notes_file, self.log = (
-            folder / "plan.json",
-            folder / "notes.jsonl",
-            folder / "log.txt",
-        )
+        self.plan, self.notes_file, self.log = folder / "plan.json", folder / "notes.jsonl", folder / "log.txt"
         plan = {"recipe": recipe, "notes": str(self.notes_file), "seed": seed, "broken": broken}
         self.plan.write_text(json.dumps(plan | {"traps": str(traps) if traps else ""}))
         self.notes, self._read, self.launches = [], 0, 0
@@ -45,10 +41,7 @@ class Run:
         with self.log.open("a") as log:
             command = torchrun(2, "distributed.soak_worker", self.plan, restarts=RESTARTS)
             self.launcher = subprocess.Popen(
-                command,
-                env=environment(LAUNCH=str(self.launches)),
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                command, env=environment(LAUNCH=str(self.launches)), stdout=log, stderr=subprocess.STDOUT
             )
 
     def poll(self):
@@ -93,19 +86,12 @@ class Run:
 
     @property
     def iteration(self):
-        return max(
-            (line["iteration"] for line in self.notes[-4:] if line["what"] == "rollout"),
-            default=self.newest,
-        )
+        return max((line["iteration"] for line in self.notes[-4:] if line["what"] == "rollout"), default=self.newest)
 
     def process(self, rank):
         """Of the newest start."""
         for line in reversed(self.notes):
-            if (
-                line["what"] == "start"
-                and line["rank"] == rank
-                and tuple(line["start"]) == self.start
-            ):
+            if line["what"] == "start" and line["rank"] == rank and tuple(line["start"]) == self.start:
                 return line["pid"]
         return None
 
@@ -271,10 +257,7 @@ class Disturber:
     def fill_disk(self):
         """Until the run has failed of it, and perhaps failed again; room is made before it can go on."""
         run, filler, before = self.run, self.run.out.parent / "filler", self.run.start
-        sizes = [
-            sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
-            for path in run.root.glob("step-*")
-        ]
+        sizes = [sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) for path in run.root.glob("step-*")]
         spare, again = self.rng.uniform(0, 0.6 * max(sizes, default=0)), self.rng.randrange(2)
         with filler.open("wb", buffering=0) as file:
 
@@ -289,9 +272,7 @@ class Disturber:
         run.until_more()
         self.run.explained |= {start for start in run.starts if before <= start < run.start}
         self.done["disk full"] += met
-        self.tell(
-            f"disk was full with {spare / 1e3:.0f} kB spare, {len(set(run.starts)) - 1} restarts so far"
-        )
+        self.tell(f"disk was full with {spare / 1e3:.0f} kB spare, {len(set(run.starts)) - 1} restarts so far")
 
 
 def fill(file, folder, spare):

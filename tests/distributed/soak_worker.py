@@ -11,9 +11,7 @@ from pathlib import Path
 from distributed.soak_notes import memory, note
 
 PLAN = json.loads(Path(sys.argv[1]).read_text())
-note(
-    PLAN["notes"], "start"
-)  # before all that takes its time to import, so that it can be killed there, too
+note(PLAN["notes"], "start")  # before all that takes its time to import, so that it can be killed there, too
 
 # ruff: noqa: E402
 import hashlib
@@ -45,12 +43,7 @@ class Witness(Callback):
         if self.before is None:
             return
         steps = [row["step"] for row in read_metrics(Path(loop.config.run.out) / "metrics.jsonl")]
-        self.tell(
-            "resumed",
-            at=loop.iteration,
-            rows=steps == list(range(1, loop.iteration + 1)),
-            **self.before,
-        )
+        self.tell("resumed", at=loop.iteration, rows=steps == list(range(1, loop.iteration + 1)), **self.before)
 
     def on_rollout(self, loop, rollouts, scores, valid):
         mine = list(my_samples(loop.config.rollouts, loop.comm))
@@ -84,10 +77,7 @@ def break_something(kind):
 
         HttpReward._ask = zero
     if kind == "half":
-        Storage.begin = lambda self, step: (
-            self.fs.makedirs(self._path(step), exist_ok=True),
-            step,
-        )[1]
+        Storage.begin = lambda self, step: (self.fs.makedirs(self._path(step), exist_ok=True), step)[1]
         Storage.publish = lambda self, work, step: None
 
 
@@ -98,11 +88,7 @@ def main():
     break_something(PLAN["broken"])
     if PLAN["traps"]:
         traps.lay(Path(PLAN["traps"]), places(recipe["tuning"]["mode"]))
-    before = (
-        look(root) | {"loadable_halves": half_that_loads(root)}
-        if os.environ["RANK"] == "0"
-        else None
-    )
+    before = look(root) | {"loadable_halves": half_that_loads(root)} if os.environ["RANK"] == "0" else None
     trainer = Trainer(config=recipe, callbacks=[Witness(notes, PLAN["seed"], before)])
     trainer.train()
     note(notes, "end")

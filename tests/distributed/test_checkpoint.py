@@ -48,11 +48,7 @@ def equal(a, b):
     if isinstance(a, dict):
         return list(a) == list(b) and all(equal(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple):
-        return (
-            type(a) is type(b)
-            and len(a) == len(b)
-            and all(equal(x, y) for x, y in zip(a, b, strict=True))
-        )
+        return type(a) is type(b) and len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
     return a == b and type(a) is type(b)
 
 
@@ -87,9 +83,7 @@ def test_parts_of_killed_writers_are_removed(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010"]
 
 
-@pytest.mark.parametrize(
-    "name", ["tensors/__0_0.distcp", "tensors/index.json", "state.json", "manifest.json"]
-)
+@pytest.mark.parametrize("name", ["tensors/__0_0.distcp", "tensors/index.json", "state.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["truncate", "flip", "delete"])
 def test_damage_to_any_file_is_found_and_passed_over(tmp_path, name, damage):
     save_checkpoint(tmp_path, 1, STATE)
@@ -132,9 +126,7 @@ def test_json_is_readable(tmp_path):
 
 def test_an_earlier_format_is_named(tmp_path):
     path = tmp_path / save_checkpoint(tmp_path, 1, STATE)
-    (path / "manifest.json").write_text(
-        json.dumps({"step": 1, "sha256": {"tensors.safetensors": "0"}})
-    )
+    (path / "manifest.json").write_text(json.dumps({"step": 1, "sha256": {"tensors.safetensors": "0"}}))
     with pytest.raises(DamagedCheckpoint, match="earlier version's format"):
         load_checkpoint(tmp_path, path.name)
 
@@ -157,18 +149,13 @@ def test_a_failure_in_the_background_is_raised_by_the_next_call(tmp_path):
     saver.wait()
     saver.storage.digest = lambda name: (_ for _ in ()).throw(OSError(5, "Input/output error"))
     saver.save(2, STATE)
-    with pytest.raises(
-        CheckpointError,
-        match=r"iteration 2 .*Input/output error; the last whole one is step-00000001",
-    ):
+    with pytest.raises(CheckpointError, match=r"iteration 2 .*Input/output error; the last whole one is step-00000001"):
         saver.save(3, STATE)
     assert checkpoints(tmp_path) == ["step-00000001"]
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "delete"])
-@pytest.mark.parametrize(
-    "name", ["tensors/__0_0.distcp", "tensors/index.json", "state.json", "manifest.json"]
-)
+@pytest.mark.parametrize("name", ["tensors/__0_0.distcp", "tensors/index.json", "state.json", "manifest.json"])
 def test_remote_folders(name, damage):
     """Nothing can be renamed there: a checkpoint counts when its manifest, written last, is there and right."""
     root = f"memory://bucket/{uuid4()}"
@@ -177,10 +164,7 @@ def test_remote_folders(name, damage):
     assert checkpoints(root) == ["step-00000002", "step-00000003"]
     assert equal(load_newest(root)[1], STATE)
     storage = Storage(root)
-    path, data = (
-        storage._path(f"step-00000003/{name}"),
-        bytearray(storage.read(f"step-00000003/{name}")),
-    )
+    path, data = storage._path(f"step-00000003/{name}"), bytearray(storage.read(f"step-00000003/{name}"))
     if damage == "delete":
         storage.fs.rm(path)
     else:
@@ -256,9 +240,7 @@ def test_a_pickle_in_a_checkpoint_runs_nothing(name, tmp_path):
     assert not (tmp_path / "pwned").exists()
 
 
-@pytest.mark.parametrize(
-    "file", ["../state.distcp", "/etc/passwd", "tensors/__0_0.distcp", "state.json"]
-)
+@pytest.mark.parametrize("file", ["../state.distcp", "/etc/passwd", "tensors/__0_0.distcp", "state.json"])
 def test_an_index_names_no_other_files(file, tmp_path):
     path = tmp_path / save_checkpoint(tmp_path, 1, STATE)
     index = json.loads((path / "tensors" / "index.json").read_text())

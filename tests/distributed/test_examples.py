@@ -56,12 +56,8 @@ def test_pytorchjob():
     assert options.nproc_per_node == job["spec"]["nprocPerNode"]
     assert_fits(config, worker["replicas"] * int(options.nproc_per_node), "/shared")
     variables = {entry["name"]: entry["value"] for entry in container["env"]}
-    assert (
-        30 < int(variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < pod["terminationGracePeriodSeconds"]
-    )
-    assert {mount["name"] for mount in container["volumeMounts"]} == {
-        volume["name"] for volume in pod["volumes"]
-    }
+    assert 30 < int(variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < pod["terminationGracePeriodSeconds"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["runs to its end", "its time is over"])
@@ -82,10 +78,7 @@ def test_sbatch(tmp_path, asked):
     }
     script = subprocess.Popen([shutil.which("bash"), str(SBATCH)], env=settings)
     deadline = time.monotonic() + 30
-    while (
-        not (torchrun.exists() and len(torchrun.read_text().splitlines()) > 10)
-        and time.monotonic() < deadline
-    ):
+    while not (torchrun.exists() and len(torchrun.read_text().splitlines()) > 10) and time.monotonic() < deadline:
         time.sleep(0.05)
     options, config = launched(torchrun.read_text().splitlines())
     assert (options.nnodes, options.rdzv_endpoint, options.rdzv_id) == ("2", "node-1:29500", "7-0")
@@ -97,6 +90,4 @@ def test_sbatch(tmp_path, asked):
         torchrun.unlink()
     assert script.wait(timeout=30) == 0
     assert ("requeue 7" in calls.read_text()) == asked
-    assert (
-        tmp_path / "arguments.saved"
-    ).exists() == asked  # it was not queued again before all was saved
+    assert (tmp_path / "arguments.saved").exists() == asked  # it was not queued again before all was saved

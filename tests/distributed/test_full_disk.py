@@ -15,9 +15,7 @@ from sage_grpo.distributed.checkpoint import CheckpointError, checkpoints, load_
 def small_disk(folder, pages):
     """A file system of so many pages, at least one of them taken by its root."""
     folder.mkdir()
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={pages * 4096}", "tmpfs", str(folder)], check=True
-    )
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={pages * 4096}", "tmpfs", str(folder)], check=True)
     try:
         yield folder
     finally:
@@ -52,9 +50,7 @@ def test_a_full_disk_at_every_write(tmp_path):
     assert sum(full[::2]) >= 4  # tensors, index, state, manifest
     assert sum(full[1::2]) >= 4
     assert not any(full[-2:])
-    print(
-        f"full at {sum(full[::2])} places of the first and {sum(full[1::2])} of the second checkpoint"
-    )
+    print(f"full at {sum(full[::2])} places of the first and {sum(full[1::2])} of the second checkpoint")
 
 
 def test_a_failure_at_every_sync(tmp_path, monkeypatch):
@@ -96,9 +92,7 @@ def test_a_run_on_a_full_disk_ends_with_a_sentence(tmp_path):
             f"run.checkpoints={disk}",
             f"run.out={tmp_path / 'run'}",
         ]
-        done = subprocess.run(
-            [sys.executable, *command], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     said = " ".join(done.stderr.split())
     assert done.returncode == 2
     assert "could not be written" in said

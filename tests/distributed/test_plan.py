@@ -54,25 +54,16 @@ def test_a_plan_is_what_two_real_processes_hold_and_write(tmp_path):
             assert held["optimizer"].by_rank[rank] == real[rank]["optimizer"]
         files = payload_by_file(tmp_path / f"plan-{case}" / "checkpoints" / "step-00000001")
         assert sum(files.values()) == plan.layout.written.whole == sum(plan.layout.written.by_rank)
-        for rank in (
-            0,
-            1,
-        ):  # numbers that both hold, such as the optimizer's count of steps, may go to either
+        for rank in (0, 1):  # numbers that both hold, such as the optimizer's count of steps, may go to either
             assert abs(files[f"__{rank}_0.distcp"] - plan.layout.written.by_rank[rank]) <= 10_000
-        assert (
-            plan.layout.files
-            == len(list((tmp_path / f"plan-{case}").glob("checkpoints/*/**/*"))) - 1
-        )
+        assert plan.layout.files == len(list((tmp_path / f"plan-{case}").glob("checkpoints/*/**/*"))) - 1
 
 
 def tiny_contents(processes):
     model = tiny_model(tuning={"mode": "lora"})
     shard(model, processes.weights_mesh)
     named = dict(model.module.named_parameters())
-    return Contents(
-        {"weights": named.values()},
-        named | {"alone": next(iter(named.values())).new_zeros(()).to_local()},
-    )
+    return Contents({"weights": named.values()}, named | {"alone": next(iter(named.values())).new_zeros(()).to_local()})
 
 
 @pytest.mark.parametrize("replicate", [1, 4])
@@ -147,11 +138,7 @@ def test_groups_over_replicas():
     [(64, "full", 1.01), (512, "full", 1.01), (64, "lora", 1.01)],
 )
 def test_hunyuanvideo_at_full_size(processes, mode, uneven):
-    size = [
-        f"parallel.processes={processes}",
-        f"policy.prompts_per_iteration={processes // 4}",
-        f"tuning.mode={mode}",
-    ]
+    size = [f"parallel.processes={processes}", f"policy.prompts_per_iteration={processes // 4}", f"tuning.mode={mode}"]
     config = load_recipe("hunyuan15-64gpu", size)
     plan = plan_recipe(config)
     assert plan.parameters == 8_326_608_160
@@ -167,15 +154,11 @@ def test_hunyuanvideo_at_full_size(processes, mode, uneven):
     weights = held["trained weights"].whole + held["frozen weights"].whole
     if mode == "full":
         assert weights == 4 * 8_326_608_160
-        assert (
-            held["copies"].whole == 2 * held["trained weights"].whole
-        )  # anchor, and the gauge's initial policy
+        assert held["copies"].whole == 2 * held["trained weights"].whole  # anchor, and the gauge's initial policy
     else:
         assert weights == 2 * 8_326_608_160 + held["trained weights"].whole
         assert held["copies"].whole == held["trained weights"].whole  # anchor
-    everything = [
-        sum(column) for column in zip(*(shares.by_rank for shares in held.values()), strict=True)
-    ]
+    everything = [sum(column) for column in zip(*(shares.by_rank for shares in held.values()), strict=True)]
     fair = sum(shares.whole for shares in held.values()) / processes
     assert max(everything) <= fair * uneven
     assert sum(plan.layout.written.by_rank) == plan.layout.written.whole
@@ -188,9 +171,7 @@ def test_conditions_are_as_large_as_they_are_said_to_be(adapter, tmp_path):
     model = contract.load(adapter, contract.make_checkpoint(adapter, tmp_path))
     prompt, *_ = contract.prompts_for(model)
     real, blank = model.encode([prompt] * 2), model.blank_condition(2)
-    varies = (
-        ("text", "glyphs") if hasattr(adapter, "typical_text") else ()
-    )  # as many tokens as a prompt has
+    varies = ("text", "glyphs") if hasattr(adapter, "typical_text") else ()  # as many tokens as a prompt has
     plain = [name for name in real if not name.endswith(varies)] if varies else list(real)
     assert {name: real[name].shape for name in plain} == {name: blank[name].shape for name in plain}
     assert {name: (x.dim(), x.shape[-1]) for name, x in real.items()} == {

@@ -35,23 +35,16 @@ def rows(folder):
 
 
 def saved(folder):
-    return [
-        int(path.name.removeprefix("step-"))
-        for path in sorted((folder / "run" / "checkpoints").glob("step-*"))
-    ]
+    return [int(path.name.removeprefix("step-")) for path in sorted((folder / "run" / "checkpoints").glob("step-*"))]
 
 
 def stop(folder, whom):
     """Start the command, ask it to stop after its next iteration; its code, its summary and what it told."""
     before, deadline = rows(folder), time.monotonic() + 120
-    command = torchrun(
-        2, *TRAIN, "parallel.processes=2", f"run.out={folder / 'run'}", "run.iterations=1000"
-    )
+    command = torchrun(2, *TRAIN, "parallel.processes=2", f"run.out={folder / 'run'}", "run.iterations=1000")
     log = folder / "log.txt"
     with log.open("w") as told:
-        launcher = subprocess.Popen(
-            command, env=environment(), stdout=subprocess.PIPE, stderr=told, text=True
-        )
+        launcher = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=told, text=True)
     while rows(folder) == before and launcher.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     os.kill(whom(launcher), signal.SIGTERM)
@@ -68,27 +61,16 @@ def test_sigterm_saves_and_a_later_start_goes_on(tmp_path):
     assert saved(tmp_path) == [first["iterations"]] == [rows(tmp_path)]
 
     code, second, told = stop(tmp_path, lambda launcher: launcher.pid)
-    assert (
-        code == 1
-    )  # torchrun's own, for it raises what it got; the processes ended with 0 by themselves
+    assert code == 1  # torchrun's own, for it raises what it got; the processes ended with 0 by themselves
     assert "SignalException" in told
     assert "forcefully exiting" not in told
-    assert second["stop_reason"] in (
-        "SIGTERM received",
-        "another process was asked to stop",
-    )  # who was first
+    assert second["stop_reason"] in ("SIGTERM received", "another process was asked to stop")  # who was first
     assert f"at iteration {first['iterations']}" in told
     assert saved(tmp_path) == [first["iterations"], second["iterations"]]
     assert second["iterations"] > first["iterations"]
 
     last = second["iterations"] + 1
-    command = [
-        sys.executable,
-        "-m",
-        *TRAIN,
-        f"run.out={tmp_path / 'run'}",
-        f"run.iterations={last}",
-    ]
+    command = [sys.executable, "-m", *TRAIN, f"run.out={tmp_path / 'run'}", f"run.iterations={last}"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["iterations"] == last
     assert f"at iteration {second['iterations']}" in " ".join(done.stderr.split())

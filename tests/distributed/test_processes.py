@@ -22,9 +22,7 @@ from sage_grpo.distributed.processes import join, meeting_place
 def launch(folder, processes, *cases, **more):
     worker = ["distributed.worker", str(folder), *cases]
     command = torchrun(processes, *worker) if processes > 1 else [sys.executable, "-m", *worker]
-    done = subprocess.run(
-        command, env=environment(**more), capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, env=environment(**more), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
@@ -35,16 +33,10 @@ def result(folder, name):
 def assert_alike(one, other, limit=1e-6, spared=0):
     """`spared` counts numbers that may differ more: those whose gradient is rounding, which Adam normalises."""
     assert one["updates"] == other["updates"] == 10
-    assert all(
-        torch.equal(a, b) for a, b in zip(one["noise"][1::2], other["noise"][1::2], strict=True)
-    )
-    assert torch.equal(
-        one["noise"][0], other["noise"][0]
-    )  # the start of the first rollout, before any update
+    assert all(torch.equal(a, b) for a, b in zip(one["noise"][1::2], other["noise"][1::2], strict=True))
+    assert torch.equal(one["noise"][0], other["noise"][0])  # the start of the first rollout, before any update
     assert one["scores"][0].shape == other["scores"][0].shape == (8, 1)
-    off = torch.cat(
-        [(one["weights"][n] - other["weights"][n]).abs().flatten() for n in one["weights"]]
-    )
+    off = torch.cat([(one["weights"][n] - other["weights"][n]).abs().flatten() for n in one["weights"]])
     beyond = int((off > limit).sum())
     assert beyond <= spared, f"{beyond} of {len(off)} weights differ by up to {off.max():.2e}"
     return off.max().item()
@@ -52,9 +44,7 @@ def assert_alike(one, other, limit=1e-6, spared=0):
 
 EXACT = ("shapes-full", "shapes-lora", "hunyuan15-full", "hunyuan15-lora", "wan-full", "wan-lora")
 HALF = ("wan-lora-bf16", "wan-full-bf16")
-SPARED = {
-    "wan-full": 4
-}  # of 19,832; the others of this and all weights of the other models within 1e-6
+SPARED = {"wan-full": 4}  # of 19,832; the others of this and all weights of the other models within 1e-6
 COPIED = ("shapes-full", "wan-lora")
 
 
@@ -72,9 +62,7 @@ def test_every_layout_equals_one_process(tmp_path):
         print(f"{case}: weights after 10 updates differ by {off:.1e}; held {two['held']:.3f}")
         assert two["held"] <= 0.6  # of all parameters, anchor and average adapters included
         assert one["held"] == 1.0
-        assert two["before"] == (
-            1.0 if case.startswith("shapes") else 0.0
-        )  # read shard by shard, never whole
+        assert two["before"] == (1.0 if case.startswith("shapes") else 0.0)  # read shard by shard, never whole
         shared = result(tmp_path, f"{case}-shared")
         off = assert_alike(one, shared, spared=SPARED.get(case, 0))
         print(f"{case}: with a shared video they differ by {off:.1e}; held {shared['held']:.3f}")
@@ -89,9 +77,7 @@ def test_every_layout_equals_one_process(tmp_path):
         one, two = result(tmp_path, f"{case}-1"), result(tmp_path, f"{case}-2")
         assert {w.dtype for w in two["weights"].values()} == {torch.float32}
         assert torch.equal(one["noise"][0], two["noise"][0])
-        off = max(
-            (one["weights"][n] - two["weights"][n]).abs().max().item() for n in one["weights"]
-        )
+        off = max((one["weights"][n] - two["weights"][n]).abs().max().item() for n in one["weights"])
         assert off <= 8e-5  # four updates of at most 1e-5 each, in opposite directions
 
 
@@ -139,9 +125,7 @@ def test_number_of_processes_may_change_between_resumes(tmp_path):
     for case in COPIED:
         one, other = result(tmp_path, f"{case}-whole"), result(tmp_path, f"{case}-parts")
         assert torch.equal(one["noise"][-1], other["noise"][-1])
-        off = max(
-            (one["weights"][n] - other["weights"][n]).abs().max().item() for n in one["weights"]
-        )
+        off = max((one["weights"][n] - other["weights"][n]).abs().max().item() for n in one["weights"])
         assert off <= 1e-6
         assert one["updates"] == other["updates"]
         assert one["copies"] == other["copies"]
@@ -150,17 +134,9 @@ def test_number_of_processes_may_change_between_resumes(tmp_path):
 @pytest.mark.parametrize(
     ("parallel", "policy", "message"),
     [
-        (
-            {"processes": 6, "sequence": 4},
-            {},
-            "sequence=4 × replicate=1 does not divide processes=6; use processes=8",
-        ),
+        ({"processes": 6, "sequence": 4}, {}, "sequence=4 × replicate=1 does not divide processes=6; use processes=8"),
         ({"processes": 8, "replicate": 3}, {}, "use processes=9 or replicate=2"),
-        (
-            {"processes": 4},
-            {"prompts_per_iteration": 3, "batch_size": 2},
-            "do not divide into 4 replicas",
-        ),
+        ({"processes": 4}, {"prompts_per_iteration": 3, "batch_size": 2}, "do not divide into 4 replicas"),
     ],
 )
 def test_layouts_are_checked_with_the_nearest_fix(parallel, policy, message):
@@ -172,8 +148,7 @@ def test_launch_that_does_not_fit_the_recipe(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert join(1, 1, 1) is None
     with pytest.raises(
-        ConfigError,
-        match=r"processes=64, but 1 was started; use `torchrun --nproc-per-node=8 --nnodes=8",
+        ConfigError, match=r"processes=64, but 1 was started; use `torchrun --nproc-per-node=8 --nnodes=8"
     ):
         join(64, 2, 1)
 
@@ -197,9 +172,7 @@ def test_restarted_processes_do_not_meet_the_dead():
         if attempt % 2:
             list(map(lost, (0, 1)))
         with ThreadPoolExecutor(3) as pool:
-            late = [
-                pool.submit(start, rank) for rank in (1, 2)
-            ]  # they find the leader of the attempt before
+            late = [pool.submit(start, rank) for rank in (1, 2)]  # they find the leader of the attempt before
             time.sleep(0.3)
             assert not any(found.done() for found in late)
             stores = [found.result(timeout=30) for found in (pool.submit(start, 0), *late)]
@@ -256,9 +229,7 @@ def test_a_device_that_is_shared_or_missing_is_refused(monkeypatch, name, local_
 def pretend_accelerators(monkeypatch, count):
     """Names of GPUs without any; returns the numbers that became the current one."""
     current = []
-    monkeypatch.setattr(
-        torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda")
-    )
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
     monkeypatch.setattr(torch.accelerator, "set_device_index", current.append)
     return current

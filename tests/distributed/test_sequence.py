@@ -23,23 +23,17 @@ def test_sharing_a_video_is_exact(tmp_path):
     assert set(found) == set(MODELS) - {"sd3"}  # which makes pictures: they fit on one device
     assert found["hunyuan15"]["tokens"] == [23, 22]  # they need not divide
     for kind, off in found.items():
-        print(
-            f"{kind}: forward {off['forward']:.1e}, gradient {off['gradient']:.1e} ({off['worst']})"
-        )
+        print(f"{kind}: forward {off['forward']:.1e}, gradient {off['gradient']:.1e} ({off['worst']})")
         assert off["forward"] <= 1e-5
         assert off["gradient"] <= 1e-4
 
 
 def test_what_cannot_be_shared_is_said_with_the_nearest_setting():
     with pytest.raises(
-        ModelError,
-        match=r"parallel.sequence=4 does not divide .* 16 heads and 18018 tokens .* use parallel.sequence=2",
+        ModelError, match=r"parallel.sequence=4 does not divide .* 16 heads and 18018 tokens .* use parallel.sequence=2"
     ):
         check_sharing(4, 16, 18018)
-    with pytest.raises(
-        ModelError,
-        match=r"sequence=5 does not divide the model's 12 heads; use parallel.sequence=4",
-    ):
+    with pytest.raises(ModelError, match=r"sequence=5 does not divide the model's 12 heads; use parallel.sequence=4"):
         check_sharing(5, 12)
     check_sharing(8, 16)
     with pytest.raises(ConfigError, match="ring=4 does not divide sequence=6; use ring=3"):
@@ -48,7 +42,5 @@ def test_what_cannot_be_shared_is_said_with_the_nearest_setting():
 
 def test_blocks_that_diffusers_hooks_into_are_not_compiled():
     compiled = tiny_model(Wan, {"compile": "aot_eager"})
-    with pytest.raises(
-        ModelError, match=r"tuning.compile: .* leave tuning.compile out, or use parallel.sequence=1"
-    ):
+    with pytest.raises(ModelError, match=r"tuning.compile: .* leave tuning.compile out, or use parallel.sequence=1"):
         share_by_plan(compiled.module, [], None, {})

@@ -42,10 +42,7 @@ def test_a_round_of_kills_and_faults(tmp_path):
 def start(at, newest, **facts):
     line = {"time": 10.0, "rank": 0, "pid": 1, "start": [1, 0]}
     found = {"unwhole": [], "loadable_halves": [], "rows": True} | facts
-    return [
-        line | {"what": "start"},
-        line | {"what": "resumed", "at": at, "newest": newest} | found,
-    ]
+    return [line | {"what": "start"}, line | {"what": "resumed", "at": at, "newest": newest} | found]
 
 
 @pytest.mark.parametrize(
@@ -101,17 +98,12 @@ def test_faults_follow_from_the_sample_alone():
     videos = torch.randint(0, 256, (4000, 1, 2, 2, 3), dtype=torch.uint8)
     prompts = [Prompt("a cat")] * len(videos)
     found = [kind for kind, _ in kinds(videos, prompts, 0)]
-    assert {kind: found.count(kind) / len(found) for kind in SHARES} == pytest.approx(
-        SHARES, abs=0.01
-    )
+    assert {kind: found.count(kind) / len(found) for kind in SHARES} == pytest.approx(SHARES, abs=0.01)
     assert [kind for kind, _ in kinds(videos.flip(0), prompts, 0)] == found[::-1]
     masked = ~expected(videos, prompts, 0).valid.all(1)
     request = masked.view(-1, PER_REQUEST).all(1)
     assert masked.sum() >= sum(kind in ("nan", "inf", "minus inf") for kind in found)
-    assert (
-        request.sum()
-        >= sum(kind in ("raise", "too few", "too many") for kind in found) / PER_REQUEST
-    )
+    assert request.sum() >= sum(kind in ("raise", "too few", "too many") for kind in found) / PER_REQUEST
 
 
 def test_what_a_killed_writer_leaves_is_seen(tmp_path):

@@ -52,9 +52,7 @@ def run(folder, processes, *arguments, timeout=300):
     """As a program of its own: the code, what it wrote to stderr, and the files of its report."""
     module = ["distributed.test_watchdog", str(folder), *arguments]
     command = torchrun(processes, *module) if processes > 1 else [sys.executable, "-m", *module]
-    done = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, check=False, timeout=timeout
-    )
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=timeout)
     files = {path.name: path.read_text() for path in (folder / "run" / "hang").glob("*/*")}
     return done.returncode, done.stderr, files
 
@@ -66,11 +64,7 @@ def test_one_rank_sleeps_and_all_tell_where_they_stand(tmp_path):
     assert "in sleeps_for_ever" in files["rank-0001.txt"]
     assert "in gather" in files["rank-0000.txt"]
     assert "all_gather" in files["rank-0000.txt"]  # it waits in C, for the other
-    assert all(
-        "MainThread:" in files[name] and "watchdog:" in files[name]
-        for name in files
-        if "rank" in name
-    )
+    assert all("MainThread:" in files[name] and "watchdog:" in files[name] for name in files if "rank" in name)
     lines = files["report.txt"].splitlines()
     assert lines[0].startswith("error: no progress for 0.1 minutes (run.hang_minutes)")
     assert str(tmp_path / "run" / "hang") in lines[0]
@@ -79,9 +73,7 @@ def test_one_rank_sleeps_and_all_tell_where_they_stand(tmp_path):
     assert "rank 0" in lines[2]
     assert "last seen at a scored batch" in lines[2]
     assert stderr.count(files["report.txt"]) == 1
-    assert (
-        len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 1
-    )  # a restart goes on from there
+    assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 1  # a restart goes on from there
 
 
 @pytest.mark.parametrize(("kind", "place"), [("sleep", "files"), ("stone", "stderr")])
@@ -105,9 +97,5 @@ def test_a_run_that_does_not_hang_leaves_nothing(tmp_path, limit):
 if __name__ == "__main__":
     from pathlib import Path
 
-    train(
-        Path(sys.argv[1]),
-        Sleeper(int(sys.argv[2]), *sys.argv[3:4]),
-        float(os.environ.get("LIMIT", LIMIT)),
-    )
+    train(Path(sys.argv[1]), Sleeper(int(sys.argv[2]), *sys.argv[3:4]), float(os.environ.get("LIMIT", LIMIT)))
     leave()

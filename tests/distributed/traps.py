@@ -17,10 +17,7 @@ PLACES = {
     "backward": (torch.Tensor, "backward"),
     "optimizer": (torch.optim.AdamW, "step"),
     "anchor": (CopyBank, "save"),
-    "save": (
-        Storage,
-        "digest",
-    ),  # the tensors are written, the manifest is not; training goes on meanwhile
+    "save": (Storage, "digest"),  # the tensors are written, the manifest is not; training goes on meanwhile
     "rename": (Storage, "publish"),
     "retention": (Storage, "remove"),
 }

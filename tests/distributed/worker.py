@@ -53,11 +53,7 @@ def real_bytes(module):
 
 def checkpoint_of(kind, folder):
     path = folder / f"base-{kind}"
-    if (
-        kind != "shapes"
-        and int(os.environ.get("RANK", "0")) == 0
-        and not (path / "model_index.json").exists()
-    ):
+    if kind != "shapes" and int(os.environ.get("RANK", "0")) == 0 and not (path / "model_index.json").exists():
         contract.make_checkpoint(resolve(kind, MODELS, "model"), path)
     return str(path)
 
@@ -70,12 +66,7 @@ def recipe(folder, case, out, iterations, layout):
         adapter = resolve(kind, MODELS, "model")
         # at its tiny size Wan has two tokens, and gradients that are rounding alone: Adam makes whole steps of them
         frames, height, width = (9, 32, 32) if kind == "wan" else adapter.tiny_size
-        model |= {
-            "path": checkpoint_of(kind, folder),
-            "frames": frames,
-            "height": height,
-            "width": width,
-        }
+        model |= {"path": checkpoint_of(kind, folder), "frames": frames, "height": height, "width": width}
         model |= {"guidance_scale": 3.0, "options": dict(adapter.tiny_options)}
     return {
         "seed": int(os.environ.get("SEED", "0")),
@@ -83,12 +74,7 @@ def recipe(folder, case, out, iterations, layout):
         "tuning": {**tuning, "rank": 2, "conditions": str(folder / f"conditions-{launched()}")},
         "parallel": {"processes": launched(), **layout},
         "sampling": {"steps": 4},
-        "policy": {
-            "prompts_per_iteration": 2,
-            "num_generations": 4,
-            "batch_size": 2,
-            "num_iterations": 2,
-        },
+        "policy": {"prompts_per_iteration": 2, "num_generations": 4, "batch_size": 2, "num_iterations": 2},
         "kl": {"ref_model_sync_steps": 3, "warmup": 0, "high": 0.1},
         "optimizer": {"lr": 1e-5, "ema": 0.9},
         "run": {
@@ -106,10 +92,7 @@ def run(folder, case, iterations, **layout):
     out = folder / f"{case}-{os.environ.get('SUFFIX', launched())}"
     drawn = Drawn()
     settings, before, inner = recipe(folder, case, out, iterations, layout), [0], build.shard
-    build.shard = lambda model, *rest: (
-        before.append(real_bytes(model.module)),
-        inner(model, *rest),
-    )
+    build.shard = lambda model, *rest: (before.append(real_bytes(model.module)), inner(model, *rest))
     trainer = Trainer(
         rewards=[brightness],
         config=settings,
@@ -120,18 +103,10 @@ def run(folder, case, iterations, **layout):
     trainer.train()
     module = trainer.model.module
     trained = {name: whole(p.detach()) for name, p in module.named_parameters() if p.requires_grad}
-    held, everything = (
-        bytes_held(module),
-        sum(p.numel() * p.element_size() for p in module.parameters()),
-    )
+    held, everything = bytes_held(module), sum(p.numel() * p.element_size() for p in module.parameters())
     copies = trainer.loop.bank.state_dict()
     if trainer.main:
-        end = {
-            "weights": trained,
-            "noise": drawn.noise,
-            "scores": drawn.scores,
-            "updates": trainer.loop.updates,
-        }
+        end = {"weights": trained, "noise": drawn.noise, "scores": drawn.scores, "updates": trainer.loop.updates}
         shares = {"held": held / everything, "before": before[-1] / everything}
         torch.save(end | shares | {"copies": sorted(copies)}, out.with_suffix(".pt"))
 
@@ -141,11 +116,7 @@ def main():
     if "TRAPS" in os.environ:
         traps.lay(Path(os.environ["TRAPS"]))
     folder, *cases = sys.argv[1:]
-    layout = {
-        key: int(os.environ[key.upper()])
-        for key in ("replicate", "sequence")
-        if key.upper() in os.environ
-    }
+    layout = {key: int(os.environ[key.upper()]) for key in ("replicate", "sequence") if key.upper() in os.environ}
     for case in cases:
         name, _, iterations = case.partition(":")
         run(Path(folder), name, int(iterations or 5), **layout)

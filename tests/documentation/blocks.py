@@ -57,18 +57,10 @@ class Block:
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
     found = [
-        Block(
-            m["language"],
-            m["code"],
-            m["title"] or "",
-            m["ci"] or "",
-            text[: m.start("language")].count("\n") + 1,
-        )
+        Block(m["language"], m["code"], m["title"] or "", m["ci"] or "", text[: m.start("language")].count("\n") + 1)
         for m in FENCE.finditer(text)
     ]
-    assert len(found) == len(re.findall(r"^```\w+", text, re.M)), (
-        f"{page.name}: a fence that is not understood"
-    )
+    assert len(found) == len(re.findall(r"^```\w+", text, re.M)), f"{page.name}: a fence that is not understood"
     return found
 
 
@@ -78,9 +70,7 @@ def commands(code: str) -> list[list[str]]:
     for line in code.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         while words:
-            end = next(
-                (i for i, word in enumerate(words) if word in ("&&", "|", ";", "&")), len(words)
-            )
+            end = next((i for i, word in enumerate(words) if word in ("&&", "|", ";", "&")), len(words))
             command, words = words[:end], words[end + 1 :]
             while command and re.fullmatch(r"[A-Z_]+=.*", command[0]):
                 command = command[1:]
@@ -94,9 +84,7 @@ def check(words: list[str], files: dict[str, str], *, whole: bool = True) -> Non
     program = Path(words[0]).name
     if program in ("sage-grpo", "torchrun") or words[:3] == ["python", "-m", "sage_grpo"]:
         start = words.index("sage_grpo") + 1 if "sage_grpo" in words else 1
-        if (
-            program != "torchrun" or "sage_grpo" in words
-        ):  # of torchrun's own options nothing is known here
+        if program != "torchrun" or "sage_grpo" in words:  # of torchrun's own options nothing is known here
             check_cli(words[start:], files, whole=whole)
     elif words[:2] == ["docker", "run"]:
         check_cli(words[words.index("sage-grpo") + 1 :], files, whole=whole)
@@ -143,9 +131,7 @@ def check_recipe(name: str, settings: list[str], files: dict[str, str]) -> None:
 
 
 def check_install(words: list[str]) -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for word in words:
         match = re.search(r"(?:sage-grpo|\.)\[([\w,-]+)\]", word)
         for extra in match[1].split(",") if match else []:
@@ -153,6 +139,4 @@ def check_install(words: list[str]) -> None:
 
 
 def check_target(name: str) -> None:
-    assert re.search(rf"^{re.escape(name)}:", (ROOT / "Makefile").read_text(), re.M), (
-        f"make has no target {name}"
-    )
+    assert re.search(rf"^{re.escape(name)}:", (ROOT / "Makefile").read_text(), re.M), f"make has no target {name}"

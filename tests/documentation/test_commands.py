@@ -16,9 +16,7 @@ from sage_grpo.config.load import validate
 
 OWN_TEST = {ROOT / "docs" / "add-a-model.md"}  # tests/e2e/test_add_a_model.py asks more
 RUNNABLE = [
-    page
-    for page in PAGES
-    if page not in OWN_TEST and any(b.language in ("sh", "python", "bash") for b in blocks(page))
+    page for page in PAGES if page not in OWN_TEST and any(b.language in ("sh", "python", "bash") for b in blocks(page))
 ]
 ALL = [(page, block) for page in PAGES for block in blocks(page)]
 
@@ -31,21 +29,9 @@ def run(arguments: list[str], folder: Path, stdin: str) -> None:
     """In a folder of its own, with the package that is installed here."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     python = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
-    environment = os.environ | {
-        "PATH": path,
-        "PYTHONPATH": python,
-        "MPLBACKEND": "Agg",
-        "HF_HUB_OFFLINE": "1",
-    }
+    environment = os.environ | {"PATH": path, "PYTHONPATH": python, "MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        arguments,
-        cwd=folder,
-        env=environment,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
+        arguments, cwd=folder, env=environment, input=stdin, capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, f"{stdin}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
@@ -54,9 +40,7 @@ def run(arguments: list[str], folder: Path, stdin: str) -> None:
 def first_run(tmp_path_factory):
     """The run that readers have in runs/first: a short one of the laboratory."""
     folder = tmp_path_factory.mktemp("first")
-    settings = (
-        "run.out=runs/first run.iterations=1 run.samples=2 policy.num_iterations=1 gauge.every=0"
-    )
+    settings = "run.out=runs/first run.iterations=1 run.samples=2 policy.num_iterations=1 gauge.every=0"
     run(["bash", "-eu"], folder, f"sage-grpo train lab {settings}")
     return folder / "runs"
 
@@ -76,21 +60,15 @@ def test_a_page_can_be_followed(page, tmp_path, request):
             run([sys.executable, "-"], tmp_path, block.ci or block.code)
 
 
-@pytest.mark.parametrize(
-    ("page", "block"), [p for p in ALL if p[1].language in ("sh", "bash")], ids=name_of
-)
+@pytest.mark.parametrize(("page", "block"), [p for p in ALL if p[1].language in ("sh", "bash")], ids=name_of)
 def test_command_lines_exist(page, block):
-    assert block.mark or not block.ci, (
-        "a block that is run in another form says what it needs or takes"
-    )
+    assert block.mark or not block.ci, "a block that is run in another form says what it needs or takes"
     files = {b.file: b.code for b in blocks(page) if b.file}
     for words in [*commands(block.code), *commands(block.ci)]:
         check(words, files)
 
 
-@pytest.mark.parametrize(
-    ("page", "block"), [p for p in ALL if p[1].language == "yaml"], ids=name_of
-)
+@pytest.mark.parametrize(("page", "block"), [p for p in ALL if p[1].language == "yaml"], ids=name_of)
 def test_settings_exist(page, block):
     values = yaml.safe_load(block.code)
     validate(values, FleetConfig if "scorers" in values else RecipeConfig)
@@ -140,9 +118,7 @@ def test_a_block_is_read_as_it_is_meant(tmp_path):
         '<!-- ci: sage-grpo --version -->\n```sh title="Needs 8 GPUs"\nsage-grpo lab  # a\nA=1 make x && cd y\n```\n'
     )
     block = blocks(page)[0]
-    assert block == Block(
-        "sh", "sage-grpo lab  # a\nA=1 make x && cd y\n", "Needs 8 GPUs", "sage-grpo --version", 2
-    )
+    assert block == Block("sh", "sage-grpo lab  # a\nA=1 make x && cd y\n", "Needs 8 GPUs", "sage-grpo --version", 2)
     assert block.mark == "Needs 8 GPUs"
     assert not block.file
     assert commands(block.code) == [["sage-grpo", "lab"], ["make", "x"], ["cd", "y"]]

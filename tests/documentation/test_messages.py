@@ -10,22 +10,14 @@ import pytest
 from documentation.blocks import ROOT, blocks
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
-QUOTED = [
-    line
-    for block in blocks(PAGE)
-    if block.language == "text"
-    for line in block.code.splitlines()
-    if line
-]
+QUOTED = [line for block in blocks(PAGE) if block.language == "text" for line in block.code.splitlines() if line]
 GAP = "…"
 
 
 def template(node: ast.AST) -> str | None:
     """A string of the source with … for what is filled in."""
     if isinstance(node, ast.JoinedStr):
-        return "".join(
-            str(part.value) if isinstance(part, ast.Constant) else GAP for part in node.values
-        )
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else GAP for part in node.values)
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return re.sub(r"%[-.\d]*[srdgf]", GAP, node.value)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
@@ -37,12 +29,7 @@ def template(node: ast.AST) -> str | None:
 @cache
 def strings() -> list[str]:
     trees = [ast.parse(path.read_text()) for path in sorted((ROOT / "src").rglob("*.py"))]
-    return [
-        text
-        for tree in trees
-        for node in ast.walk(tree)
-        if (text := template(node)) and len(text) > 8
-    ]
+    return [text for tree in trees for node in ast.walk(tree) if (text := template(node)) and len(text) > 8]
 
 
 def stands_in(quoted: str, text: str) -> bool:
@@ -65,9 +52,7 @@ def test_a_quoted_message_is_printed_somewhere(quoted):
     assert known(quoted)
 
 
-@pytest.mark.parametrize(
-    "planted", ["nothing is trained: every parameter is frozen", "no such sentence at all …"]
-)
+@pytest.mark.parametrize("planted", ["nothing is trained: every parameter is frozen", "no such sentence at all …"])
 def test_a_wrong_quotation_is_seen(planted):
     assert not known(planted)
 

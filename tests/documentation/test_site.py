@@ -12,18 +12,11 @@ from sage_grpo.config import FleetConfig, RecipeConfig
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-FRAGMENTS = {
-    "claims/claims.md",
-    "audit/made/audit.md",
-    "audit/real/audit.md",
-    "audit/composite/audit.md",
-}  # of pages
+FRAGMENTS = {"claims/claims.md", "audit/made/audit.md", "audit/real/audit.md", "audit/composite/audit.md"}  # of pages
 
 
 def load_generator():
-    spec = importlib.util.spec_from_file_location(
-        "make_configuration", DOCS / "make_configuration.py"
-    )
+    spec = importlib.util.spec_from_file_location("make_configuration", DOCS / "make_configuration.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -40,9 +33,7 @@ def test_every_page_is_in_the_navigation_once():
     text = re.sub(r"!!python\S+ \{.*\}", "null", (ROOT / "mkdocs.yml").read_text())
     named = list(entries(yaml.safe_load(text)["nav"]))
     there = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} - FRAGMENTS
-    assert sorted(named) == sorted(there), (
-        "mkdocs.yml: nav lists pages that are not there, or leaves some out"
-    )
+    assert sorted(named) == sorted(there), "mkdocs.yml: nav lists pages that are not there, or leaves some out"
 
 
 def test_pages_point_only_to_what_the_site_has():
@@ -50,12 +41,8 @@ def test_pages_point_only_to_what_the_site_has():
     for path in DOCS.rglob("*.md"):
         for target in re.findall(r"\]\(([^)#\s]+)", path.read_text()):
             if "://" not in target:
-                assert (path.parent / target).resolve().is_relative_to(DOCS), (
-                    f"{path.name} points to {target}"
-                )
-                assert (path.parent / target).is_file(), (
-                    f"{path.name} points to {target}, which is no file"
-                )
+                assert (path.parent / target).resolve().is_relative_to(DOCS), f"{path.name} points to {target}"
+                assert (path.parent / target).is_file(), f"{path.name} points to {target}, which is no file"
 
 
 def test_settings_page_is_up_to_date():
@@ -80,9 +67,7 @@ def test_every_setting_has_a_meaning():
     assert len(found) >= 13
     for schema in found:
         for name, field in schema.model_fields.items():
-            assert field.description, (
-                f"{schema.__name__}.{name} has no description: give Field(…, description=…)"
-            )
+            assert field.description, f"{schema.__name__}.{name} has no description: give Field(…, description=…)"
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda p: str(p.relative_to(DOCS)))

@@ -37,18 +37,9 @@ RUN = [
 
 def start(folder: Path, iterations: int) -> subprocess.Popen:
     command = "import sys; from sage_grpo.cli import main; main()"
-    arguments = [
-        sys.executable,
-        "-c",
-        command,
-        *RUN,
-        f"run.out={folder}",
-        f"run.iterations={iterations}",
-    ]
+    arguments = [sys.executable, "-c", command, *RUN, f"run.out={folder}", f"run.iterations={iterations}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        arguments, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+    return subprocess.Popen(arguments, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
 def finish(folder: Path, iterations: int) -> float:
@@ -66,11 +57,7 @@ def differences(a: object, b: object, place: str = "state") -> list[str]:
     if isinstance(a, dict):
         return [x for k in {*a, *b} for x in differences(a.get(k), b.get(k), f"{place}/{k}")]
     if isinstance(a, list | tuple):
-        return [
-            x
-            for i, (y, z) in enumerate(zip(a, b, strict=True))
-            for x in differences(y, z, f"{place}/{i}")
-        ]
+        return [x for i, (y, z) in enumerate(zip(a, b, strict=True)) for x in differences(y, z, f"{place}/{i}")]
     return [] if a == b else [place]
 
 
@@ -88,11 +75,7 @@ def chaos(kills: int, iterations: int, seed: int = 0) -> list[str]:
                 process.send_signal(signal.SIGKILL)
                 done += 1
             process.wait()
-            reached = (
-                len(read_metrics(broken / "metrics.jsonl"))
-                if (broken / "metrics.jsonl").exists()
-                else 0
-            )
+            reached = len(read_metrics(broken / "metrics.jsonl")) if (broken / "metrics.jsonl").exists() else 0
             print(f"kill {done}/{kills}: {reached} iterations logged", flush=True)
             if reached >= iterations:  # done before all kills were spent: once more from the start
                 finish(broken, iterations)
@@ -103,9 +86,7 @@ def chaos(kills: int, iterations: int, seed: int = 0) -> list[str]:
 
 
 def compare(straight: Path, broken: Path, iterations: int) -> list[str]:
-    ends = [
-        load_checkpoint(f / "checkpoints", f"step-{iterations:08d}") for f in (straight, broken)
-    ]
+    ends = [load_checkpoint(f / "checkpoints", f"step-{iterations:08d}") for f in (straight, broken)]
     curves = [
         [
             {k: v for k, v in row.items() if not k.startswith(("time", "seconds/"))}

@@ -49,19 +49,14 @@ class Bare:
     """The passes of one iteration, as one would write them by hand."""
 
     def __init__(self, trainer):
-        self.model, self.trained = (
-            trainer.model,
-            [p for p in trainer.model.module.parameters() if p.requires_grad],
-        )
+        self.model, self.trained = trainer.model, [p for p in trainer.model.module.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=0.0)
         prompt = trainer.prompts(0, 1)[0]
         condition = self.model.encode([prompt] * BATCH)
         self.x = torch.randn(BATCH, *self.model.latent_shape(prompt))
         zeros, mask = torch.zeros_like(self.x), torch.zeros_like(self.x[:, :1])
         names = ("text", "glyphs")
-        self.sides = [
-            {name: condition[prefix + name] for name in names} for prefix in ("", "negative_")
-        ]
+        self.sides = [{name: condition[prefix + name] for name in names} for prefix in ("", "negative_")]
         self.fixed = (zeros, mask)
 
     def ask(self, side, t):
@@ -113,9 +108,7 @@ def measure(rounds):
         timer = Timer(Bare(trainer))
         # the gauge and the start-up checks run on some iterations only, and are passes of their own: not in the ratio
         settings = {
-            "run": trainer.config.run.model_copy(
-                update={"iterations": rounds + 2, "save_every": 10**6}
-            ),
+            "run": trainer.config.run.model_copy(update={"iterations": rounds + 2, "save_every": 10**6}),
             "gauge": trainer.config.gauge.model_copy(update={"every": 0}),
         }
         trainer.config = trainer.config.model_copy(update=settings)

@@ -18,19 +18,10 @@ from safetensors import safe_open
 
 RUNS = {
     "laboratory, 20 iterations": [
-        [
-            "train",
-            "lab",
-            "run.iterations=20",
-            "run.out={out}/run",
-            "run.sample_every=0",
-            "run.trackers=[]",
-        ],
+        ["train", "lab", "run.iterations=20", "run.out={out}/run", "run.sample_every=0", "run.trackers=[]"],
         ["export", "{out}/run", "--out", "{out}/export"],
     ],
-    "tiny Wan, LoRA, one process": [
-        ["rehearse", "wan-1.3b-24gb-lora", "--processes", "1", "--out", "{out}"]
-    ],
+    "tiny Wan, LoRA, one process": [["rehearse", "wan-1.3b-24gb-lora", "--processes", "1", "--out", "{out}"]],
     "tiny HunyuanVideo-1.5, LoRA, two processes": [
         ["rehearse", "hunyuan15-8gpu-lora", "--processes", "2", "--out", "{out}"]
     ],
@@ -50,9 +41,7 @@ def train(checkout: Path, commands: list[list[str]], out: Path) -> None:
             check=False,
         )
         if done.returncode:
-            raise SystemExit(
-                f"{checkout}: sage-grpo {' '.join(words)} ended with {done.returncode}:\n{done.stderr}"
-            )
+            raise SystemExit(f"{checkout}: sage-grpo {' '.join(words)} ended with {done.returncode}:\n{done.stderr}")
 
 
 def tensors(folder: Path) -> dict[str, str]:
@@ -62,9 +51,7 @@ def tensors(folder: Path) -> dict[str, str]:
         with safe_open(file, "pt") as weights:
             for name in weights.keys():  # noqa: SIM118 - it is no mapping
                 content = weights.get_tensor(name).contiguous().flatten().view(torch.uint8)
-                found[f"{file.relative_to(folder)}:{name}"] = hashlib.sha256(
-                    content.numpy().tobytes()
-                ).hexdigest()
+                found[f"{file.relative_to(folder)}:{name}"] = hashlib.sha256(content.numpy().tobytes()).hexdigest()
     return found
 
 
@@ -79,16 +66,10 @@ def main(checkouts: list[Path]) -> int:
                     out.parent.mkdir(exist_ok=True)
                     train(checkout, commands, out)
                     ends.append(tensors(out / "export"))
-            wrong = sorted(
-                key for key in {*ends[0], *ends[1]} if ends[0].get(key) != ends[1].get(key)
-            )
+            wrong = sorted(key for key in {*ends[0], *ends[1]} if ends[0].get(key) != ends[1].get(key))
             if not ends[0]:
                 raise SystemExit(f"{name}: nothing was exported")
-            verdict = (
-                f"{len(wrong)} of {len(ends[0])} tensors differ: {', '.join(wrong[:3])}"
-                if wrong
-                else "equal"
-            )
+            verdict = f"{len(wrong)} of {len(ends[0])} tensors differ: {', '.join(wrong[:3])}" if wrong else "equal"
             console.print(f"{name}: {len(ends[0])} tensors, {verdict}", highlight=False)
             different += len(wrong)
     return different

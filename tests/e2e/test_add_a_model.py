@@ -13,9 +13,7 @@ from sage_grpo.cli import app
 from sage_grpo.models import contract
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-model.md"
-PYTHON, YAML = (
-    [block.code for block in blocks(PAGE) if block.language == kind] for kind in ("python", "yaml")
-)
+PYTHON, YAML = ([block.code for block in blocks(PAGE) if block.language == kind] for kind in ("python", "yaml"))
 
 
 @pytest.fixture

@@ -19,9 +19,7 @@ def started_loop(model, steps=8, policy=None, kl=None):
     policy = {"prompts_per_iteration": 1, "num_generations": 2, "batch_size": 2, **(policy or {})}
     config = make_config(policy=policy, sampling={"steps": steps}, kl=kl)
     bank = make_bank(model.module)
-    loop, _ = make_loop(
-        config, model=model, prompts=lambda start, count: prompts[:1] * count, bank=bank
-    )
+    loop, _ = make_loop(config, model=model, prompts=lambda start, count: prompts[:1] * count, bank=bank)
     loop.iterate()
     return loop
 
@@ -37,9 +35,7 @@ def count_passes(loop):
         kind = "forward" if torch.is_grad_enabled() else "anchor" if training else "rollout"
         counts[kind] += rows
         if out[0].requires_grad:
-            out[0].register_hook(
-                lambda g: counts.__setitem__("backward", counts["backward"] + rows)
-            )
+            out[0].register_hook(lambda g: counts.__setitem__("backward", counts["backward"] + rows))
 
     hook = loop.model.module.register_forward_hook(seen, with_kwargs=True)
     loop.iterate()
@@ -47,12 +43,7 @@ def count_passes(loop):
     return {kind: count / loop.config.rollouts for kind, count in counts.items()}
 
 
-FULL = {
-    "rollout": 40,
-    "anchor": 38,
-    "forward": 38,
-    "backward": 38,
-}  # the reference: 40, 40, 40 and 40
+FULL = {"rollout": 40, "anchor": 38, "forward": 38, "backward": 38}  # the reference: 40, 40, 40 and 40
 
 
 @pytest.mark.parametrize(
@@ -60,38 +51,15 @@ FULL = {
     [
         ({}, {}, {}, FULL),
         ({}, {"anchor": "none"}, {}, FULL | {"anchor": 0}),
-        (
-            {},
-            {},
-            {"guidance_gradient": "conditional"},
-            FULL | {"backward": 19, "forward": 19, "anchor": 38 + 19},
-        ),
-        (
-            {"timestep_fraction": 0.5},
-            {},
-            {},
-            {"rollout": 40, "anchor": 20, "forward": 20, "backward": 20},
-        ),
-        (
-            {},
-            {},
-            {"guidance_scale": 1.0},
-            {"rollout": 20, "anchor": 19, "forward": 19, "backward": 19},
-        ),
+        ({}, {}, {"guidance_gradient": "conditional"}, FULL | {"backward": 19, "forward": 19, "anchor": 38 + 19}),
+        ({"timestep_fraction": 0.5}, {}, {}, {"rollout": 40, "anchor": 20, "forward": 20, "backward": 20}),
+        ({}, {}, {"guidance_scale": 1.0}, {"rollout": 20, "anchor": 19, "forward": 19, "backward": 19}),
     ],
-    ids=[
-        "reference setting",
-        "no anchor",
-        "conditional gradient",
-        "half of the timesteps",
-        "no guidance",
-    ],
+    ids=["reference setting", "no anchor", "conditional gradient", "half of the timesteps", "no guidance"],
 )
 def test_passes_per_video(policy, kl, settings, expected):
     """20 steps with guidance; the last step has no noise and is not trained. The previous policy costs no pass."""
-    loop = started_loop(
-        tiny_model(Wan, {"mode": "lora"}, **settings), steps=20, policy=policy, kl=kl
-    )
+    loop = started_loop(tiny_model(Wan, {"mode": "lora"}, **settings), steps=20, policy=policy, kl=kl)
     assert count_passes(loop) == expected
 
 
@@ -99,10 +67,7 @@ def test_passes_per_video(policy, kl, settings, expected):
 def test_trust_region_costs_almost_no_memory(recompute):
     """Peak of one update, weights and optimizer included: moving anchor and dual KL against no KL at all."""
     peaks = {}
-    for kind, kl in (
-        ("none", {"anchor": "none", "high": 0.0, "low": 0.0}),
-        ("dual", {"anchor": "moving"}),
-    ):
+    for kind, kl in (("none", {"anchor": "none", "high": 0.0, "low": 0.0}), ("dual", {"anchor": "moving"})):
         tuning = {"mode": "lora", "gradient_checkpointing": recompute}
         model = disturb(tiny_model(HunyuanVideo15, tuning, frames=17, height=128, width=128))
         loop = started_loop(model, kl=kl)
@@ -110,24 +75,12 @@ def test_trust_region_costs_almost_no_memory(recompute):
         rollouts = loop.rollout(table)
         held = [*model.module.parameters()]
         held += [t for state in loop.optimizer.state.values() for t in state.values()]
-        held += [
-            t
-            for r in rollouts.trajectories
-            for step in r.transitions.values()
-            for t in vars(step).values()
-        ]
+        held += [t for r in rollouts.trajectories for step in r.transitions.values() for t in vars(step).values()]
         with PeakMemory() as memory:
-            loop._train(
-                table,
-                rollouts.trajectories,
-                torch.tensor([[1.0, -1.0]]),
-                torch.ones(1, 2, dtype=torch.bool),
-            )
+            loop._train(table, rollouts.trajectories, torch.tensor([[1.0, -1.0]]), torch.ones(1, 2, dtype=torch.bool))
         peaks[kind] = memory.peak + sum(t.nbytes for t in held)
     ratio = peaks["dual"] / peaks["none"]
-    print(
-        f"peak memory of an update with moving anchor and dual KL: ×{ratio:.4f} of one without KL"
-    )
+    print(f"peak memory of an update with moving anchor and dual KL: ×{ratio:.4f} of one without KL")
     assert 1.0 < ratio <= 1.05
 
 

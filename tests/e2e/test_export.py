@@ -34,29 +34,14 @@ def train(kind, folder, *, ema=0.5, **tuning):
     trainer = Trainer(
         rewards=[brightness],
         config={
-            "model": {
-                "type": kind,
-                "path": path,
-                **size,
-                "guidance_scale": 3.0,
-                "options": dict(adapter.tiny_options),
-            },
+            "model": {"type": kind, "path": path, **size, "guidance_scale": 3.0, "options": dict(adapter.tiny_options)},
             "tuning": {"rank": 4, "alpha": 8, **tuning},
             "sampling": {"steps": 4},
             "policy": {"prompts_per_iteration": 1, "num_generations": 2, "batch_size": 2},
             "optimizer": {"lr": 3e-2, "ema": ema},
-            "run": {
-                "out": str(folder / "run"),
-                "iterations": 2,
-                "sample_every": 0,
-                "trackers": [],
-                "save_every": 1,
-            },
+            "run": {"out": str(folder / "run"), "iterations": 2, "sample_every": 0, "trackers": [], "save_every": 1},
         },
-        prompts=[
-            {"prompt": p.text, **p.columns}
-            for p in contract.prompts_for(adapter(adapter.tiny(), **size))
-        ],
+        prompts=[{"prompt": p.text, **p.columns} for p in contract.prompts_for(adapter(adapter.tiny(), **size))],
     )
     trainer.train()
     return adapter
@@ -75,12 +60,7 @@ def video(adapter, model, pipe):
     prompt, key = contract.prompts_for(model)[0], ("export",)
     noise = keyed_noise(model.latent_shape(prompt), [(*key, "initial")], model.device)
     caller = adapter(
-        pipe,
-        frames=model.frames,
-        height=model.height,
-        width=model.width,
-        guidance_scale=3.0,
-        **adapter.tiny_options,
+        pipe, frames=model.frames, height=model.height, width=model.width, guidance_scale=3.0, **adapter.tiny_options
     )
     expected = contract.through_pipeline(caller, prompt, noise, "latent", 4)
     table = kernel_table("ode", pipe.scheduler.sigmas.double(), 0.0)
@@ -92,15 +72,7 @@ def video(adapter, model, pipe):
 def test_same_video_from_diffusers_alone(kind, mode, merge, tmp_path):
     adapter = train(kind, tmp_path, mode=mode)
     result = runner.invoke(
-        app,
-        [
-            "export",
-            str(tmp_path / "run"),
-            "--out",
-            str(tmp_path / "x"),
-            "--json",
-            *(["--merge"] if merge else []),
-        ],
+        app, ["export", str(tmp_path / "run"), "--out", str(tmp_path / "x"), "--json", *(["--merge"] if merge else [])]
     )
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout.splitlines()[-1])
@@ -108,40 +80,24 @@ def test_same_video_from_diffusers_alone(kind, mode, merge, tmp_path):
     run = open_run(tmp_path / "run")
     got, expected = video(adapter, run.model, loaded_by_readme(tmp_path / "x"))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-    untrained, _ = video(
-        adapter, contract.load(adapter, str(tmp_path / "base")), loaded_by_readme(tmp_path / "x")
-    )
-    assert (got - untrained).abs().max() > 0.05, (
-        "training changed nothing: the comparison would prove nothing"
-    )
+    untrained, _ = video(adapter, contract.load(adapter, str(tmp_path / "base")), loaded_by_readme(tmp_path / "x"))
+    assert (got - untrained).abs().max() > 0.05, "training changed nothing: the comparison would prove nothing"
 
 
 @pytest.mark.parametrize("kind", ["hunyuan15", "wan"])
 def test_a_merged_update_is_the_adapter_of_a_run_in_bfloat16(kind, tmp_path):
     """The weights of such a run are too coarse for its update; the merged checkpoint has it all the same."""
     adapter = train(kind, tmp_path, mode="lora", precision="bfloat16")
-    for name, arguments in (
-        ("merged", ["--merge"]),
-        ("adapter", []),
-        ("coarse", ["--merge", "--dtype", "bfloat16"]),
-    ):
-        result = runner.invoke(
-            app, ["export", str(tmp_path / "run"), "--out", str(tmp_path / name), *arguments]
-        )
+    for name, arguments in (("merged", ["--merge"]), ("adapter", []), ("coarse", ["--merge", "--dtype", "bfloat16"])):
+        result = runner.invoke(app, ["export", str(tmp_path / "run"), "--out", str(tmp_path / name), *arguments])
         assert result.exit_code == 0, result.output
         assert ("survives" in result.output) == (name != "adapter")
-        assert ("## Precision" in (tmp_path / name / "README.md").read_text()) == (
-            name != "adapter"
-        )
+        assert ("## Precision" in (tmp_path / name / "README.md").read_text()) == (name != "adapter")
     run = open_run(tmp_path / "run")
-    base = adapter.pipeline_class.from_pretrained(run.config.model.path, dtype=torch.bfloat16).to(
-        torch.float32
-    )
+    base = adapter.pipeline_class.from_pretrained(run.config.model.path, dtype=torch.bfloat16).to(torch.float32)
     load_adapters(base, tmp_path / "adapter")
     pipes = loaded_by_readme(tmp_path / "merged"), base, loaded_by_readme(tmp_path / "coarse")
-    merged, beside, coarse = (
-        video(adapter, run.model, pipe.to(torch.float32))[1] for pipe in pipes
-    )
+    merged, beside, coarse = (video(adapter, run.model, pipe.to(torch.float32))[1] for pipe in pipes)
     torch.testing.assert_close(merged, beside, rtol=1e-4, atol=1e-4)
     off, rounded = ((x - beside).abs().max() for x in (merged, coarse))
     assert rounded > 10 * off, "rounding changed nothing: the comparison would prove nothing"
@@ -150,16 +106,12 @@ def test_a_merged_update_is_the_adapter_of_a_run_in_bfloat16(kind, tmp_path):
 def test_adapter_file_holds_the_policy_alone(tmp_path):
     """The anchor and the average are adapters too, and stay at home; plain pickle-free safetensors."""
     train("wan2.2", tmp_path, mode="lora")
-    runner.invoke(
-        app, ["export", str(tmp_path / "run"), "--out", str(tmp_path / "x"), "--dtype", "bfloat16"]
-    )
+    runner.invoke(app, ["export", str(tmp_path / "run"), "--out", str(tmp_path / "x"), "--dtype", "bfloat16"])
     for place in (tmp_path / "x", tmp_path / "x" / "transformer_2"):
         with safe_open(place / "pytorch_lora_weights.safetensors", "pt") as file:
             assert all(key.endswith((".lora_A.weight", ".lora_B.weight")) for key in file.keys())  # noqa: SIM118
             assert {file.get_tensor(key).dtype for key in file.keys()} == {torch.bfloat16}  # noqa: SIM118
-    assert not [
-        p for p in (tmp_path / "x").rglob("*") if p.suffix in (".bin", ".pt", ".pth", ".pkl")
-    ]
+    assert not [p for p in (tmp_path / "x").rglob("*") if p.suffix in (".bin", ".pt", ".pth", ".pkl")]
 
 
 @pytest.mark.parametrize("mode", ["lora", "full"])
@@ -167,19 +119,13 @@ def test_half_precision_as_diffusers_loads_it(mode, tmp_path):
     """Some layers of Wan, such as the time's, lose too much in half precision: diffusers keeps them, and so do we."""
     adapter = train("wan", tmp_path, mode=mode, targets=["to_q", "time_embedder.linear_1"])
     arguments = ["--dtype", "bfloat16", *(["--merge"] if mode == "lora" else [])]
-    result = runner.invoke(
-        app, ["export", str(tmp_path / "run"), "--out", str(tmp_path / "x"), *arguments]
-    )
+    result = runner.invoke(app, ["export", str(tmp_path / "run"), "--out", str(tmp_path / "x"), *arguments])
     assert result.exit_code == 0, result.output
-    with safe_open(
-        tmp_path / "x" / "transformer" / "diffusion_pytorch_model.safetensors", "pt"
-    ) as file:
+    with safe_open(tmp_path / "x" / "transformer" / "diffusion_pytorch_model.safetensors", "pt") as file:
         written = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     kind = type(adapter.tiny().transformer)
     loaded = kind.from_pretrained(tmp_path / "x" / "transformer", dtype=torch.bfloat16).state_dict()
-    assert {key: w.dtype for key, w in written.items()} == {
-        key: w.dtype for key, w in loaded.items()
-    }
+    assert {key: w.dtype for key, w in written.items()} == {key: w.dtype for key, w in loaded.items()}
     run = open_run(tmp_path / "run")
     if mode == "full":  # what is kept is kept whole
         exact = run.model.module.state_dict()
@@ -215,17 +161,7 @@ def test_an_earlier_checkpoint_and_wrong_paths(tmp_path):
 def test_sample_a_run_beside_the_untrained_model(tmp_path):
     train("wan", tmp_path, mode="lora")
     result = runner.invoke(
-        app,
-        [
-            "sample",
-            str(tmp_path / "run"),
-            "--prompt",
-            "a cat",
-            "--compare",
-            "--out",
-            str(tmp_path / "s"),
-            "--json",
-        ],
+        app, ["sample", str(tmp_path / "run"), "--prompt", "a cat", "--compare", "--out", str(tmp_path / "s"), "--json"]
     )
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout.splitlines()[-1])
@@ -235,17 +171,13 @@ def test_sample_a_run_beside_the_untrained_model(tmp_path):
 
 def test_sample_writes_pictures_for_picture_models(tmp_path):
     train("sd3", tmp_path, mode="lora")
-    result = runner.invoke(
-        app, ["sample", str(tmp_path / "run"), "--prompt", "a cat", "--out", str(tmp_path / "s")]
-    )
+    result = runner.invoke(app, ["sample", str(tmp_path / "run"), "--prompt", "a cat", "--out", str(tmp_path / "s")])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "s" / "00.png").exists()
 
 
 def test_sample_needs_an_image_a_prompt(tmp_path):
-    result = runner.invoke(
-        app, ["sample", "lab", "--prompt", "a", "--image", "x.png", "--image", "y.png"]
-    )
+    result = runner.invoke(app, ["sample", "lab", "--prompt", "a", "--image", "x.png", "--image", "y.png"])
     assert result.exit_code == 2
     assert "2 --image for 1 --prompt" in (result.stderr or result.output)
 

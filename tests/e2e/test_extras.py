@@ -26,13 +26,7 @@ EXTRAS = (
 def without_extras(folder, *words):
     """The command in a Python that cannot import any of them."""
     code = f"import sys; sys.modules.update(dict.fromkeys({EXTRAS})); from sage_grpo.cli import app; app()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return subprocess.run([sys.executable, "-c", code, *words], cwd=folder, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")

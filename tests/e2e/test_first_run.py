@@ -16,17 +16,7 @@ runner = CliRunner()
 
 def test_the_whole_path(tmp_path):
     out = tmp_path / "first"
-    asked = [
-        "first-run",
-        "lab-fast",
-        "--iterations",
-        "3",
-        "--gpu",
-        "rtx4090-24g",
-        "--out",
-        str(out),
-        "--json",
-    ]
+    asked = ["first-run", "lab-fast", "--iterations", "3", "--gpu", "rtx4090-24g", "--out", str(out), "--json"]
     result = runner.invoke(app, asked)
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout.splitlines()[-1])
@@ -35,9 +25,7 @@ def test_the_whole_path(tmp_path):
     assert told["iterations"] == 3
     assert told["replay_deviation"] == 0.0
     assert all(check["ok"] for check in told["checks"])
-    assert {"torch", "devices", "memory", "disk", "prompts", "rewards"} <= {
-        check["name"] for check in told["checks"]
-    }
+    assert {"torch", "devices", "memory", "disk", "prompts", "rewards"} <= {check["name"] for check in told["checks"]}
     assert all(row["measured"] > 0 for row in told["seconds"].values())
     assert told["calibration"]["gpu"] == "rtx4090-24g"
     assert (out / "calibration.yaml").exists()
@@ -58,10 +46,7 @@ def test_what_is_missing_is_told_and_written_down(tmp_path):
     assert "rewards:" in words
     report = json.loads((out / "first-run.json").read_text())
     assert "nowhere" in report["error"]
-    assert {check["name"] for check in report["checks"] if not check["ok"]} == {
-        "prompts",
-        "rewards",
-    }
+    assert {check["name"] for check in report["checks"] if not check["ok"]} == {"prompts", "rewards"}
     assert not (out / "run").exists()
 
 

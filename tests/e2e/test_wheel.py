@@ -49,52 +49,25 @@ def environment(tmp_path):
 
 
 def install(environment, artefact):
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(environment / "bin" / "python"),
-        "install",
-        "--quiet",
-    ]
-    subprocess.run(
-        [*pip, "--no-deps", "--no-index", "--no-build-isolation", str(artefact)], check=True
-    )
+    pip = [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python"), "install", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "--no-index", "--no-build-isolation", str(artefact)], check=True)
 
 
 def run(environment, folder, *words):
     folder.mkdir(exist_ok=True)
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "VIRTUAL_ENV")
-    }
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     command = [str(environment / "bin" / words[0]), *words[1:]]
-    done = subprocess.run(
-        command, cwd=folder, env=clean, check=False, capture_output=True, text=True
-    )
+    done = subprocess.run(command, cwd=folder, env=clean, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
 
 def test_wheel_runs_in_an_empty_folder(wheel, environment, tmp_path):
     install(environment, wheel)
-    where = run(
-        environment,
-        tmp_path / "empty",
-        "python",
-        "-c",
-        "import sage_grpo; print(sage_grpo.__file__)",
-    )
+    where = run(environment, tmp_path / "empty", "python", "-c", "import sage_grpo; print(sage_grpo.__file__)")
     assert str(environment) in where
-    assert wheel.name.split("-")[1] in run(
-        environment, tmp_path / "empty", "sage-grpo", "--version"
-    )
-    assert (
-        len(json.loads(run(environment, tmp_path / "empty", "sage-grpo", "explain", "--json")))
-        == 20
-    )
+    assert wheel.name.split("-")[1] in run(environment, tmp_path / "empty", "sage-grpo", "--version")
+    assert len(json.loads(run(environment, tmp_path / "empty", "sage-grpo", "explain", "--json"))) == 20
 
 
 def test_source_distribution_builds_installs_and_trains(sdist, environment, tmp_path):
@@ -128,9 +101,7 @@ def test_wheel_carries_types_and_licence(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert "sage_grpo/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert {f"sage_grpo/data/prompt_sets/{name}" for name in ("videos.jsonl", "LICENSE")} <= set(
-        names
-    )
+    assert {f"sage_grpo/data/prompt_sets/{name}" for name in ("videos.jsonl", "LICENSE")} <= set(names)
     assert not [name for name in names if name.startswith(("tests", "docs"))]
 
 

@@ -116,12 +116,8 @@ def estimate(values: list[float]) -> Estimate | None:
 @dataclass(frozen=True)
 class Result:
     gain: dict[str, Estimate]  # reward at the end minus at the start
-    effect: dict[
-        tuple[str, str, float], Estimate | None
-    ]  # log distance ratio of two strategies, paired by seed
-    seconds: (
-        float  # of computing, by each of the workers; what else the machine does is not counted
-    )
+    effect: dict[tuple[str, str, float], Estimate | None]  # log distance ratio of two strategies, paired by seed
+    seconds: float  # of computing, by each of the workers; what else the machine does is not counted
 
 
 def measure(seeds: int, workers: int = 2, progress: bool = False) -> Result:
@@ -131,30 +127,19 @@ def measure(seeds: int, workers: int = 2, progress: bool = False) -> Result:
         runs = dict(
             zip(
                 jobs,
-                track(
-                    pool.map(train, *zip(*jobs, strict=True)), total=len(jobs), disable=not progress
-                ),
+                track(pool.map(train, *zip(*jobs, strict=True)), total=len(jobs), disable=not progress),
                 strict=True,
             )
         )
     gain = {
-        s: estimate(
-            [np.mean(r.reward[-3:]) - r.reward[0] for r in (runs[s, seed] for seed in range(seeds))]
-        )
+        s: estimate([np.mean(r.reward[-3:]) - r.reward[0] for r in (runs[s, seed] for seed in range(seeds))])
         for s in STRATEGIES
     }
     effect = {}
     for strategy, base in [*((s, "none") for s in STRATEGIES if s != "none"), ("dual", "moving")]:
         for level in LEVELS:
-            pairs = [
-                [distance_at(runs[s, seed], level) for s in (strategy, base)]
-                for seed in range(seeds)
-            ]
-            logs = [
-                math.log(mine / theirs)
-                for mine, theirs in pairs
-                if mine is not None and theirs is not None
-            ]
+            pairs = [[distance_at(runs[s, seed], level) for s in (strategy, base)] for seed in range(seeds)]
+            logs = [math.log(mine / theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
             effect[strategy, base, level] = estimate(logs)
     return Result(gain, effect, (computed_by_children() - before) / workers)
 
@@ -172,31 +157,17 @@ def main() -> None:
     arguments = parser.parse_args()
     result = measure(arguments.seeds, arguments.workers, progress=not arguments.json)
     if arguments.json:
-        effect = {
-            f"{s}/{base}@{level}": e and vars(e) for (s, base, level), e in result.effect.items()
-        }
-        print(
-            json.dumps(
-                {"gain": {s: vars(e) for s, e in result.gain.items()}, "effect": effect}, indent=1
-            )
-        )
+        effect = {f"{s}/{base}@{level}": e and vars(e) for (s, base, level), e in result.effect.items()}
+        print(json.dumps({"gain": {s: vars(e) for s, e in result.gain.items()}, "effect": effect}, indent=1))
         return
-    table = Table(
-        title=f"{arguments.seeds} seeds, {ITERATIONS} iterations, λ = {WEIGHT}, {result.seconds:.0f} s"
-    )
+    table = Table(title=f"{arguments.seeds} seeds, {ITERATIONS} iterations, λ = {WEIGHT}, {result.seconds:.0f} s")
     table.add_column("KL")
     table.add_column("reward gain")
     for level in LEVELS:
         table.add_column(f"distance at\nreward +{level:g} [95 %]")
     for strategy, base in [("none", ""), *dict.fromkeys((s, b) for s, b, _ in result.effect)]:
-        gain = (
-            f"{result.gain[strategy].mean:.2f} ± {result.gain[strategy].se:.2f}"
-            if base in ("", "none")
-            else ""
-        )
-        cells = (
-            [shown(result.effect[strategy, base, level]) for level in LEVELS] if base else ["", ""]
-        )
+        gain = f"{result.gain[strategy].mean:.2f} ± {result.gain[strategy].se:.2f}" if base in ("", "none") else ""
+        cells = [shown(result.effect[strategy, base, level]) for level in LEVELS] if base else ["", ""]
         table.add_row(f"{strategy} / {base}" if base else strategy, gain, *cells)
     Console().print(table)
 

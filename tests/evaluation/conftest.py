@@ -23,7 +23,5 @@ def run(tmp_path_factory):
         "run.trackers=[]",
         "gauge.every=0",
     ]
-    Trainer(
-        config=load_recipe("lab-paper", [*small, f"run.out={folder}"]), console=Console(quiet=True)
-    ).train()
+    Trainer(config=load_recipe("lab-paper", [*small, f"run.out={folder}"]), console=Console(quiet=True)).train()
     return folder

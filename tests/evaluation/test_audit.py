@@ -18,10 +18,7 @@ from sage_grpo.evaluation.pictures import cell_text, draw_audit, markdown
 from sage_grpo.evaluation.texts import NoPrompt
 from sage_grpo.rewards.frames import VideoScorer
 
-CLIPS = [
-    Clip(f"clip {i}", Prompt("x"), lambda i=i: pan(1 + i, 1, 40 + 9 * i)[:7, :48, :64])
-    for i in range(5)
-]
+CLIPS = [Clip(f"clip {i}", Prompt("x"), lambda i=i: pan(1 + i, 1, 40 + 9 * i)[:7, :48, :64]) for i in range(5)]
 
 
 class Measures(VideoScorer):
@@ -48,18 +45,14 @@ def test_known_weaknesses_are_found():
     told = []
     result = audit(CLIPS, panel(), tell=lambda *x: told.append(x))
     assert {"noise", "sharpen"} <= set(result.those("detail", "gamed"))
-    assert {"shuffle", "half", "static"} <= set(
-        result.those("detail", "blind")
-    )  # it has no eye for time
+    assert {"shuffle", "half", "static"} <= set(result.those("detail", "blind"))  # it has no eye for time
     assert result.cells["detail"]["flat"].verdict == "caught"
     assert result.cells["detail"]["blur"].verdict == "caught"
     assert {"noise", "shuffle", "cut"} <= set(result.those("change", "gamed"))
     assert result.cells["change"]["static"].verdict == "caught"
     assert {"static", "flat"} <= set(result.those("stillness", "gamed"))
     for name in DEGRADATIONS:  # what one score gains the other loses
-        assert result.cells["change"][name].change == pytest.approx(
-            -result.cells["stillness"][name].change
-        )
+        assert result.cells["change"][name].change == pytest.approx(-result.cells["stillness"][name].change)
     assert told[-1][:2] == (75, 75)
     again = audit(CLIPS, panel())
     assert again.as_dict() == result.as_dict()
@@ -109,9 +102,7 @@ def test_a_sum_is_audited_as_the_recipe_adds():
     result = audit(CLIPS, panel(1.0, 2.0, 2.0), ["noise", "blur"])
     assert result.keys == [*Measures.names, "sum"]
     for name in ("noise", "blur"):
-        assert result.cells["sum"][name].change == pytest.approx(
-            result.cells["detail"][name].change
-        )
+        assert result.cells["sum"][name].change == pytest.approx(result.cells["detail"][name].change)
     apart = audit(CLIPS, panel(1.0, 3.0, 0.0, advantages=True), ["noise"])
     parts = {key: apart.cells[key]["noise"].change for key in apart.keys}
     spread = apart.natural["sum"]["spread"]
@@ -136,14 +127,10 @@ def test_scorers_that_compare_see_all_clips_spoilt_alike():
     result = audit(CLIPS, judges, ["bright", "flat"])
     assert result.natural["rank"]["mean"] == 2.0
     assert result.cells["rank"]["flat"].clips == 1  # the group
-    with pytest.raises(
-        ConfigError, match=r"no clip has any score, as it is; .* several of one size"
-    ):
+    with pytest.raises(ConfigError, match=r"no clip has any score, as it is; .* several of one size"):
         audit([*CLIPS, Clip("small", Prompt("x"), lambda: pan()[:3, :16, :16])], judges, ["flat"])
     both = Panel([*judges.judges, *panel().judges], {})
-    other = audit(
-        [*CLIPS[:2], Clip("small", Prompt("x"), lambda: pan()[:3, :16, :16])], both, ["flat"]
-    )
+    other = audit([*CLIPS[:2], Clip("small", Prompt("x"), lambda: pan()[:3, :16, :16])], both, ["flat"])
     assert other.cells["rank"]["flat"].verdict == "unscored"
     assert other.scored == list(Measures.names)
 

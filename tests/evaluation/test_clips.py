@@ -23,11 +23,7 @@ def encode(path, frames, codec, **options):
         stream = container.add_stream(codec, rate=8)
         stream.height, stream.width, stream.pix_fmt = frames.shape[1], frames.shape[2], "yuv420p"
         for frame in frames:
-            container.mux(
-                stream.encode(
-                    av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
-                )
-            )
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
         container.mux(stream.encode())
 
 
@@ -38,18 +34,14 @@ def gif(path, frames, **more):
 
 def huge_png(side):
     def chunk(kind, data):
-        return (
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
     body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(10_000))) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + body
 
 
-@pytest.mark.parametrize(
-    "name", ["a.mp4", "a.webm", "a.avi", "a.MKV", "a.gif", "a.png", "a.jpg", "a.webp"]
-)
+@pytest.mark.parametrize("name", ["a.mp4", "a.webm", "a.avi", "a.MKV", "a.gif", "a.png", "a.jpg", "a.webp"])
 def test_formats(tmp_path, name):
     path, kind = tmp_path / name, name.lower().split(".")[1]
     if kind == "mp4":
@@ -80,9 +72,7 @@ def broken(path, kind):
     elif kind == "sound":
         with av.open(str(path), "w") as container:
             stream = container.add_stream("aac", rate=44100)
-            sound = av.AudioFrame.from_ndarray(
-                np.zeros((1, 1024), np.float32), format="fltp", layout="mono"
-            )
+            sound = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
             sound.rate = 44100
             container.mux(stream.encode(sound))
             container.mux(stream.encode())
@@ -127,13 +117,9 @@ def test_pixels_are_bounded_before_anything_is_decoded(tmp_path, name):
         encode(path, np.zeros((80, 600, 600, 3), np.uint8), "libx264")
     assert path.stat().st_size < 300_000
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(
-        Unreadable, match=r"declares \d+ frames? of .* above the limit of 20; raise --megapixels"
-    ):
+    with pytest.raises(Unreadable, match=r"declares \d+ frames? of .* above the limit of 20; raise --megapixels"):
         open_video(path, megapixels=20)
-    assert (
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000
-    )  # kB; decoded it is 86 MB or more
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # kB; decoded it is 86 MB or more
 
 
 def test_a_file_that_does_not_count_its_frames_is_bounded_while_it_is_decoded(tmp_path):
@@ -149,10 +135,7 @@ def test_folders_are_searched_below_and_pictures_count_where_there_are_no_films(
     (tmp_path / ".hidden").mkdir()
     for name in ("b/2.mp4", "1.MP4", "sheet.png", "notes.txt", ".hidden/3.mp4"):
         (tmp_path / name).write_bytes(b"x")
-    assert [p.relative_to(tmp_path).as_posix() for p in find_videos([tmp_path])] == [
-        "1.MP4",
-        "b/2.mp4",
-    ]
+    assert [p.relative_to(tmp_path).as_posix() for p in find_videos([tmp_path])] == ["1.MP4", "b/2.mp4"]
     (tmp_path / "1.MP4").unlink()
     (tmp_path / "b/2.mp4").unlink()
     assert [p.name for p in find_videos([tmp_path])] == ["sheet.png"]

@@ -57,9 +57,7 @@ def test_half_shows_every_second_frame_twice():
 
 def test_shuffle_keeps_the_frames():
     copy = degrade("shuffle", CLIP)
-    assert sorted(frame.numpy().tobytes() for frame in copy) == sorted(
-        frame.numpy().tobytes() for frame in CLIP
-    )
+    assert sorted(frame.numpy().tobytes() for frame in copy) == sorted(frame.numpy().tobytes() for frame in CLIP)
     assert change(copy) > 1.2 * change(CLIP)
 
 

@@ -25,9 +25,6 @@ def test_the_datasheet_counts_right():
     assert f"{len(rows)} prompts" in sheet
     for tag in rows[0]["tags"]:
         counts = Counter(row["tags"][tag] for row in rows)
-        assert (
-            f"| {tag} | " + ", ".join(f"{value} {n}" for value, n in counts.most_common()) + " |"
-            in sheet
-        )
+        assert f"| {tag} | " + ", ".join(f"{value} {n}" for value, n in counts.most_common()) + " |" in sheet
     lengths = [len(row["prompt"].split()) for row in rows]
     assert f"{min(lengths)} to {max(lengths)}" in sheet

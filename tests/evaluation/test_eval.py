@@ -25,9 +25,7 @@ SMALL = ["--limit", "6", "--seeds", "2"]
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(
-        app, ["eval", *map(str, arguments)], env={"COLUMNS": "80", "NO_COLOR": "1"}
-    )
+    return CliRunner().invoke(app, ["eval", *map(str, arguments)], env={"COLUMNS": "80", "NO_COLOR": "1"})
 
 
 def evaluated(*arguments):
@@ -50,11 +48,7 @@ def whole(run, tmp_path_factory):
 def test_the_folder_holds_what_was_promised(whole):
     out, found = whole
     manifest = json.loads((out / "manifest.json").read_text())
-    assert (manifest["version"], manifest["sources"], manifest["seeds"]) == (
-        1,
-        ["base", "new"],
-        [0, 1],
-    )
+    assert (manifest["version"], manifest["sources"], manifest["seeds"]) == (1, ["base", "new"], [0, 1])
     assert manifest["prompts"][0] == {
         "id": "00",
         "text": "a red circle moving left",
@@ -86,11 +80,7 @@ def test_figures_are_those_of_the_scores(whole):
     out, found = whole
     values = []
     for path in sorted((out / "scores" / "new").glob("*.jsonl")):
-        line = next(
-            line
-            for line in map(json.loads, path.read_text().splitlines())
-            if line["type"] == "shapes"
-        )
+        line = next(line for line in map(json.loads, path.read_text().splitlines()) if line["type"] == "shapes")
         parts = [video["scores"] for video in line["videos"].values()]
         values.append(sum(0.5 * p["VQ"] + 0.5 * p["MQ"] + p["TA"] for p in parts) / len(parts))
     assert found["means"]["new"]["Overall"]["mean"] == pytest.approx(sum(values) / 6, abs=1e-12)
@@ -106,28 +96,15 @@ def test_sources_are_pairs_and_differ(whole):
         twin = read_record(Folder(again), "twin", "03", seed).frames
         assert read_record(folder, "base", "03", seed).frames == twin
         assert read_record(folder, "new", "03", seed).frames != twin
-    assert (
-        read_record(folder, "base", "03", 0).frames != read_record(folder, "base", "03", 1).frames
-    )
+    assert read_record(folder, "base", "03", 0).frames != read_record(folder, "base", "03", 1).frames
     assert all(pair["mean"] == 0 and pair["wins"]["mean"] == 0.5 for pair in found["comparisons"])
     assert not any(pair["stands"] for pair in found["comparisons"])
 
 
 def test_all_sources_start_from_the_same_noise(run, tmp_path, monkeypatch):
     seeds, inner = [], videos.generate
-    monkeypatch.setattr(
-        videos, "generate", lambda *given: (seeds.append(given[-1]), inner(*given))[1]
-    )
-    evaluated(
-        f"a={run}",
-        f"b={run}/checkpoints/step-00000001",
-        "--limit",
-        "2",
-        "--seeds",
-        "2",
-        "--out",
-        tmp_path / "e",
-    )
+    monkeypatch.setattr(videos, "generate", lambda *given: (seeds.append(given[-1]), inner(*given))[1])
+    evaluated(f"a={run}", f"b={run}/checkpoints/step-00000001", "--limit", "2", "--seeds", "2", "--out", tmp_path / "e")
     assert seeds[:4] == seeds[4:8] == seeds[8:]
     assert len({seed for (seed,) in seeds}) == 4
 
@@ -137,9 +114,7 @@ def test_weights_of_the_policy_come_first(run, tmp_path):
     recipe = yaml.safe_load((run / "config.yaml").read_text())
     recipe["policy"]["reward_weights"] = [1.0, 0.0, 2.0]
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(recipe))
-    found = evaluated(
-        f"base={tmp_path}/other.yaml", "--limit", "2", "--seeds", "1", "--out", tmp_path / "e"
-    )
+    found = evaluated(f"base={tmp_path}/other.yaml", "--limit", "2", "--seeds", "1", "--out", tmp_path / "e")
     means = {key: one["mean"] for key, one in found["means"]["base"].items()}
     assert means["Overall"] == pytest.approx(means["VQ"] + 2 * means["TA"])
 
@@ -148,23 +123,10 @@ def test_what_makes_a_video_is_in_its_hash(run):
     """Another number of steps, other weights of the same run, and the last ones in place of the averaged."""
 
     def identity(path=run, **more):
-        return find_sources([str(path)], **{"base": False, "average": True, "steps": None} | more)[
-            0
-        ].identity
+        return find_sources([str(path)], **{"base": False, "average": True, "steps": None} | more)[0].identity
 
     step = run / "checkpoints" / "step-00000001"
-    assert (
-        len(
-            {
-                identity(),
-                identity(steps=9),
-                identity(average=False),
-                identity(step),
-                identity("lab-paper"),
-            }
-        )
-        == 5
-    )
+    assert len({identity(), identity(steps=9), identity(average=False), identity(step), identity("lab-paper")}) == 5
     assert identity() == identity(run / "checkpoints" / "step-00000002")
 
 
@@ -172,9 +134,7 @@ def test_killed_and_called_again_it_goes_on(run, whole, tmp_path):
     """SIGKILL in the middle: the same results, and what was finished is not made or scored again."""
     out = tmp_path / "eval"
     command = [sys.executable, "-m", "sage_grpo", "eval", f"new={run}", *SMALL, "--out", str(out)]
-    process = subprocess.Popen(
-        command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while len(list(out.glob("made/*/*.json"))) < 8 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -212,12 +172,8 @@ def test_another_checkpoint_or_more_seeds_use_what_still_holds(run, whole, tmp_p
     out = tmp_path / "eval"
     shutil.copytree(whole[0], out)
     before = {path: path.stat().st_mtime_ns for path in out.glob("made/*/*.json")}
-    found = evaluated(
-        f"new={run}/checkpoints/step-00000001", "--limit", 6, "--seeds", 3, "--out", out
-    )
-    made = {
-        path.parent.name for path, moment in before.items() if path.stat().st_mtime_ns != moment
-    }
+    found = evaluated(f"new={run}/checkpoints/step-00000001", "--limit", 6, "--seeds", 3, "--out", out)
+    made = {path.parent.name for path, moment in before.items() if path.stat().st_mtime_ns != moment}
     assert made == {"new"}
     assert found["means"]["base"]["diversity"]["videos"] == 18  # compared with the third, too
     assert found["sources"]["new"]["checkpoint"] == "step-00000001"
@@ -256,9 +212,7 @@ def test_failures_are_masked_counted_and_never_numbers(run, whole, tmp_path, mon
 
 @pytest.mark.parametrize("shape", [(8, 16, 16, 3), (3, 17, 31, 3), (1, 64, 48, 3), (2, 1, 1, 3)])
 def test_kept_frames_are_the_frames(tmp_path, shape):
-    video = torch.randint(
-        0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
+    video = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     folder = Folder(tmp_path)
     path = folder.frames("a", "0", 0)
     path.parent.mkdir(parents=True)
@@ -280,14 +234,7 @@ def test_the_screen_fits_and_names_everything(run, whole):
     shown = invoke(f"new={run}", *SMALL, "--out", out)
     assert shown.exit_code == 0
     assert max(map(len, shown.stdout.splitlines())) <= 80
-    for word in (
-        "Overall ↑",
-        "distance ↓",
-        "held out",
-        "difference to base",
-        "wins, %",
-        "report.html",
-    ):
+    for word in ("Overall ↑", "distance ↓", "held out", "difference to base", "wins, %", "report.html"):
         assert word in said(shown)
 
 
@@ -298,10 +245,7 @@ def test_mistakes(run, tmp_path, monkeypatch):
         (["runs/nothing"], "there is no recipe runs/nothing"),
         (["empty"], "empty is not a run: there is no empty/config.yaml"),
         ([f"a={run}", f"a={run}/checkpoints/step-00000001"], "two sources are named 'a'"),
-        (
-            [f"{run}/checkpoints/step-00000009"],
-            "checkpoints of this run: step-00000001, step-00000002",
-        ),
+        ([f"{run}/checkpoints/step-00000009"], "checkpoints of this run: step-00000001, step-00000002"),
         (["a="], "names no path"),
         ([f"{run}", "--scorer", "motions"], "did you mean 'motion'"),
         ([f"{run}", "--scorers", "no.yaml"], "there is no file no.yaml"),
@@ -317,15 +261,7 @@ def test_mistakes(run, tmp_path, monkeypatch):
 
 def test_names_of_their_own(run, tmp_path):
     found = evaluated(
-        run,
-        f"{run}/checkpoints/step-00000001",
-        "--limit",
-        "1",
-        "--seeds",
-        "1",
-        "--no-base",
-        "--out",
-        tmp_path / "e",
+        run, f"{run}/checkpoints/step-00000001", "--limit", "1", "--seeds", "1", "--no-base", "--out", tmp_path / "e"
     )
     assert list(found["sources"]) == ["trained", "trained-step-00000001"]
     assert found["reference"] == "trained"

@@ -62,14 +62,7 @@ def test_broken_videos_stop_no_other(folder):
         assert not row.scores
         assert len(row.masked) == 6
         assert all(reason in told for told in row.masked.values())
-    assert set(by["0.mp4"].scores) == {
-        "sharpness",
-        "dynamic",
-        "acceleration",
-        "cut",
-        "flicker",
-        "words",
-    }
+    assert set(by["0.mp4"].scores) == {"sharpness", "dynamic", "acceleration", "cut", "flicker", "words"}
     assert by["0.mp4"].scores["words"] == 4
     assert by["1.mp4"].masked == {"words": "there is no prompt for it"}
     assert (by["1.mp4"].frames, by["1.mp4"].height, by["1.mp4"].width) == (9, 48, 48)
@@ -103,9 +96,7 @@ def test_a_scorer_that_fails_is_a_mask_with_its_error():
         assert ask(never, clip, [Prompt("x")])[0].masked == {"words": "it has no cat in it"}
         assert ask(never, clip, [NoPrompt()])[0].masked == {"words": "it has no cat in it"}
     infinite = FunctionReward(lambda videos, prompts: [math.inf], "big")
-    assert ask(judge(infinite), clip, [NoPrompt()])[0].masked == {
-        "big": "the scorer gives no score for it"
-    }
+    assert ask(judge(infinite), clip, [NoPrompt()])[0].masked == {"big": "the scorer gives no score for it"}
 
 
 def test_scorers_that_compare_get_the_videos_of_one_prompt(tmp_path):
@@ -127,10 +118,7 @@ def test_scorers_that_compare_get_the_videos_of_one_prompt(tmp_path):
     ("name", "content"),
     [
         ("p.csv", 'file,prompt,text\nb/2.mp4,a dog,x\n1.mp4,"a cat, grey",y\n'),
-        (
-            "p.jsonl",
-            '{"video": "b/2.mp4", "prompt": "a dog"}\n{"video": "1", "prompt": "a cat, grey"}\n',
-        ),
+        ("p.jsonl", '{"video": "b/2.mp4", "prompt": "a dog"}\n{"video": "1", "prompt": "a cat, grey"}\n'),
         ("p.txt", "1.mp4\ta cat, grey\nb/2.mp4\ta dog\nother.mp4\tnobody\n"),
     ],
 )
@@ -146,9 +134,7 @@ def test_prompts_by_the_name_of_the_file(tmp_path, name, content):
 
 def test_a_file_without_a_row_for_any_video_is_a_mistake(tmp_path):
     (tmp_path / "p.txt").write_text("a cat\n")
-    with pytest.raises(
-        PromptError, match=r"no row is for one of the 1 videos, such as 1.mp4; put the file's name"
-    ):
+    with pytest.raises(PromptError, match=r"no row is for one of the 1 videos, such as 1.mp4; put the file's name"):
         find_prompts([tmp_path / "1.mp4"], tmp_path, tmp_path / "p.txt")
 
 
@@ -174,10 +160,4 @@ def test_choice_of_scorers(tmp_path):
 
 
 def test_numbers_are_short():
-    assert [number(x) for x in (None, 0.0, -0.0, 1234.5, -0.12345)] == [
-        "–",
-        "0",
-        "0",
-        "1.23e+03",
-        "−0.123",
-    ]
+    assert [number(x) for x in (None, 0.0, -0.0, 1234.5, -0.12345)] == ["–", "0", "0", "1.23e+03", "−0.123"]

@@ -37,9 +37,7 @@ def words(text):
 
 def test_the_set_is_large_and_unique():
     assert len(TASKS) >= 240
-    assert (
-        len({task.id for task in TASKS}) == len({task.prompt.text for task in TASKS}) == len(TASKS)
-    )
+    assert len({task.id for task in TASKS}) == len({task.prompt.text for task in TASKS}) == len(TASKS)
     for one, other in combinations(TASKS, 2):  # not by filling a template
         a, b = set(words(one.prompt.text)), set(words(other.prompt.text))
         assert len(a & b) / len(a | b) < 0.5, (one.prompt.text, other.prompt.text)
@@ -72,9 +70,7 @@ def test_quoted_text_is_the_column_that_ocr_reads():
         given = task.prompt.columns.get("text")
         assert [given] == (quoted or [None]), task
         assert wanted_text(task.prompt) == given
-        assert task.tags["text"] == (
-            "none" if not given else "word" if len(given.split()) == 1 else "phrase"
-        )
+        assert task.tags["text"] == ("none" if not given else "word" if len(given.split()) == 1 else "phrase")
 
 
 def test_a_camera_that_is_tagged_is_asked_for():
@@ -99,11 +95,7 @@ def write(path, *rows):
 
 
 def test_a_file_of_ones_own(tmp_path):
-    path = write(
-        tmp_path / "p.jsonl",
-        {"prompt": "a cat", "tags": {"kind": "pet"}, "text": "x"},
-        {"prompt": "a sea"},
-    )
+    path = write(tmp_path / "p.jsonl", {"prompt": "a cat", "tags": {"kind": "pet"}, "text": "x"}, {"prompt": "a sea"})
     cat, sea = find_tasks(path, "wan")
     assert (cat.id, cat.tags, dict(cat.prompt.columns)) == ("0", {"kind": "pet"}, {"text": "x"})
     assert (sea.id, sea.tags) == ("1", {})
@@ -116,19 +108,14 @@ def test_the_laboratory_has_tags_of_its_own():
     tasks = find_tasks(None, "shapes")
     assert len(tasks) == 48
     assert tasks[0].tags == {"shape": "circle", "colour": "red", "direction": "left"}
-    assert (
-        len(find_tasks(None, "shapes", ["shape=circle", "colour=red", "colour=blue"], limit=5)) == 5
-    )
+    assert len(find_tasks(None, "shapes", ["shape=circle", "colour=red", "colour=blue"], limit=5)) == 5
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
         ([{"text": "a cat"}], "no column 'prompt'"),
-        (
-            [{"prompt": "a", "id": "1"}, {"prompt": "b", "id": "1"}],
-            "prompts 1 and 2 share the id '1'",
-        ),
+        ([{"prompt": "a", "id": "1"}, {"prompt": "b", "id": "1"}], "prompts 1 and 2 share the id '1'"),
         ([{"prompt": "a", "id": "../x"}], "not fit for a file's name"),
         ([{"prompt": "a", "tags": ["x"]}], "are no object"),
     ],
@@ -141,13 +128,9 @@ def test_mistakes_in_a_file(tmp_path, rows, message):
 def test_other_mistakes():
     with pytest.raises(PromptError, match="neither a file nor a set that ships \\(videos\\)"):
         find_tasks("video", "wan")
-    with pytest.raises(
-        ConfigError, match="no prompt has the value 'animals'; did you mean 'animal'"
-    ):
+    with pytest.raises(ConfigError, match="no prompt has the value 'animals'; did you mean 'animal'"):
         find_tasks("videos", "wan", ["subject=animals"])
-    with pytest.raises(
-        ConfigError, match="have the tags camera, count, emotion, motion, subject, text"
-    ):
+    with pytest.raises(ConfigError, match="have the tags camera, count, emotion, motion, subject, text"):
         find_tasks("videos", "wan", ["size=large"])
     with pytest.raises(ConfigError, match="at once"):
         find_tasks(None, "shapes", ["shape=circle"], limit=None) and find_tasks(

@@ -6,16 +6,7 @@ from scipy import stats
 
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.evaluation.prompts import Task
-from sage_grpo.evaluation.results import (
-    as_array,
-    by_prompt,
-    compare,
-    compute,
-    flag,
-    tag_rows,
-    wins,
-    with_overall,
-)
+from sage_grpo.evaluation.results import as_array, by_prompt, compare, compute, flag, tag_rows, wins, with_overall
 from sage_grpo.evaluation.scores import Score
 from sage_grpo.statistics import bootstrap, discoveries, p_of_zero
 
@@ -34,9 +25,7 @@ def test_skew_moves_the_interval_as_theory_says():
     """Of a skewed sample the interval leans to the long tail, and more than the plain percentiles do."""
     values = np.random.default_rng(2).exponential(1.0, 30)
     found = bootstrap(values)
-    percentile = stats.bootstrap(
-        (values,), np.mean, method="percentile", random_state=np.random.default_rng(0)
-    )
+    percentile = stats.bootstrap((values,), np.mean, method="percentile", random_state=np.random.default_rng(0))
     assert found.high - found.mean > found.mean - found.low
     assert found.high > percentile.confidence_interval.high
 
@@ -75,19 +64,12 @@ def test_p_and_false_discoveries_against_their_definitions():
     ps = [0.001, 0.2, 0.013, 0.045, 0.02]
     ordered = sorted(ps)
     largest = max((i for i, p in enumerate(ordered, 1) if p <= 0.05 * i / 5), default=0)
-    assert (
-        discoveries(ps)
-        == [p <= ordered[largest - 1] for p in ps]
-        == [True, False, True, False, True]
-    )
+    assert discoveries(ps) == [p <= ordered[largest - 1] for p in ps] == [True, False, True, False, True]
     assert discoveries([]) == []
 
 
 def test_win_rates_count_ties_half_and_heed_the_direction():
-    after, before = (
-        as_array([[2.0, 1.0], [1.0, None], [0.0, 3.0]]),
-        as_array([[1.0, 1.0], [2.0, 1.0], [None, 1.0]]),
-    )
+    after, before = as_array([[2.0, 1.0], [1.0, None], [0.0, 3.0]]), as_array([[1.0, 1.0], [2.0, 1.0], [None, 1.0]])
     won = wins(after, before)
     assert np.array_equal(won, [[1, 0.5], [0, np.nan], [np.nan, 1]], equal_nan=True)
     assert by_prompt(won) == [0.75, 0.0, 1.0]
@@ -112,14 +94,8 @@ def test_too_few_prompts_have_no_interval():
 
 
 def test_overall_is_the_weighted_sum_and_missing_where_a_part_is():
-    scores = [
-        Score("a", "x", True, False, 0.5),
-        Score("b", "x", True, False, -2.0),
-        Score("c", "y", False, False),
-    ]
-    found = with_overall(
-        {"a": as_array([[1.0, 2.0]]), "b": as_array([[3.0, None]]), "c": as_array([[9, 9]])}, scores
-    )
+    scores = [Score("a", "x", True, False, 0.5), Score("b", "x", True, False, -2.0), Score("c", "y", False, False)]
+    found = with_overall({"a": as_array([[1.0, 2.0]]), "b": as_array([[3.0, None]]), "c": as_array([[9, 9]])}, scores)
     assert np.array_equal(found["Overall"], [[-5.5, np.nan]], equal_nan=True)
 
 
@@ -128,9 +104,7 @@ def test_results_of_a_known_effect():
     tasks = [Task(str(i), Prompt(f"p{i}"), {"kind": "odd" if i % 2 else "even"}) for i in range(20)]
     base = np.random.default_rng(5).normal(size=(20, 3))
     new = base + np.array([[float(i % 2)] for i in range(20)])
-    found = compute(
-        {"base": {"s": base}, "new": {"s": new}}, [Score("s", "x", False, False)], tasks
-    )
+    found = compute({"base": {"s": base}, "new": {"s": new}}, [Score("s", "x", False, False)], tasks)
     (pair,) = found["comparisons"]
     assert (pair["source"], pair["against"], pair["mean"]) == ("new", "base", pytest.approx(0.5))
     assert pair["wins"]["mean"] == pytest.approx(0.75)
@@ -144,12 +118,5 @@ def test_results_of_a_known_effect():
 
 
 def test_tags_keep_their_order():
-    tasks = [
-        Task("0", Prompt("a"), {"x": "1", "y": "1"}),
-        Task("1", Prompt("b"), {"x": "2", "y": "1"}),
-    ]
-    assert list(tag_rows(tasks).items()) == [
-        (("x", "1"), [0]),
-        (("x", "2"), [1]),
-        (("y", "1"), [0, 1]),
-    ]
+    tasks = [Task("0", Prompt("a"), {"x": "1", "y": "1"}), Task("1", Prompt("b"), {"x": "2", "y": "1"})]
+    assert list(tag_rows(tasks).items()) == [(("x", "1"), [0]), (("x", "2"), [1]), (("y", "1"), [0, 1])]

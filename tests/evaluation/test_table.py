@@ -30,9 +30,7 @@ def test_places(values, lower, places):
     assert ranked(values, lower) == places
 
 
-@pytest.mark.parametrize(
-    ("values", "digits"), [([0.5], 3), ([12.0, 0.1], 2), ([0.0123], 4), ([0.0], 2), ([None], 2)]
-)
+@pytest.mark.parametrize(("values", "digits"), [([0.5], 3), ([12.0, 0.1], 2), ([0.0123], 4), ([0.0], 2), ([None], 2)])
 def test_decimals(values, digits):
     assert decimals(values) == digits
 
@@ -46,14 +44,7 @@ def test_numbers_are_typeset():
 
 def result(**more):
     def one(mean):
-        return {
-            "mean": mean,
-            "low": mean - 0.1,
-            "high": mean + 0.1,
-            "prompts": 20,
-            "videos": 40,
-            "masked": 0,
-        }
+        return {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "prompts": 20, "videos": 40, "masked": 0}
 
     def pair(source, against, score, mean, stands, excludes):
         return {
@@ -73,11 +64,7 @@ def result(**more):
         {"name": "MQ", "type": "shapes", "trained": True, "lower": False, "weight": -1.0},
         {"name": "distance", "type": "held", "trained": False, "lower": True, "weight": None},
     ]
-    means = {
-        "base": (0.1, 0.2, 0.1, 0.30),
-        "paper": (0.5, 0.3, 0.1, 0.32),
-        "best": (0.7, 0.1, 0.1, 0.31),
-    }
+    means = {"base": (0.1, 0.2, 0.1, 0.30), "paper": (0.5, 0.3, 0.1, 0.32), "best": (0.7, 0.1, 0.1, 0.31)}
     return {
         "reference": "base",
         "sources": {name: {} for name in means},
@@ -86,18 +73,14 @@ def result(**more):
         "scores": scores,
         "note": None,
         "masked": {"base": {"VQ": {"it has no pixels": 3}}, "paper": {"VQ": {"timeout": 1}}},
-        "means": {
-            n: {s["name"]: one(v) for s, v in zip(scores, row, strict=True)}
-            for n, row in means.items()
-        },
+        "means": {n: {s["name"]: one(v) for s, v in zip(scores, row, strict=True)} for n, row in means.items()},
         "comparisons": [
             pair(a, b, s["name"], 0.4, a == "best", True)
             for a, b in (("paper", "base"), ("best", "base"), ("best", "paper"))
             for s in scores
         ],
         "tags": [
-            {"tag": "kind", "value": "x|y", **pair("best", "base", s["name"], 0.05, False, False)}
-            for s in scores
+            {"tag": "kind", "value": "x|y", **pair("best", "base", s["name"], 0.05, False, False)} for s in scores
         ],
     } | more
 
@@ -119,18 +102,13 @@ def test_differences_wins_and_tags():
     assert f"| best | +0.400 [+0.300, +0.500] {STANDS} |" in text
     assert "| best | 60 [50, 70] | 60 [50, 70] | – |" in text  # row against column
     assert "| base | – | 40 [30, 50] | 40 [30, 50] |" in text
-    assert (
-        "| kind: x\\|y | 20 | +0.050 [−0.050, +0.150] | +0.050 [−0.050, +0.150] |" in text
-    )  # Overall and held out
+    assert "| kind: x\\|y | 20 | +0.050 [−0.050, +0.150] | +0.050 [−0.050, +0.150] |" in text  # Overall and held out
     assert "## Difference to base, held out" in text
     assert text.count("Benjamini-Hochberg") == 2  # of the differences, and of the tags
 
 
 def test_what_got_worse_is_said():
-    assert (
-        losses(result())
-        == "Worse than base by a difference that stands (●): distance, held out (best)."
-    )
+    assert losses(result()) == "Worse than base by a difference that stands (●): distance, held out (best)."
 
 
 def test_a_score_without_any_value_is_a_dash():

@@ -39,17 +39,7 @@ def test_shares_have_wilsons_interval():
 
 
 def run(out, *more):
-    arguments = [
-        "lab",
-        "text",
-        "--out",
-        str(out),
-        "--iterations",
-        "2",
-        "--samples",
-        str(SAMPLES),
-        *more,
-    ]
+    arguments = ["lab", "text", "--out", str(out), "--iterations", "2", "--samples", str(SAMPLES), *more]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0
     return result.stdout
@@ -96,16 +86,12 @@ def test_without_ocr_it_says_what_to_install(monkeypatch):
 
 
 def test_the_lottery_of_the_control_knows_nothing_but_is_the_same_again():
-    videos = torch.randint(
-        256, (200, 2, 4, 4, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
+    videos = torch.randint(256, (200, 2, 4, 4, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     drawn = torch.tensor(lottery(videos, [Prompt("a")] * 200))
     assert drawn.tolist() == pytest.approx(lottery(videos, [Prompt("b")] * 200))
     assert drawn.unique().numel() == 200
     assert drawn.mean() == pytest.approx(0.5, abs=3 * (1 / 12 / 200) ** 0.5)
     config = load_recipe("text", ['rewards=[{type: "sage_grpo.lab.digits.run:lottery"}]'])
     reward, weights = build_rewards(config)
-    assert reward.score(videos, [Prompt("a")] * 200).values[:, 0].tolist() == pytest.approx(
-        drawn.tolist()
-    )
+    assert reward.score(videos, [Prompt("a")] * 200).values[:, 0].tolist() == pytest.approx(drawn.tolist())
     assert weights == (1.0,)

@@ -29,9 +29,7 @@ def test_shapes_are_bit_equal_to_what_they_were():
     assert model.latent_shape(Prompt("a red circle moving left")) == (3, 8, 16, 16)
     x, sigma = torch.randn(2, 3, 8, 16, 16), torch.tensor([0.3, 0.9])
     tokens = model.encode([Prompt("a red circle moving left")] * 2)["tokens"]
-    assert torch.equal(
-        model.module(x, sigma, tokens), before_the_arguments(model.module, x, sigma, tokens)
-    )
+    assert torch.equal(model.module(x, sigma, tokens), before_the_arguments(model.module, x, sigma, tokens))
 
 
 def test_fresh_weights_are_drawn_as_they_were():
@@ -49,9 +47,7 @@ def test_a_clip_that_does_not_divide_is_refused():
 
 def test_each_digit_is_a_token():
     model = TextModel()
-    ids = model.encode([Prompt('the number "4821" in white'), Prompt("The number 4821 in WHITE")])[
-        "tokens"
-    ]
+    ids = model.encode([Prompt('the number "4821" in white'), Prompt("The number 4821 in WHITE")])["tokens"]
     assert torch.equal(ids[0], ids[1])
     assert model.tokenizer.decode(ids[0].tolist()) == "the number 4 8 2 1 in white"
 
@@ -64,10 +60,7 @@ def test_save_and_load_are_bit_equal(tmp_path):
     x = torch.randn(1, *model.latent_shape(prompts[0]))
     condition = model.encode(prompts)
     assert x.shape == (1, 3, 4, 16, 48)
-    assert torch.equal(
-        model.clean(x, torch.ones(1), condition),
-        again.clean(x, torch.ones(1), again.encode(prompts)),
-    )
+    assert torch.equal(model.clean(x, torch.ones(1), condition), again.clean(x, torch.ones(1), again.encode(prompts)))
 
 
 def test_a_folder_without_its_checkpoint_is_told(tmp_path):

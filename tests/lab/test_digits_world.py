@@ -32,9 +32,7 @@ def test_no_training_sees_a_held_out_number():
 
 def test_prompts_are_read_back(real):
     scene, _ = real
-    for prompt, digits, colour in zip(
-        scene.prompts, scene.digits.tolist(), scene.colour.tolist(), strict=True
-    ):
+    for prompt, digits, colour in zip(scene.prompts, scene.digits.tolist(), scene.colour.tolist(), strict=True):
         assert text.parse_prompt(prompt) == (digits, colour)
     for wrong in ('the number "12345" in white', 'the number "1234" in blue'):
         with pytest.raises(ValueError, match="needs a number of 4 digits and one of white, yellow"):
@@ -64,9 +62,7 @@ def test_noise_moves_a_clip_by_itself_and_leaves_it_legible(real):
     scene, clips = real
     half_off = 0.2 * torch.randn(clips.shape, generator=torch.Generator().manual_seed(2))
     found = text.fit((clips + half_off).clamp(-1, 1), scene.prompts)
-    added = ((clips + half_off).clamp(-1, 1) - clips).flatten(1).norm(dim=1) / (clips + 1).flatten(
-        1
-    ).norm(dim=1)
+    added = ((clips + half_off).clamp(-1, 1) - clips).flatten(1).norm(dim=1) / (clips + 1).flatten(1).norm(dim=1)
     torch.testing.assert_close(found.distance, added, rtol=0.05, atol=0)
     assert torch.equal(found.digits, scene.digits)
 

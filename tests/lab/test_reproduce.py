@@ -59,16 +59,9 @@ def test_claims_and_figures_from_known_answers(tmp_path, monkeypatch):
     """Planted effects come out with the right verdicts, and every figure is drawn."""
     gains = {"kl-moving": 1.0, "kl-fixed": 0.0, "kernel-sage": 1.0, "kl-none": 2.0, "best": 3.0}
     names = experiments(MATCHED)
-    runs = [
-        fake_run(name, seed, gains.get(name, 0.5) + 0.001 * seed**2)
-        for name in names
-        for seed in range(5)
-    ]
+    runs = [fake_run(name, seed, gains.get(name, 0.5) + 0.001 * seed**2) for name in names for seed in range(5)]
     direct = {
-        "noise": {
-            k: {"sigma": [0.5, 0.4], "theory": [1.0, 1.1], "measured": [1.02, 1.1]}
-            for k in ("sage", "flow")
-        },
+        "noise": {k: {"sigma": [0.5, 0.4], "theory": [1.0, 1.1], "measured": [1.02, 1.1]} for k in ("sage", "flow")},
         "gradient": {
             kind: {"sigma": [0.9, 0.5], "norm": norm, "scale": [0.1, 1.0], "equalizer": [1, 1]}
             for kind, norm in (("raw", [0.01, 1.0]), ("equalized", [0.5, 1.0]))
@@ -84,19 +77,13 @@ def test_claims_and_figures_from_known_answers(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "run_grid", lambda *a: runs)
     base = {"reward": [0.0] * 4, "distance": [0.5] * 4, "diversity": 0.4, "scores": [0, 0, 0]}
     monkeypatch.setattr(module, "run_base", lambda *a: base)
-    claims = module.reproduce(
-        tmp_path, seeds=5, iterations=20, samples=4, console=Console(quiet=True)
-    )
+    claims = module.reproduce(tmp_path, seeds=5, iterations=20, samples=4, console=Console(quiet=True))
     verdicts = {claim.statement: claim.verdict for claim in claims}
     assert len(claims) >= 10
     assert verdicts["A fixed anchor underfits: a moving one earns more"] == "reproduced"
     assert verdicts["Dual KL earns more reward than no KL"] == "not reproduced"
     assert verdicts["Dual KL earns more reward than moving KL alone"] == "undecided"
-    (ours,) = (
-        v
-        for statement, v in verdicts.items()
-        if statement.startswith("Our recipe `lab-fast` earns more")
-    )
+    (ours,) = (v for statement, v in verdicts.items() if statement.startswith("Our recipe `lab-fast` earns more"))
     assert ours == "reproduced"
     for name in ("figure_3", "figure_4", "figure_7", "figure_8", "figure_9", "frontier"):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
@@ -107,18 +94,13 @@ def test_claims_and_figures_from_known_answers(tmp_path, monkeypatch):
 def test_direct_measurements_agree_with_theory():
     """A small sample already lies on the closed form, and the equalizer closes the spread."""
     found = noise_after_a_step("sage", clips=32)
-    assert all(
-        abs(m / t - 1) < 0.15 for m, t in zip(found["measured"], found["theory"], strict=True)
-    )
+    assert all(abs(m / t - 1) < 0.15 for m, t in zip(found["measured"], found["theory"], strict=True))
     raw, equal = (gradient_by_step("sage", equalize=e, iterations=1)["norm"] for e in (False, True))
     assert max(raw) / min(raw) > 2 * max(equal) / min(equal)
 
 
 def test_noise_left_by_the_last_step_is_seen():
-    noisy, clean = (
-        rollout_quality("dance", 0.7, noisy_end=n, prompts=8, group=2).distance
-        for n in (True, False)
-    )
+    noisy, clean = (rollout_quality("dance", 0.7, noisy_end=n, prompts=8, group=2).distance for n in (True, False))
     assert sum(noisy) > sum(clean)
 
 
@@ -128,9 +110,7 @@ def test_the_two_recipes_cost_the_same_forward_passes():
     for recipe in ("lab-fast", "lab-paper"):
         config = load_recipe(recipe, ["gauge.every=0", "run.trackers=[]"])
         model, reward, count = build_model(config), build_rewards(config)[0], []
-        model.module.register_forward_hook(
-            lambda module, inputs, output, count=count: count.append(len(output))
-        )
+        model.module.register_forward_hook(lambda module, inputs, output, count=count: count.append(len(output)))
         optimizer = torch.optim.SGD(model.module.parameters(), lr=0.0)
         loop = Loop(model, reward, open_prompts(all_prompts()), config, optimizer)
         loop._checked = True  # the gate looks once a run, not once an iteration

@@ -53,12 +53,7 @@ def test_it_says_what_the_laboratory_says():
 
 
 def test_it_cannot_be_trained_on_and_wants_its_own_clips():
-    with pytest.raises(
-        ConfigError,
-        match="cannot be trained on: it is what the laboratory's rewards are held against",
-    ):
+    with pytest.raises(ConfigError, match="cannot be trained on: it is what the laboratory's rewards are held against"):
         build.build_rewards(load_recipe({"rewards": [{"type": "shapes-heldout"}]}))
     with pytest.raises(RewardError, match="for the model `shapes` alone"):
-        ShapesHeldOut().score(
-            torch.zeros(1, 8, 32, 32, 3, dtype=torch.uint8), [Prompt("a red circle moving left")]
-        )
+        ShapesHeldOut().score(torch.zeros(1, 8, 32, 32, 3, dtype=torch.uint8), [Prompt("a red circle moving left")])

@@ -30,18 +30,14 @@ def test_save_and_load_are_bit_equal(tmp_path):
     model.save_pretrained(str(tmp_path))
     again = ShapesModel.from_pretrained(tmp_path)
     assert torch.equal(generate(model, prompts), generate(again, prompts))
-    assert {p.name for p in tmp_path.iterdir()} == {
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-    }
+    assert {p.name for p in tmp_path.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}
 
 
 def test_text_goes_through_the_tokenizer():
     model = ShapesModel.from_pretrained()
-    ids = model.encode(
-        [Prompt("a red circle moving left"), Prompt("A RED circle moving LEFT"), Prompt("a cat")]
-    )["tokens"]
+    ids = model.encode([Prompt("a red circle moving left"), Prompt("A RED circle moving LEFT"), Prompt("a cat")])[
+        "tokens"
+    ]
     assert torch.equal(ids[0], ids[1])
     assert ids[2].tolist()[:2] == [2, 1]  # "a" and an unknown word
     assert ids.shape == (3, 8)
@@ -52,9 +48,7 @@ def test_batch_equals_one_by_one_and_decode_is_frames():
     together = generate(model, prompts)
     keys = [("test", i) for i in range(4)]
     table = kernel_table("ode", sigma_schedule(8, 3.0), 0.0)
-    alone = torch.cat(
-        [sample(model, [p], table, [k], [k]).x0 for p, k in zip(prompts, keys, strict=True)]
-    )
+    alone = torch.cat([sample(model, [p], table, [k], [k]).x0 for p, k in zip(prompts, keys, strict=True)])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
     frames = model.decode(together)
     assert frames.dtype == torch.uint8
@@ -64,7 +58,5 @@ def test_batch_equals_one_by_one_and_decode_is_frames():
 def test_gradient_reaches_every_parameter():
     model = ShapesModel.from_pretrained()
     x, sigma = torch.randn(4, 3, 8, 16, 16), torch.full((4,), 0.5)
-    model.velocity(
-        x, sigma, model.encode([Prompt(text) for text in all_prompts()[::12]])
-    ).square().mean().backward()
+    model.velocity(x, sigma, model.encode([Prompt(text) for text in all_prompts()[::12]])).square().mean().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.module.parameters())

@@ -47,9 +47,7 @@ def test_scores_do_not_depend_on_the_size(real, column):
     radius = scene.numbers[:, 3]
     slope = (values * (radius - radius.mean())).sum() / (radius - radius.mean()).square().sum()
     spread = slope.abs() * (radius.max() - radius.min())
-    assert (
-        spread < 0.5
-    )  # of a standard deviation of the base model, from the smallest to the largest shape
+    assert spread < 0.5  # of a standard deviation of the base model, from the smallest to the largest shape
 
 
 def test_rewards_import_no_fit():

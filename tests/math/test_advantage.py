@@ -27,10 +27,7 @@ def independent(rewards, valid):
     if len(kept) < 2:
         return [0.0] * len(rewards)
     mean, std = statistics.fmean(kept), statistics.pstdev(kept)
-    return [
-        max(-5.0, min(5.0, (r - mean) / (std + 1e-4))) if ok else 0.0
-        for r, ok in zip(rewards, valid, strict=True)
-    ]
+    return [max(-5.0, min(5.0, (r - mean) / (std + 1e-4))) if ok else 0.0 for r, ok in zip(rewards, valid, strict=True)]
 
 
 @settings(max_examples=200, deadline=None)
@@ -48,9 +45,7 @@ def test_equals_the_definition_and_ignores_failures(data, garbage):
 
 @pytest.mark.parametrize("value", [0.1, -1e6, 3.3333333])
 def test_equal_rewards_give_no_signal(value):
-    advantage, used = group_advantages(
-        torch.full((2, 7), value), torch.ones(2, 7, dtype=torch.bool)
-    )
+    advantage, used = group_advantages(torch.full((2, 7), value), torch.ones(2, 7, dtype=torch.bool))
     assert advantage.abs().max() < 1e-5
     assert used.all()
 
@@ -67,11 +62,7 @@ def test_weights_combine_scores():
     valid = torch.tensor([[True, True, True], [True, False, True], [True, True, True]])
     reward, ok = weighted_reward(scores, valid, (0.5, 0.5, 1.0))
     assert reward[0] == 5.5
-    assert ok.tolist() == [
-        True,
-        False,
-        False,
-    ]  # a score that is not finite is a failure, whatever it claims
+    assert ok.tolist() == [True, False, False]  # a score that is not finite is a failure, whatever it claims
     reward, ok = weighted_reward(scores, valid, (1.0, 0.0, 0.0))  # a score without weight may fail
     assert reward.tolist() == [1.0, 1.0, 1.0]
     assert ok.all()
@@ -96,32 +87,22 @@ def test_advantages_of_each_score_equal_the_definition(scores, valid, weights):
         ok = [all(valid[i][r] for r in range(3) if weights[r]) for i in rows]
         each = [independent([columns[r][i] for i in rows], ok) for r in range(3)]
         truth.append(
-            [
-                sum(w * e[i] for w, e in zip(weights, each, strict=True)) / max(sum(used), 1e-9)
-                for i in range(4)
-            ]
+            [sum(w * e[i] for w, e in zip(weights, each, strict=True)) / max(sum(used), 1e-9) for i in range(4)]
         )
     tensor = torch.tensor(scores, dtype=torch.float64)
     mask = torch.tensor(valid)
     found, _ = dimension_advantages(torch.where(mask, tensor, torch.nan), mask, weights, 4)
-    torch.testing.assert_close(
-        found, torch.tensor(truth, dtype=torch.float64), rtol=1e-6, atol=1e-6
-    )
+    torch.testing.assert_close(found, torch.tensor(truth, dtype=torch.float64), rtol=1e-6, atol=1e-6)
 
 
 def test_no_score_drowns_another():
     """A score a thousand times as large counts no more, unlike in a sum of rewards."""
     generator = torch.Generator().manual_seed(0)
-    scores, all_valid = (
-        torch.randn(16, 2, generator=generator).double(),
-        torch.ones(16, 2, dtype=torch.bool),
-    )
+    scores, all_valid = torch.randn(16, 2, generator=generator).double(), torch.ones(16, 2, dtype=torch.bool)
     larger = scores * torch.tensor([1.0, 1000.0])
     one, _ = dimension_advantages(scores, all_valid, None, 4)
     other, _ = dimension_advantages(larger, all_valid, None, 4)
     torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)  # but for ε
-    summed, _ = group_advantages(
-        weighted_reward(larger, all_valid)[0].view(-1, 4), torch.ones(4, 4, dtype=torch.bool)
-    )
+    summed, _ = group_advantages(weighted_reward(larger, all_valid)[0].view(-1, 4), torch.ones(4, 4, dtype=torch.bool))
     second, _ = group_advantages(scores[:, 1].view(-1, 4), torch.ones(4, 4, dtype=torch.bool))
     torch.testing.assert_close(summed, second, rtol=1e-2, atol=1e-2)

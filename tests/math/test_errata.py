@@ -53,9 +53,7 @@ def test_score_of_the_marginal():
         variance = 0.49 * (sigma - following)
         a = 1 + variance / 2 * score_of_x(sigma)
         b = -(sigma - following) + variance / 2 * score_of_v(sigma)
-        mean, _ = propagate(
-            Table(sigma, following, a, b, variance.sqrt()), 0.3, *marginal(0.95, 0.3)
-        )
+        mean, _ = propagate(Table(sigma, following, a, b, variance.sqrt()), 0.3, *marginal(0.95, 0.3))
         return abs(mean - marginal(0.05, 0.3)[0])
 
     # x̂0 = x - σv put into each form and sorted by x and v
@@ -119,9 +117,7 @@ def test_eq_43_sign_of_the_kl():
     def distance_after_descent(kl_weight):
         v = torch.full((1, 8), 1.0, dtype=torch.float64, requires_grad=True)
         for _ in range(50):
-            loss = sage_loss(
-                torch.zeros(1), 1.0, kl_weight, kl(v, torch.zeros(1, 8), 1.0, "sum")
-            ).sum()
+            loss = sage_loss(torch.zeros(1), 1.0, kl_weight, kl(v, torch.zeros(1, 8), 1.0, "sum")).sum()
             (gradient,) = torch.autograd.grad(loss, v)
             v = (v - 0.1 * gradient).detach().requires_grad_()
         return v.norm().item()

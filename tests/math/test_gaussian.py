@@ -48,7 +48,5 @@ def test_the_usual_difference_of_log_probs_drifts_in_bf16():
     assert result.ours_unchanged == [0.0] * len(result.ours_unchanged)
     assert max(result.usual_unchanged) > 1e-4  # the whole clip range, before any update
     # and once the policy does change, ours is the closer one to float64 truth at every step
-    assert all(
-        ours < usual for ours, usual in zip(result.ours_error, result.usual_error, strict=True)
-    )
+    assert all(ours < usual for ours, usual in zip(result.ours_error, result.usual_error, strict=True))
     assert max(result.ours_error) < 1e-2 * max(result.usual_error)

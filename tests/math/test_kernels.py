@@ -39,13 +39,7 @@ def test_registered_kernels_are_under_contract():
     ("fault", "check"),
     [
         # noise √2 too strong without its drift: does not keep the marginals
-        (
-            lambda s, n, e: (
-                *euler_maruyama(s, n, e**2 * (s - n))[:2],
-                (2 * e**2 * (s - n)).sqrt(),
-            ),
-            0,
-        ),
+        (lambda s, n, e: (*euler_maruyama(s, n, e**2 * (s - n))[:2], (2 * e**2 * (s - n)).sqrt()), 0),
         # the printed direction of the ODE (Eq. 7)
         (lambda s, n, e: (torch.ones_like(s), s - n, torch.zeros_like(s)), 2),
         # FlowGRPO's variance without its end-point rule: infinite at σ = 1
@@ -62,9 +56,7 @@ def test_contract_catches_a_broken_kernel(monkeypatch, fault, check):
 def _golden_steps():
     for case in GOLDEN["cases"]:
         for name, step in case["kernels"].items():
-            yield pytest.param(
-                case, name, step, id=f"{name}-{case['steps']}-{case['eta']}-{case['index']}"
-            )
+            yield pytest.param(case, name, step, id=f"{name}-{case['steps']}-{case['eta']}-{case['index']}")
 
 
 @pytest.mark.parametrize(("case", "name", "step"), list(_golden_steps()))
@@ -86,9 +78,7 @@ def test_parity_with_the_reference(case, name, step):
         expected = case["eta"] ** 2 * (end + math.log(CLAMP / end))
         assert s.item() ** 2 - std**2 == pytest.approx(expected, abs=1e-12)
         # Given the reference's own variance, mean and density agree too.
-        a, b, s = euler_maruyama(
-            table.sigma[0], table.sigma_next[0], torch.tensor(std**2, dtype=torch.float64)
-        )
+        a, b, s = euler_maruyama(table.sigma[0], table.sigma_next[0], torch.tensor(std**2, dtype=torch.float64))
     torch.testing.assert_close(a * x + b * v, mean, rtol=0, atol=1e-12)
     assert s.item() == pytest.approx(std, abs=1e-12)
     if std > 0:
@@ -113,18 +103,14 @@ def test_parity_covers_everything():
     ],
 )
 def test_end_state_error_of_the_closed_form(s0, steps, eta, expected):
-    assert (
-        tuple(round(full_grid_error(name, s0, steps, eta), 3) for name in SHIPPED[:6]) == expected
-    )
+    assert tuple(round(full_grid_error(name, s0, steps, eta), 3) for name in SHIPPED[:6]) == expected
 
 
 @pytest.mark.parametrize("eta", [0.5, 0.7, 1.0])
 @pytest.mark.parametrize("s0", [0.3, 1.0])
 def test_order_on_the_full_grid(s0, eta):
     def measured(name):
-        return order(
-            *(full_grid_error(name, s0, steps, eta) for steps in (1024, 4096)), refinement=4
-        )
+        return order(*(full_grid_error(name, s0, steps, eta) for steps in (1024, 4096)), refinement=4)
 
     for name in ("ode", "dance", "precise"):
         assert measured(name) == pytest.approx(1.0, abs=0.05), name
@@ -165,9 +151,7 @@ def test_precise_has_no_clamp(schedule, eta):
     def rho(s, n):  # a = (1-σ') + ρσ'
         return (kernels.precise(s, n, eta)[0] - (1 - n)) / n
 
-    torch.testing.assert_close(
-        rho(start, end), rho(start, middle) * rho(middle, end), rtol=1e-6, atol=1e-9
-    )
+    torch.testing.assert_close(rho(start, end), rho(start, middle) * rho(middle, end), rtol=1e-6, atol=1e-9)
     assert rho(sigmas[:1], sigmas[1:2]).abs().item() < 1e-9  # all noise is fresh at σ = 1
 
 
@@ -181,9 +165,7 @@ def test_noise_after_a_step_with_a_perfect_denoiser():
         extra = torch.zeros_like(noise)
         if name in ("dance", "flow", "sage"):
             variance = t.s.square()
-            extra = variance * (t.sigma - t.sigma_next) / t.sigma + variance.square() / (
-                4 * t.sigma**2
-            )
+            extra = variance * (t.sigma - t.sigma_next) / t.sigma + variance.square() / (4 * t.sigma**2)
         torch.testing.assert_close(noise, t.sigma_next.square() + extra, rtol=1e-12, atol=1e-14)
 
 
@@ -199,10 +181,7 @@ def test_mixed_ode_sde():
 def test_frozen_x0_with_rho_one_is_the_ode():
     sigmas = sigma_schedule(10, 3.0)
     one = torch.ones(10, dtype=torch.float64)
-    frozen, exact = (
-        frozen_x0(sigmas[:-1], sigmas[1:], one, 0 * one),
-        kernels.ode(sigmas[:-1], sigmas[1:], 0),
-    )
+    frozen, exact = frozen_x0(sigmas[:-1], sigmas[1:], one, 0 * one), kernels.ode(sigmas[:-1], sigmas[1:], 0)
     torch.testing.assert_close(list(frozen), list(exact), rtol=0, atol=1e-15)
 
 

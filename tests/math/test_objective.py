@@ -48,9 +48,7 @@ def test_equalizer_makes_every_step_weigh_the_median(steps):
 
 
 def test_equalizer_leaves_deterministic_steps_out():
-    table = kernel_table("sage", sigma_schedule(10, 5.0), 0.7).ode_outside(
-        stochastic_window(10, 4, 2)
-    )
+    table = kernel_table("sage", sigma_schedule(10, 5.0), 0.7).ode_outside(stochastic_window(10, 4, 2))
     assert (equalizer(table) > 0).tolist() == [2 <= i < 6 for i in range(10)]
     assert (equalizer(kernel_table("ode", sigma_schedule(10), 0.0)) == 0).all()
 
@@ -81,9 +79,7 @@ def test_feedback_starts_after_warmup_uses_ten_kls_and_a_dead_band():
     # the two early hundreds keep the mean above the target until they leave the window of ten
     assert values[3:11] == [1.0] * 8
     assert values[-1] == pytest.approx(0.9)
-    inside, _ = run(
-        KLRule(low=1e-3, high=1.0, warmup=0, feedback="lagrangian", target=1.0), [1.49, 0.51] * 10
-    )
+    inside, _ = run(KLRule(low=1e-3, high=1.0, warmup=0, feedback="lagrangian", target=1.0), [1.49, 0.51] * 10)
     assert set(inside) == {1.0}
 
 

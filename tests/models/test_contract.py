@@ -24,9 +24,7 @@ def checkpoint(tmp_path_factory):
 
     def get(adapter):
         if adapter not in made:
-            made[adapter] = contract.make_checkpoint(
-                adapter, tmp_path_factory.mktemp(adapter.__name__)
-            )
+            made[adapter] = contract.make_checkpoint(adapter, tmp_path_factory.mktemp(adapter.__name__))
         return made[adapter]
 
     return get
@@ -150,9 +148,7 @@ def test_wan_equals_its_own_scheduler_at_first_order(checkpoint):
 def test_experts_share_the_work_by_noise(checkpoint):
     model, seen = contract.load(Wan22, checkpoint(Wan22)), []
     for name in ("transformer", "transformer_2"):
-        getattr(model.pipe, name).register_forward_hook(
-            lambda m, a, o, name=name: seen.append(name)
-        )
+        getattr(model.pipe, name).register_forward_hook(lambda m, a, o, name=name: seen.append(name))
     prompts = contract.prompts_for(model)
     x = torch.zeros(2, *model.latent_shape(prompts[0]))
     model.guidance_scale = 1.0
@@ -167,10 +163,7 @@ def test_experts_share_the_work_by_noise(checkpoint):
 def test_second_expert_has_its_own_guidance(checkpoint):
     model = contract.load(Wan22, checkpoint(Wan22), guidance_scale_2=1.5)
     positive, negative = torch.ones(2, 1, 1, 1, 1), torch.zeros(2, 1, 1, 1, 1)
-    assert model.guide(positive, negative, torch.tensor([0.9, 0.5])).flatten().tolist() == [
-        contract.SCALE,
-        1.5,
-    ]
+    assert model.guide(positive, negative, torch.tensor([0.9, 0.5])).flatten().tolist() == [contract.SCALE, 1.5]
 
 
 @pytest.mark.parametrize("adapter", [LTXVideoImageToVideo, Wan22SmallImageToVideo])
@@ -236,16 +229,9 @@ def test_guider_rescale_is_that_of_the_checkpoint(checkpoint):
 
 def test_images_come_from_files_objects_and_bytes(tmp_path):
     Image.new("RGB", (4, 4), "red").save(tmp_path / "a.png")
-    for value in (
-        str(tmp_path / "a.png"),
-        {"bytes": (tmp_path / "a.png").read_bytes()},
-        Image.new("L", (4, 4)),
-    ):
+    for value in (str(tmp_path / "a.png"), {"bytes": (tmp_path / "a.png").read_bytes()}, Image.new("L", (4, 4))):
         assert read_image(Prompt("x", {"image": value})).mode == "RGB"
-    for value, message in (
-        (None, "needs a column `image`"),
-        (str(tmp_path / "b.png"), "cannot be read"),
-    ):
+    for value, message in ((None, "needs a column `image`"), (str(tmp_path / "b.png"), "cannot be read")):
         with pytest.raises(ModelError, match=message):
             read_image(Prompt("x", {"image": value}))
 
@@ -257,9 +243,7 @@ def test_embeddings_are_made_once_and_found_by_content(checkpoint, tmp_path):
     first = model.encode([*prompts, *prompts])
     assert model.conditions.made == 5  # two texts, two images, one negative text
     again = contract.load(HunyuanVideo15ImageToVideo, path, conditions=tmp_path)
-    again.pipe.text_encoder = again.pipe.image_encoder = again.pipe.text_encoder_2 = (
-        None  # not needed any more
-    )
+    again.pipe.text_encoder = again.pipe.image_encoder = again.pipe.text_encoder_2 = None  # not needed any more
     again._fingerprint = model._fingerprint
     second = again.encode([*prompts, *prompts])
     assert again.conditions.made == 0
@@ -290,10 +274,7 @@ def test_encoders_and_decoder_only_visit_the_device(checkpoint):
     parts = {name: getattr(model.pipe, name) for name in ("transformer", "text_encoder", "vae")}
 
     def where():
-        found = {
-            name: {t.device.type for t in (*part.parameters(), *part.buffers())}
-            for name, part in parts.items()
-        }
+        found = {name: {t.device.type for t in (*part.parameters(), *part.buffers())} for name, part in parts.items()}
         return {name: kinds.pop() if len(kinds) == 1 else kinds for name, kinds in found.items()}
 
     def answer(value):
@@ -310,9 +291,7 @@ def test_encoders_and_decoder_only_visit_the_device(checkpoint):
     model.to_pixels = lambda x0: answer(torch.zeros(1, 3, 1, 2, 2))
     prompts = contract.prompts_for(model)
     model.encode(prompts[:1])
-    assert {tuple(place.items()) for place in seen} == {
-        tuple((at_home | {"text_encoder": "meta"}).items())
-    }
+    assert {tuple(place.items()) for place in seen} == {tuple((at_home | {"text_encoder": "meta"}).items())}
     seen.clear()
     model.decode(torch.zeros(1, *model.latent_shape(prompts[0])))
     assert seen == [at_home | {"vae": "meta"}]

@@ -14,15 +14,10 @@ from sage_grpo.plan.operations import Watch
 from sage_grpo.plan.show import INDEXED, warnings
 from tiny_models import tiny_model
 
-SIZES = {
-    (81, 352, 624): 1.10,
-    (121, 480, 848): 3.00,
-}  # the largest convolution of a video decoded at once, in 2³¹
+SIZES = {(81, 352, 624): 1.10, (121, 480, 848): 3.00}  # the largest convolution of a video decoded at once, in 2³¹
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in shipped_recipes() if name.startswith("hunyuan15")]
-)
+@pytest.mark.parametrize("name", [name for name in shipped_recipes() if name.startswith("hunyuan15")])
 def test_recipes_decode_in_tiles(name):
     assert load_recipe(name).tuning.vae_tiling
 
@@ -33,10 +28,7 @@ def test_no_convolution_of_a_tile_is_too_large(size, at_once):
     with torch.device("meta"):
         vae = df.AutoencoderKLHunyuanVideo15().eval()
     frames, height, width = size
-    z, tiles = (
-        torch.empty(1, 32, (frames - 1) // 4 + 1, height // 16, width // 16, device="meta"),
-        [],
-    )
+    z, tiles = torch.empty(1, 32, (frames - 1) // 4 + 1, height // 16, width // 16, device="meta"), []
     decoder = vae.decoder.forward
     vae.decoder.forward = lambda tile: (
         tiles.append(tile) or tile.new_empty(1, 3, frames, *(16 * n for n in tile.shape[3:]))
@@ -48,14 +40,10 @@ def test_no_convolution_of_a_tile_is_too_large(size, at_once):
         largest = max(tiles, key=torch.numel)
         with Watch() as watch:
             decoder(largest)
-    print(
-        f"{size}: {len(tiles)} tiles, the largest convolution {watch.largest / INDEXED:.2f} × 2³¹"
-    )
+    print(f"{size}: {len(tiles)} tiles, the largest convolution {watch.largest / INDEXED:.2f} × 2³¹")
     assert watch.largest < INDEXED / 2
     whole = z[0, 0, 0].numel() / largest[0, 0, 0].numel()
-    assert watch.largest / INDEXED * whole == pytest.approx(
-        at_once, rel=0.02
-    )  # they grow with the area
+    assert watch.largest / INDEXED * whole == pytest.approx(at_once, rel=0.02)  # they grow with the area
 
 
 def test_a_plan_warns_of_a_convolution_that_is_too_large():
@@ -79,9 +67,7 @@ def test_tiles_give_nearly_the_same_picture():
 
     found = off()
     share = (found > 8).float().mean()
-    print(
-        f"mean {found.mean():.1f}, largest {found.max():.0f} of 255 levels, {share:.0%} of pixels off by more than 8"
-    )
+    print(f"mean {found.mean():.1f}, largest {found.max():.0f} of 255 levels, {share:.0%} of pixels off by more than 8")
     assert 0 < found.mean() < 5
     assert share < 0.15
     for block in model.pipe.vae.decoder.mid_block.attentions:

@@ -21,9 +21,7 @@ ADAPTERS = [HunyuanVideo15, HunyuanVideo15ImageToVideo]
 
 
 def asking(model, prompts):
-    x = keyed_noise(
-        model.latent_shape(prompts[0]), [("unpadded", i) for i in range(len(prompts))], model.device
-    )
+    x = keyed_noise(model.latent_shape(prompts[0]), [("unpadded", i) for i in range(len(prompts))], model.device)
     condition = model.encode(prompts)
     return lambda: model.velocity(x, torch.full((len(x),), 0.93712), condition)
 
@@ -38,18 +36,14 @@ def test_only_tokens_that_are_there_are_kept(adapter):
     model = tiny_model(adapter)
     plain, writing = contract.prompts_for(model)
     for prompt in (plain, writing):
-        _, there, _, written = model.pipe.encode_prompt(
-            [prompt.text], device=model.device, dtype=model.dtype
-        )
+        _, there, _, written = model.pipe.encode_prompt([prompt.text], device=model.device, dtype=model.dtype)
         found = model.encode([prompt] * 3)
         assert found["text"].shape[1] == there.sum() > 0
         assert found["glyphs"].shape[1] == written.sum()
         assert not [name for name in found if name.endswith(COUNT)]
     assert written.sum() > 0
     mixed = model.encode([plain, writing])
-    assert mixed["text" + COUNT].tolist() == [
-        model.encode([p])["text"].shape[1] for p in (plain, writing)
-    ]
+    assert mixed["text" + COUNT].tolist() == [model.encode([p])["text"].shape[1] for p in (plain, writing)]
     assert mixed["glyphs" + COUNT].tolist() == [0, written.sum()]
 
 
@@ -62,14 +56,10 @@ def test_a_kernel_without_masks_is_enough(adapter, mixed, monkeypatch):
     def flash(q, k, v, **settings):
         seen.append(q.shape[:2])
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            return scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(
-                1, 2
-            )
+            return scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
 
     monkeypatch.setattr(attention_dispatch, "flash_attn_func", flash)
-    monkeypatch.setattr(
-        attention_dispatch, "_check_attention_backend_requirements", lambda backend: None
-    )
+    monkeypatch.setattr(attention_dispatch, "_check_attention_backend_requirements", lambda backend: None)
     monkeypatch.setattr(
         _AttentionBackendRegistry, "_active_backend", AttentionBackendName.NATIVE
     )  # put back at the end
@@ -92,9 +82,7 @@ class NeverWaits(TorchDispatchMode):
             torch.ops.aten.nonzero,
             torch.ops.aten.masked_select,
         ), func
-        assert not (
-            func.overloadpacket == torch.ops.aten.index and args[1][0].dtype == torch.bool
-        ), func
+        assert not (func.overloadpacket == torch.ops.aten.index and args[1][0].dtype == torch.bool), func
         return func(*args, **(kwargs or {}))
 
 
@@ -133,20 +121,11 @@ def test_blocks_are_compiled_once_for_all_lengths():
 
 @pytest.mark.parametrize("mode", ["lora", "full"])
 def test_texts_of_different_lengths_in_one_batch_pass_the_gate(mode):
-    model = tiny_model(
-        tuning={"mode": mode, "precision": "bfloat16", "gradient_checkpointing": True}
-    )
-    policy = {
-        "prompts_per_iteration": 2,
-        "num_generations": 2,
-        "batch_size": 4,
-        "replay_timesteps": 2,
-    }
+    model = tiny_model(tuning={"mode": mode, "precision": "bfloat16", "gradient_checkpointing": True})
+    policy = {"prompts_per_iteration": 2, "num_generations": 2, "batch_size": 4, "replay_timesteps": 2}
     config = make_config(policy=policy, sampling={"steps": 3})
     prompts = contract.prompts_for(model)
-    loop, seen = make_loop(
-        config, model=model, prompts=lambda start, count: prompts, bank=make_bank(model.module)
-    )
+    loop, seen = make_loop(config, model=model, prompts=lambda start, count: prompts, bank=make_bank(model.module))
     loop.iterate()
     assert "text" + COUNT in seen.rollouts[0].trajectories[0].condition
     assert set(seen.updates[0].per_step["ratio"]) == {1.0}
@@ -158,9 +137,7 @@ def test_the_time_embedding_sees_the_exact_timestep():
     seen = []
     network = model.pipe.transformer
     for place in (network.time_embed, network.context_embedder.time_text_embed):
-        place.time_proj.register_forward_hook(
-            lambda module, inputs, out: seen.append((inputs[0], out))
-        )
+        place.time_proj.register_forward_hook(lambda module, inputs, out: seen.append((inputs[0], out)))
     with torch.no_grad():
         asking(model, prompts_of(model, mixed=False))()
     assert len(seen) == 4  # twice for each branch of the guidance

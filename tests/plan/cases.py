@@ -6,19 +6,7 @@ from sage_grpo.training.build import MODELS, resolve
 LONG_TEXT = "a cat sees a dog, and both of them run"  # as many tokens as tiny models take, which is what a plan counts
 
 
-def case(
-    kind,
-    mode,
-    size,
-    processes=1,
-    *,
-    group=4,
-    anchor="moving",
-    tuning=None,
-    layout=None,
-    model=None,
-    together=1,
-):
+def case(kind, mode, size, processes=1, *, group=4, anchor="moving", tuning=None, layout=None, model=None, together=1):
     return {
         "kind": kind,
         "size": size,
@@ -36,13 +24,7 @@ def case(
             },
             "kl": {"anchor": anchor, "ref_model_sync_steps": 1},
             "optimizer": {"ema": 0.9 if anchor == "moving" else None},
-            "run": {
-                "iterations": 3,
-                "sample_every": 0,
-                "trackers": [],
-                "save_every": 100,
-                "resume": "never",
-            },
+            "run": {"iterations": 3, "sample_every": 0, "trackers": [], "save_every": 100, "resume": "never"},
             "gauge": {"every": 0},
         },
     }
@@ -53,17 +35,13 @@ CASES = {
     "hunyuan15 full": case("hunyuan15", "full", (17, 64, 64)),
     "hunyuan15 lora": case("hunyuan15", "lora", (17, 64, 64)),
     "hunyuan15 full, 2 shards": case("hunyuan15", "full", (17, 64, 64), 2),
-    "hunyuan15 lora, shared video": case(
-        "hunyuan15", "lora", (17, 64, 64), 2, tuning=AGAIN, layout=SHARED
-    ),
+    "hunyuan15 lora, shared video": case("hunyuan15", "lora", (17, 64, 64), 2, tuning=AGAIN, layout=SHARED),
     "hunyuan15 full, shared video, fixed anchor": case(
         "hunyuan15", "full", (9, 64, 64), 2, anchor="fixed", layout=SHARED
     ),
     "wan full, 2 shards, recomputed": case("wan", "full", (17, 48, 48), 2, tuning=AGAIN),
     "wan lora, bf16": case("wan", "lora", (17, 64, 64), 2, tuning=HALF),
-    "wan full, groups of 8, no anchor": case(
-        "wan", "full", (17, 64, 64), group=8, anchor="none", together=3
-    ),
+    "wan full, groups of 8, no anchor": case("wan", "full", (17, 64, 64), group=8, anchor="none", together=3),
     "wan full, 2 copies of 2 shards": case("wan", "full", (9, 64, 64), 4, layout={"replicate": 2}),
     "wan lora, 33 frames, one branch trained": case(
         "wan", "lora", (33, 64, 64), 2, model={"guidance_gradient": "conditional"}
@@ -80,11 +58,7 @@ def recipe(name, folder):
         contract.make_checkpoint(adapter, path)
     frames, height, width = chosen["size"]
     found = {section: dict(values) for section, values in chosen["recipe"].items()}
-    found["model"] |= {
-        "type": chosen["kind"],
-        "path": str(path),
-        "options": dict(adapter.tiny_options),
-    }
+    found["model"] |= {"type": chosen["kind"], "path": str(path), "options": dict(adapter.tiny_options)}
     found["model"] |= {"frames": frames, "height": height, "width": width}
     found["tuning"]["conditions"] = str(folder / "conditions")
     found["run"]["out"] = str(folder / "runs" / name.replace(" ", "-"))

@@ -24,9 +24,7 @@ def measure(folder, names):
         starts[CASES[name]["processes"]].append(name)
     for processes, together in starts.items():
         command = torchrun(processes, "plan.worker", folder, *together)
-        done = subprocess.run(
-            command, env=environment(), capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
 
@@ -35,10 +33,7 @@ def planned(folder, name):
     config = load_recipe(recipe(name, folder))
     one_sided = config.model.guidance_gradient == "conditional"
     found = memory(config, probe(config), held(config), decoding(config), gpu=False).phases
-    phases = found | {
-        "train": max(found["train"], found["step"]),
-        "rollout": max(found["rollout"], found["score"]),
-    }
+    phases = found | {"train": max(found["train"], found["step"]), "rollout": max(found["rollout"], found["score"])}
     return count(config, True, one_sided).forward * config.parallel.sequence, phases
 
 
@@ -51,9 +46,7 @@ def main():
         told = [f"passes {passes:.0f}/{sum(rank['passes'] for rank in real[name])}"]
         for phase in MEASURED:
             most = max(rank["peaks"][phase] for rank in real[name])
-            told.append(
-                f"{phase} {phases[phase] / 1e6:.2f}/{most / 1e6:.2f} MB ×{phases[phase] / most:.3f}"
-            )
+            told.append(f"{phase} {phases[phase] / 1e6:.2f}/{most / 1e6:.2f} MB ×{phases[phase] / most:.3f}")
         print(f"{name:45s} {'  '.join(told)}", flush=True)
 
 

@@ -23,19 +23,9 @@ def run(*arguments):
 def test_json_for_programs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     told = json.loads(run("lab", "--json", "--price", "2.5", "--gpu", "rtx4090-24g").stdout)
-    assert {
-        "tokens",
-        "tflop_per_forward",
-        "memory_per_rank",
-        "passes",
-        "seconds",
-        "run",
-        "interruptions",
-    } <= set(told)
+    assert {"tokens", "tflop_per_forward", "memory_per_rank", "passes", "seconds", "run", "interruptions"} <= set(told)
     assert told["run"]["cost"] == pytest.approx(2.5 * told["run"]["gpu_hours"])
-    assert told["seconds"]["iteration"] == pytest.approx(
-        sum(v for k, v in told["seconds"].items() if k != "iteration")
-    )
+    assert told["seconds"]["iteration"] == pytest.approx(sum(v for k, v in told["seconds"].items() if k != "iteration"))
     assert told["memory_per_rank"]["fits"]
 
 
@@ -59,10 +49,7 @@ def test_what_does_not_fit_is_answered_with_advice():
     assert set(said) == set(GPUS)
     told = " ".join(said["rtx4090-24g"].split())
     assert "does not fit" in told
-    assert (
-        "fullest while it is in the phase 'step'; try tuning.offload_copies=true, then more GPUs"
-        in told
-    )
+    assert "fullest while it is in the phase 'step'; try tuning.offload_copies=true, then more GPUs" in told
     assert "does not fit" not in said["b200-180g"]
 
 
@@ -81,9 +68,7 @@ def test_layouts_that_do_not_divide_are_answered_with_the_nearest_that_do():
 
 
 def test_a_model_that_cannot_share_a_video_is_answered_with_layouts_that_work(tmp_path):
-    (tmp_path / "recipe.yaml").write_text(
-        "model: {type: sd3}\nparallel: {processes: 2, sequence: 2}"
-    )
+    (tmp_path / "recipe.yaml").write_text("model: {type: sd3}\nparallel: {processes: 2, sequence: 2}")
     said = run(str(tmp_path / "recipe.yaml"))
     assert said.exit_code == 2
     assert "cannot share one video; use parallel.sequence=1" in " ".join(said.stderr.split())
@@ -114,11 +99,7 @@ def test_a_sweep_keeps_the_recipes_videos_while_they_divide(tmp_path, monkeypatc
     assert laid_out(config, 64, 2, 1).rollouts == 64
     assert laid_out(config, 64, 1, 1).policy.batch_size == 1
     assert laid_out(config, 4096, 8, 1).rollouts == 512
-    assert (
-        parse_sweep(["gpus=8,64", "sp=1,2"])
-        == parse_sweep(["gpus=8,64 sp=1,2"])
-        == {"gpus": [8, 64], "sp": [1, 2]}
-    )
+    assert parse_sweep(["gpus=8,64", "sp=1,2"]) == parse_sweep(["gpus=8,64 sp=1,2"]) == {"gpus": [8, 64], "sp": [1, 2]}
 
 
 def test_a_sweep_is_a_table_and_a_picture(tmp_path, monkeypatch):
@@ -135,9 +116,7 @@ def test_a_run_is_measured_and_the_plan_takes_its_seconds(tmp_path, monkeypatch)
     small = ["run.iterations=3", "run.sample_every=0", "gauge.every=0", "run.trackers=[]"]
     assert CliRunner().invoke(app, ["train", "lab", "run.out=runs/a", *small]).exit_code == 0
     told = json.loads(run("lab", *small, "--measured", "runs/a", "--json").stdout)
-    rows = [
-        json.loads(line) for line in (tmp_path / "runs/a/metrics.jsonl").read_text().splitlines()
-    ]
+    rows = [json.loads(line) for line in (tmp_path / "runs/a/metrics.jsonl").read_text().splitlines()]
     spent = sorted(row["seconds/rollout"] + row["seconds/update"] for row in rows[1:])
     assert told["seconds"]["iteration"] == pytest.approx(sum(spent) / 2, rel=0.3)
     again = json.loads(run("lab", *small, "--calibration", "calibration.yaml", "--json").stdout)

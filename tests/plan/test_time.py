@@ -6,16 +6,7 @@ import random
 import pytest
 
 from sage_grpo.plan.calibration import Calibration, calibrate, read_calibration, write_calibration
-from sage_grpo.plan.hardware import (
-    COMPUTE_SHARE,
-    GPUS,
-    HOP,
-    LINK_SHARE,
-    MEMORY_SHARE,
-    Together,
-    at_roofline,
-    find_gpu,
-)
+from sage_grpo.plan.hardware import COMPUTE_SHARE, GPUS, HOP, LINK_SHARE, MEMORY_SHARE, Together, at_roofline, find_gpu
 from sage_grpo.plan.interruptions import Saving, best_interval, lost_share
 
 H100 = GPUS["h100-80g"]
@@ -23,9 +14,7 @@ H100 = GPUS["h100-80g"]
 
 def test_an_operation_is_bound_by_arithmetic_or_by_memory():
     matmul = {(H100.flops * COMPUTE_SHARE, 1.0): 2}  # a second of arithmetic, twice
-    copy = {
-        (0.0, H100.bandwidth * MEMORY_SHARE / 4): 8
-    }  # a quarter of a second of memory, eight times
+    copy = {(0.0, H100.bandwidth * MEMORY_SHARE / 4): 8}  # a quarter of a second of memory, eight times
     assert at_roofline(matmul, H100) == pytest.approx(2.0)
     assert at_roofline(copy, H100) == pytest.approx(2.0)
     assert at_roofline(matmul | copy, H100) == pytest.approx(4.0)
@@ -35,9 +24,7 @@ def test_messages_of_a_ring():
     inside, outside = Together(8, 1), Together(64, 8)
     assert Together(1, 1).seconds(1e9, 10, H100) == 0
     assert inside.seconds(1e9, 0, H100) == pytest.approx(1e9 * 7 / 8 / (LINK_SHARE * H100.link))
-    assert outside.seconds(1e9, 3, H100) == pytest.approx(
-        1e9 * 63 / 64 / (LINK_SHARE * H100.network) + 3 * 63 * HOP
-    )
+    assert outside.seconds(1e9, 3, H100) == pytest.approx(1e9 * 63 / 64 / (LINK_SHARE * H100.network) + 3 * 63 * HOP)
 
 
 def simulate(interval, saving, between, work, rng):
@@ -71,9 +58,7 @@ def test_lost_time_is_that_of_a_simulation(interval):
     runs = [1 - work / simulate(interval, saving, between, work, rng) for _ in range(300)]
     mean = sum(runs) / len(runs)
     error = math.sqrt(sum((x - mean) ** 2 for x in runs) / len(runs) ** 2)
-    print(
-        f"interval {interval:.0f} s: formula {lost_share(interval, saving, between):.4f}, {mean:.4f} ± {error:.4f}"
-    )
+    print(f"interval {interval:.0f} s: formula {lost_share(interval, saving, between):.4f}, {mean:.4f} ± {error:.4f}")
     assert lost_share(interval, saving, between) == pytest.approx(mean, abs=3 * error + 0.005)
 
 
@@ -84,17 +69,13 @@ def test_the_best_interval_loses_least(stall, between, iteration):
     saving = Saving(stall, 60.0, 300.0)
     best = best_interval(saving, between, iteration)
     least = math.ceil(saving.write / iteration)
-    losses = {
-        n: lost_share(n * iteration, saving, between) for n in range(max(least, 1), 20 * best + 2)
-    }
+    losses = {n: lost_share(n * iteration, saving, between) for n in range(max(least, 1), 20 * best + 2)}
     assert losses[best] == min(losses.values())
 
 
 def test_a_calibration_turns_planned_seconds_into_measured_ones(tmp_path):
     planned = {"rollout": 30.0, "decode": 10.0, "anchor": 20.0, "train": 60.0}
-    rows = [
-        {"seconds/rollout": 999.0, "seconds/score": 9.0, "seconds/update": 999.0}
-    ]  # the first warms up
+    rows = [{"seconds/rollout": 999.0, "seconds/score": 9.0, "seconds/update": 999.0}]  # the first warms up
     rows += [{"seconds/rollout": 80.0, "seconds/score": 6.0, "seconds/update": 100.0}] * 3
     found = calibrate(rows, planned, 4, "h100-80g", "run")
     assert (found.rollout, found.update, found.score_seconds) == (0.5, 0.8, 1.5)

@@ -46,10 +46,7 @@ def test_flops_are_those_of_torchs_counter_with_all_blocks():
     with without_values(), torch.no_grad():
         imagine_weights(model.module)
         x = torch.zeros(1, *model.latent_shape(Prompt("")))
-        with (
-            FlopCounterMode(display=False) as counter,
-            sdpa_kernel(SDPBackend.MATH),
-        ):  # it does not know the host's own
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # it does not know the host's own
             model.velocity(x, x.new_ones(1), model.blank_condition(1))
     counted, found = counter.get_total_flops(), probe(config).forward.flops
     print(f"torch {counted / 1e12:.2f}, plan {found / 1e12:.2f} TFLOP")
@@ -59,8 +56,7 @@ def test_flops_are_those_of_torchs_counter_with_all_blocks():
 def test_a_deep_network_lies_on_the_line_of_two_shallow_ones(monkeypatch):
     """HunyuanVideo's own blocks, eight of them, on two processes that share a video."""
     config = load_recipe(
-        "hunyuan15-64gpu",
-        ["parallel.processes=4", "policy.prompts_per_iteration=1", "policy.batch_size=2"],
+        "hunyuan15-64gpu", ["parallel.processes=4", "policy.prompts_per_iteration=1", "policy.batch_size=2"]
     )
     _, forward, training = passes(config, 8)
     shallow = [passes(config, depth)[1:] for depth in probing.SHALLOW]
@@ -74,23 +70,11 @@ def test_a_deep_network_lies_on_the_line_of_two_shallow_ones(monkeypatch):
 
 def test_backward_passes_of_full_weights_and_adapters():
     """A backward pass is twice a forward pass; adapters need no gradient of frozen weights; recomputing adds one."""
-    size = [
-        "model.guidance_scale=1",
-        "parallel.processes=1",
-        "parallel.sequence=1",
-        "policy.batch_size=1",
-    ]
+    size = ["model.guidance_scale=1", "parallel.processes=1", "parallel.sequence=1", "policy.batch_size=1"]
     ratio = {}
     for mode, again in (("full", False), ("full", True), ("lora", False)):
-        settings = [
-            *size,
-            f"tuning.mode={mode}",
-            f"tuning.gradient_checkpointing={again}",
-            "model.height=128",
-        ]
-        _, forward, training = passes(
-            load_recipe("hunyuan15-64gpu", [*settings, "model.width=128"]), 4
-        )
+        settings = [*size, f"tuning.mode={mode}", f"tuning.gradient_checkpointing={again}", "model.height=128"]
+        _, forward, training = passes(load_recipe("hunyuan15-64gpu", [*settings, "model.width=128"]), 4)
         ratio[mode, again] = training.flops / forward.flops
     assert ratio["full", False] == pytest.approx(3.0, abs=0.1)
     assert ratio["full", True] == pytest.approx(3.9, abs=0.15)  # recomputed are the blocks alone

@@ -70,10 +70,7 @@ def main():
     for name in sys.argv[2:]:
         meter = Meter()
         trainer = Trainer(
-            rewards=[first_pixel],
-            config=recipe(name, folder),
-            prompts=[LONG_TEXT, LONG_TEXT[::-1]],
-            callbacks=[meter],
+            rewards=[first_pixel], config=recipe(name, folder), prompts=[LONG_TEXT, LONG_TEXT[::-1]], callbacks=[meter]
         )
         trainer.train()
         mine = {"passes": meter.passes, "peaks": dict(meter.peaks)}

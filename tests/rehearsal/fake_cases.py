@@ -23,9 +23,5 @@ if __name__ == "__main__":
         folder = Path(sys.argv[1]) / str(i)
         folder.mkdir()
         with plants.PLANTS[case.get("plant", "")]():
-            reports.append(
-                act_out(
-                    case["recipe"], case.get("overrides", []), folder, lambda text: None
-                ).to_json()
-            )
+            reports.append(act_out(case["recipe"], case.get("overrides", []), folder, lambda text: None).to_json())
     print(json.dumps(reports))

@@ -23,9 +23,7 @@ def main():
     for name in sys.argv[2:]:
         record, small = Rehearsal(name), load_recipe(folder / name / "toy.yaml")
         with failures_told(folder, rank, launched()):
-            run_iterations(
-                load_recipe(name), small, folder / name, record, print, Console(quiet=True)
-            )
+            run_iterations(load_recipe(name), small, folder / name, record, print, Console(quiet=True))
         facts[name] = record.facts
     if rank == 0:
         (folder / "facts.json").write_text(json.dumps(facts))

@@ -24,14 +24,7 @@ HERE = Path(__file__).parent
 LORA = {"mode": "lora", "precision": "bfloat16", "gradient_checkpointing": True}
 FULL = {"mode": "full", "precision": "bfloat16"}
 ADAPTERS = {  # every model that can be made tiny, both ways of training across them; a process each
-    "wan": {
-        "wan": LORA,
-        "wan-i2v": FULL,
-        "wan2.2": FULL,
-        "wan2.2-i2v": LORA,
-        "wan2.2-5b": LORA,
-        "wan2.2-5b-i2v": FULL,
-    },
+    "wan": {"wan": LORA, "wan-i2v": FULL, "wan2.2": FULL, "wan2.2-i2v": LORA, "wan2.2-5b": LORA, "wan2.2-5b-i2v": FULL},
     "others": {"hunyuan15": FULL, "hunyuan15-i2v": LORA, "sd3": LORA, "ltx": FULL, "ltx-i2v": LORA},
 }
 PROCESSES = {  # FSDP2 with copies of the weights, and with a video that processes share
@@ -42,12 +35,7 @@ PROCESSES = {  # FSDP2 with copies of the weights, and with a video that process
 
 def recipe(folder, model, tuning, **sections):
     values = {
-        "model": {
-            "type": model,
-            "path": "somewhere/else",
-            "guidance_scale": 3.0,
-            "negative_prompt": "blurry",
-        },
+        "model": {"type": model, "path": "somewhere/else", "guidance_scale": 3.0, "negative_prompt": "blurry"},
         "tuning": tuning,
         "kl": {"anchor": "moving"},
         "optimizer": {"ema": 0.9},
@@ -77,20 +65,8 @@ def assert_whole(report):
     assert not report["errors"], report["errors"]
     assert report["facts"] == {"iterations": 2, "updates": 2}
     seen = {row["phase"] for row in report["rows"]}
-    assert {
-        "load",
-        "sample",
-        "rollout",
-        "score",
-        "checks",
-        "update",
-        "gauge",
-        "save",
-        "resume",
-    } <= seen, seen
-    assert all(":" in row["place"] for row in report["rows"]), [
-        r for r in report["rows"] if ":" not in r["place"]
-    ]
+    assert {"load", "sample", "rollout", "score", "checks", "update", "gauge", "save", "resume"} <= seen, seen
+    assert all(":" in row["place"] for row in report["rows"]), [r for r in report["rows"] if ":" not in r["place"]]
 
 
 def test_every_adapter_is_among_them():
@@ -120,17 +96,8 @@ def line_of(plant):
 FOUND = {  # plant: what else its sentence says
     "rollout": ("core/rollout.py:", "left the device at core/rollout.py:", "of the host"),
     "update": ("core/update.py:", "float64[2] of the device and float32[2] of the host"),
-    "resume": (
-        "core/loop.py:",
-        "bank/ema is on the host",
-        "tuning.offload_copies is off",
-        "ema/places",
-    ),
-    "optimizer": (
-        "core/loop.py:",
-        "optimizer is on the host",
-        "(1 of its tensors: state/0/exp_avg)",
-    ),
+    "resume": ("core/loop.py:", "bank/ema is on the host", "tuning.offload_copies is off", "ema/places"),
+    "optimizer": ("core/loop.py:", "optimizer is on the host", "(1 of its tensors: state/0/exp_avg)"),
     "backward": ("core/update.py:", "left the device at core/update.py:"),
 }
 
@@ -138,16 +105,10 @@ FOUND = {  # plant: what else its sentence says
 def test_planted_faults_are_found_by_file_and_line(tmp_path):
     """And a user's mistake is a sentence without a place; a scorer that picks frames by a list is no fault."""
     mistaken = recipe(tmp_path, "ltx", {"mode": "lora", "targets": ["to_query"]})
-    cases = [
-        {"recipe": mistaken},
-        {"recipe": "text"},
-        *({"recipe": "lab-fast", "plant": plant} for plant in FOUND),
-    ]
+    cases = [{"recipe": mistaken}, {"recipe": "text"}, *({"recipe": "lab-fast", "plant": plant} for plant in FOUND)]
     mistake, numbers, *reports = act_out(cases, tmp_path)
     assert_whole(numbers)
-    assert mistake["errors"][0].startswith(
-        "tuning.targets: no layer of the model is called 'to_query'"
-    )
+    assert mistake["errors"][0].startswith("tuning.targets: no layer of the model is called 'to_query'")
     for (plant, words), report in zip(FOUND.items(), reports, strict=True):
         assert report["errors"], plant
         assert not report["ok"]
@@ -158,17 +119,11 @@ def test_planted_faults_are_found_by_file_and_line(tmp_path):
 def test_the_command(tmp_path):
     """Counts of the laboratory: two iterations of one batch, one trained timestep, nine columns of eight bytes."""
     tensor = torch.tensor
-    result = CliRunner().invoke(
-        app, ["rehearse", "lab-fast", "--fake-cuda", "--json", "--out", str(tmp_path / "r")]
-    )
+    result = CliRunner().invoke(app, ["rehearse", "lab-fast", "--fake-cuda", "--json", "--out", str(tmp_path / "r")])
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout.splitlines()[-1])
     assert_whole(report)
-    (row,) = (
-        r
-        for r in report["rows"]
-        if r["kind"] == "to host" and r["place"].startswith("core/update.py:")
-    )
+    (row,) = (r for r in report["rows"] if r["kind"] == "to host" and r["place"].startswith("core/update.py:"))
     assert (row["phase"], row["count"], row["bytes"]) == ("update", 2, 2 * 9 * 8)
     assert "NCCL" in report["not_seen"]
     assert torch.tensor is tensor  # nothing of it reaches this process
@@ -193,14 +148,9 @@ def test_errors_are_told_without_a_trace(tmp_path, monkeypatch):
 
 def test_the_page_fits_eighty_columns():
     deep = "diffusers/models/transformers/transformer_hunyuan_video15.py"
-    rows = [
-        Row("wait", "rollout", "models/hunyuan15.py:122", f"{deep}:{i}", "mask", i, 8 * i)
-        for i in range(3)
-    ]
+    rows = [Row("wait", "rollout", "models/hunyuan15.py:122", f"{deep}:{i}", "mask", i, 8 * i) for i in range(3)]
     rows += [Row("to host", "update", f"core/update.py:{i}", "", "to", 2, 10**9) for i in range(40)]
-    report = FakeCudaReport(
-        "some-recipe", processes=4, covered={"load": 3.0}, stand_ins=["x" * 90], rows=rows
-    )
+    report = FakeCudaReport("some-recipe", processes=4, covered={"load": 3.0}, stand_ins=["x" * 90], rows=rows)
     console = Console(file=io.StringIO(), width=80, force_terminal=False)
     show(report, console)
     text = console.file.getvalue()
@@ -219,11 +169,7 @@ def test_the_page_fits_eighty_columns():
 @pytest.mark.parametrize(
     ("version", "platform", "message"),
     [
-        (
-            {"cuda": "12.6", "__version__": "2.13.0+cu126"},
-            "linux",
-            "built for CUDA 12.6; use a virtual environment",
-        ),
+        ({"cuda": "12.6", "__version__": "2.13.0+cu126"}, "linux", "built for CUDA 12.6; use a virtual environment"),
         ({"hip": "6.3", "__version__": "2.13.0+rocm"}, "linux", "built for HIP 6.3"),
         ({}, "darwin", "only tried on Linux"),
     ],
@@ -241,9 +187,7 @@ def test_without_a_compiler(tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("*.so*"))
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.int64]
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.int64])
 def test_made_up_values(dtype):
     """Finite and positive, and where a reward may look at them not all alike."""
     values = made_up((2, 3), dtype)

@@ -20,14 +20,7 @@ SETTINGS = ["model.options={text_tokens: 24}", "tuning.rank=8", "rewards=[{type:
 
 def test_every_stage_is_measured(tmp_path):
     path = contract.make_checkpoint(Wan, tmp_path / "wan")
-    asked = [
-        "rehearse",
-        "wan-1.3b-24gb-lora",
-        f"model.path={path}",
-        *SETTINGS,
-        "--full-size",
-        "--json",
-    ]
+    asked = ["rehearse", "wan-1.3b-24gb-lora", f"model.path={path}", *SETTINGS, "--full-size", "--json"]
     result = CliRunner().invoke(app, [*asked, "--out", str(tmp_path / "r")])
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout.splitlines()[-1])
@@ -70,9 +63,7 @@ assert most() < before + 2**26
 
 def test_memory_is_the_systems_count():
     """In a process of its own, as every stage is: what other tests left to the allocator must not count."""
-    done = subprocess.run(
-        [sys.executable, "-c", COUNTED], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", COUNTED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

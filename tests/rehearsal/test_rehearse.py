@@ -36,10 +36,7 @@ def test_a_recipe_runs_in_its_own_layout(name, processes, tmp_path):
     assert {"export", "sample", "resume, second iteration"} <= set(told["covered"])
     assert f"processes: {processes} (2 shards" in told["reduced"][0]
     assert (tmp_path / "r" / "samples" / "sheet.png").exists()
-    rows = [
-        json.loads(line)
-        for line in (tmp_path / "r" / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
+    rows = [json.loads(line) for line in (tmp_path / "r" / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["iteration"] if "iteration" in row else row["step"] for row in rows] == [1, 2]
 
 
@@ -85,11 +82,7 @@ def layout(**axes):
         ({"processes": 64, "sequence": 2}, None, {"processes": 4, "sequence": 2}),
         ({"processes": 8, "sequence": 8}, None, {"processes": 2, "sequence": 2}),
         ({"processes": 16, "replicate": 4}, None, {"processes": 4, "replicate": 2}),
-        (
-            {"processes": 64, "sequence": 4, "replicate": 2},
-            None,
-            {"processes": 4, "sequence": 2, "replicate": 2},
-        ),
+        ({"processes": 64, "sequence": 4, "replicate": 2}, None, {"processes": 4, "sequence": 2, "replicate": 2}),
         ({"processes": 8, "sequence": 4, "ring": 2}, None, {"processes": 4, "sequence": 2}),
         ({"processes": 1}, None, {"processes": 1}),
         ({"processes": 1}, 2, {"processes": 2}),
@@ -121,9 +114,7 @@ def test_a_process_that_fails_is_named(tmp_path, monkeypatch):
 def test_every_number_of_a_recipe_is_explained(name):
     for line in shipped_recipes()[name].read_text().splitlines():
         key, _, value = line.strip().partition(":")
-        if key not in ("seed", "width", "type", "path", "out") and any(
-            c.isdigit() for c in value.split("#")[0]
-        ):
+        if key not in ("seed", "width", "type", "path", "out") and any(c.isdigit() for c in value.split("#")[0]):
             assert "#" in line, f"{name}: {line}"
 
 
@@ -139,13 +130,7 @@ def test_reference_layout(name):
 
 RECIPE = {
     "model": {"type": "ltx", "path": "somewhere/else"},
-    "tuning": {
-        "mode": "lora",
-        "compile": "aot_eager",
-        "attention": "flash",
-        "rank": 64,
-        "alpha": 128,
-    },
+    "tuning": {"mode": "lora", "compile": "aot_eager", "attention": "flash", "rank": 64, "alpha": 128},
     "sampling": {"window_size": 2},
     "rewards": [{"type": "nowhere.at.all:Score", "weights": {"A": 1.0, "B": 0.5}}],
     "run": {"trackers": ["wandb"]},
@@ -167,10 +152,7 @@ def test_stand_ins_are_told(tmp_path):
     [
         ({"rewards": [{"type": "shape"}]}, "did you mean 'shapes'"),
         ({"model": {"type": "ltxx"}}, "did you mean 'ltx'"),
-        (
-            {"tuning": {"mode": "lora", "targets": ["to_query"]}},
-            "no layer of the model is called 'to_query'",
-        ),
+        ({"tuning": {"mode": "lora", "targets": ["to_query"]}}, "no layer of the model is called 'to_query'"),
         ({"model": {"type": "ltx", "options": {"text_token": 1}}}, "did you mean 'text_tokens'"),
         ({"sampling": {"kernel": "ode"}}, "no noise to learn from"),
         ({"tuning": {"vae_tiling": True}, "model": {"type": "shapes"}}, "tuning.vae_tiling"),
@@ -194,9 +176,7 @@ def test_folder_of_its_own(tmp_path):
 
 def test_a_reward_that_is_always_the_same(tmp_path, monkeypatch):
     """Nothing would be learned: told in a sentence."""
-    (tmp_path / "flat_rewards.py").write_text(
-        "def one(videos, prompts):\n    return [1.0] * len(videos)\n"
-    )
+    (tmp_path / "flat_rewards.py").write_text("def one(videos, prompts):\n    return [1.0] * len(videos)\n")
     monkeypatch.syspath_prepend(tmp_path)
     result, _ = rehearse("lab-fast", 'rewards=[{type: "flat_rewards:one"}]')
     assert result.exit_code == 2

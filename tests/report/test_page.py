@@ -12,23 +12,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from sage_grpo.report.page import (
-    Chart,
-    Curve,
-    Headline,
-    Page,
-    Table,
-    VideoPair,
-    render_page,
-    write_page,
-)
+from sage_grpo.report.page import Chart, Curve, Headline, Page, Table, VideoPair, render_page, write_page
 from sage_grpo.report.svg import draw_chart
 from walk import Walk
 
 NAN, INF = math.nan, math.inf
-EVIL = (
-    """</title><script>alert("x")</script><img src=x onerror='alert(1)'> & "quoted" ]]> {{ 7*7 }}"""
-)
+EVIL = """</title><script>alert("x")</script><img src=x onerror='alert(1)'> & "quoted" ]]> {{ 7*7 }}"""
 CURVE = Curve("reward", [0, 5, 10], [-1.0, 0.5, 3.0])
 PAGE = Page(
     title="Lab",
@@ -36,14 +25,7 @@ PAGE = Page(
     headlines=[Headline("Reward", "+0.75 ± 0.08", "9.9 standard errors")],
     charts=[Chart("Reward", "iteration", "mean reward", [CURVE], "One seed.")],
     pairs=[VideoPair("a red square", b"\x00before", b"\xffafter", "reward −0.2", "reward +0.6")],
-    tables=[
-        Table(
-            "Monitors",
-            ["Monitor", "Base"],
-            [["Diversity", "0.92"], ["Drift", "−1.2 ± 0.1"]],
-            "Paired.",
-        )
-    ],
+    tables=[Table("Monitors", ["Monitor", "Base"], [["Diversity", "0.92"], ["Drift", "−1.2 ± 0.1"]], "Paired.")],
     footer="sage-grpo lab --seed 7",
 )
 
@@ -77,24 +59,14 @@ def test_well_formed_with_every_part():
     assert all(b <= a + 1 for a, b in pairwise(levels))
     assert {a["scope"] for a in walk.all("th")} == {"col", "row"}
     text = " ".join(" ".join(walk.texts).split())
-    parts = (
-        "Second paragraph.",
-        "± 0.08",
-        "9.9 standard errors",
-        "One seed.",
-        "reward −0.2",
-        "Paired.",
-        "--seed 7",
-    )
+    parts = ("Second paragraph.", "± 0.08", "9.9 standard errors", "One seed.", "reward −0.2", "Paired.", "--seed 7")
     assert [part for part in parts if part not in text] == []
 
 
 def test_nothing_is_fetched():
     html = render_page(PAGE)
     loads = {"src", "href", "poster", "srcset", "data", "action", "xlink:href"}
-    assert {
-        value[:5] for _, attrs in Walk(html).seen for name, value in attrs.items() if name in loads
-    } == {"data:"}
+    assert {value[:5] for _, attrs in Walk(html).seen for name, value in attrs.items() if name in loads} == {"data:"}
     assert not re.search(r"https?://|url\(|@import", html)
     assert "default-src 'none'" in html
 
@@ -110,10 +82,7 @@ def test_the_script_is_the_one_its_policy_allows():
 
 def test_videos_carry_their_bytes_and_labels():
     before, after = Walk(render_page(PAGE)).all("video")
-    assert [base64.b64decode(v["src"].split(",", 1)[1]) for v in (before, after)] == [
-        b"\x00before",
-        b"\xffafter",
-    ]
+    assert [base64.b64decode(v["src"].split(",", 1)[1]) for v in (before, after)] == [b"\x00before", b"\xffafter"]
     for video, when in ((before, "Before"), (after, "After")):
         assert video["src"].startswith("data:video/mp4;base64,")
         assert {"autoplay", "muted", "loop", "playsinline", "controls"} <= video.keys()
@@ -135,36 +104,22 @@ def test_text_stays_text():
     assert len(walk.all("script")) == 1
     assert not walk.all("img")
     assert not [a for _, a in walk.seen if any(name.startswith("on") for name in a)]
-    assert {tag for tag, _ in walk.seen} == {tag for tag, _ in Walk(render_page(PAGE)).seen} | {
-        "ul",
-        "li",
-    }
+    assert {tag for tag, _ in walk.seen} == {tag for tag, _ in Walk(render_page(PAGE)).seen} | {"ul", "li"}
     assert walk.all("video")[0]["aria-label"] == f"Before: {EVIL}"
     assert sum(EVIL in text for text in walk.texts) >= 16
 
 
 def test_empty_lists_hide_their_sections():
     bare = Walk(render_page(Page("Lab", "")))
-    assert not {"section", "dl", "video", "svg", "table", "h2", "footer", "button"} & {
-        tag for tag, _ in bare.seen
-    }
-    assert [a.get("id") for a in Walk(render_page(PAGE)).all("h2")] == [
-        "videos",
-        "curves",
-        "tables",
-        None,
-    ]
+    assert not {"section", "dl", "video", "svg", "table", "h2", "footer", "button"} & {tag for tag, _ in bare.seen}
+    assert [a.get("id") for a in Walk(render_page(PAGE)).all("h2")] == ["videos", "curves", "tables", None]
 
 
 def test_extremes_touch_the_edges_and_the_middle_is_linear():
     root = svg_of(CURVE)
     left, right, top, bottom = plot_of(root)
     points = points_of(next(root.iter("polyline")))
-    expected = [
-        (left, bottom),
-        ((left + right) / 2, bottom + (top - bottom) * 1.5 / 4),
-        (right, top),
-    ]
+    expected = [(left, bottom), ((left + right) / 2, bottom + (top - bottom) * 1.5 / 4), (right, top)]
     for got, want in zip(points, expected, strict=True):
         assert got == pytest.approx(want, abs=0.02)
 
@@ -189,21 +144,15 @@ def test_values_behind_a_curve_lie_under_all_lines_and_are_not_filled():
     assert kinds == ["behind c0", "behind c1", "c0", "c1"]
     _, right, top, _ = plot_of(root)
     points = [points_of(e) for e in root.findall(".//g[@class='behind c1']/polyline")]
-    assert points[-1][-1] == pytest.approx(
-        (right, top), abs=0.06
-    )  # the faint line is part of the range
+    assert points[-1][-1] == pytest.approx((right, top), abs=0.06)  # the faint line is part of the range
     assert len(points) == 2  # and has its gap
 
 
 def test_limits_are_lines_within_the_range_and_in_words():
-    root = ET.fromstring(
-        f"<div>{draw_chart(Chart('t', 'x', 'y', [CURVE], limits=[('upper limit', 7.0)]), 'k')}</div>"
-    )
+    root = ET.fromstring(f"<div>{draw_chart(Chart('t', 'x', 'y', [CURVE], limits=[('upper limit', 7.0)]), 'k')}</div>")
     left, right, top, _ = plot_of(root)
     line = next(e for e in root.iter("line") if e.get("class") == "limit")
-    assert [float(line.get(k)) for k in ("x1", "y1", "x2", "y2")] == pytest.approx(
-        [left, top, right, top], abs=0.02
-    )
+    assert [float(line.get(k)) for k in ("x1", "y1", "x2", "y2")] == pytest.approx([left, top, right, top], abs=0.02)
     assert "upper limit: 7." in next(root.iter("desc")).text
 
 
@@ -215,35 +164,23 @@ def test_log_axis_spaces_decades_evenly():
     assert heights == pytest.approx([bottom, bottom + (top - bottom) / 3, top], abs=0.02)
     assert {"10⁻⁴", "0.001", "0.01", "0.1"} <= set(ticks_of(kl, log_y=True))
     band = svg_of(Curve("kl", [0, 1], [1e-2, 1.0], [-1.0, 0.5], [0.1, 2.0]), log_y=True)
-    assert max(y for _, y in points_of(next(band.iter("polygon")))) == pytest.approx(
-        plot_of(band)[3]
-    )
+    assert max(y for _, y in points_of(next(band.iter("polygon")))) == pytest.approx(plot_of(band)[3])
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 def test_gaps(bad):
     values = [1.0, 2.0, bad, 3.0, bad, 4.0, 5.0, 6.0]
-    root = svg_of(
-        Curve("c", list(range(8)), values, [v - 1 for v in values], [v + 1 for v in values])
-    )
+    root = svg_of(Curve("c", list(range(8)), values, [v - 1 for v in values], [v + 1 for v in values]))
     assert [len(points_of(e)) for e in root.iter("polyline")] == [2, 3]
     assert len(list(root.iter("circle"))) == 1  # the 3.0 alone between gaps
-    assert [(len(points_of(e)), e.get("stroke")) for e in root.iter("polygon")] == [
-        (4, "none"),
-        (2, None),
-        (6, "none"),
-    ]
+    assert [(len(points_of(e)), e.get("stroke")) for e in root.iter("polygon")] == [(4, "none"), (2, None), (6, "none")]
     assert "6 of 8 values drawn" in next(root.iter("desc")).text
 
 
-@pytest.mark.parametrize(
-    "values", [[], [NAN, NAN], [INF, -INF], [7.0, 7.0], [0.0, 0.0], [1e-320, 0.0], [1e300, 1.0]]
-)
+@pytest.mark.parametrize("values", [[], [NAN, NAN], [INF, -INF], [7.0, 7.0], [0.0, 0.0], [1e-320, 0.0], [1e300, 1.0]])
 @pytest.mark.parametrize("log_y", [False, True])
 def test_no_data_is_too_odd(values, log_y):
-    text = ET.tostring(
-        svg_of(Curve("c", list(range(len(values))), values), log_y=log_y), encoding="unicode"
-    )
+    text = ET.tostring(svg_of(Curve("c", list(range(len(values))), values), log_y=log_y), encoding="unicode")
     assert not re.search(r'"[^"]*\b(nan|inf)\b[^"]*"', text)
 
 
@@ -262,15 +199,9 @@ def test_names_stand_beside_the_lines_or_in_a_list():
     crowd = svg_of(*[Curve(f"seed {i}", [0, 1], [0, 1 + i / 1e3]) for i in range(9)])
     early = svg_of(Curve("a", [0, 1], [0, 1]), Curve("stopped", [0, 0.5], [0, 1]))
     assert [len(list(root.iter("li"))) for root in (crowd, early)] == [9, 2]
-    looks = {
-        (e.get("stroke"), e.get("stroke-dasharray"))
-        for li in crowd.iter("li")
-        for e in li.iter("line")
-    }
+    looks = {(e.get("stroke"), e.get("stroke-dasharray")) for li in crowd.iter("li") for e in li.iter("line")}
     assert len(looks) == 9
-    assert (
-        len({dash for _, dash in looks}) == 5
-    )  # in print and to the colour-blind the dash tells them apart
+    assert len({dash for _, dash in looks}) == 5  # in print and to the colour-blind the dash tells them apart
 
 
 def test_mistakes_are_named():
@@ -292,9 +223,7 @@ def luminance(colour):
 @pytest.mark.parametrize("mode", [0, 1], ids=["light", "dark"])
 def test_contrast(mode):
     style = files("sage_grpo.report").joinpath("page.html").read_text(encoding="utf-8")
-    colours = dict(
-        re.findall(r"--(\w+): (#\w+)", re.findall(r":root \{(.*?)\}", style, re.S)[mode])
-    )
+    colours = dict(re.findall(r"--(\w+): (#\w+)", re.findall(r":root \{(.*?)\}", style, re.S)[mode]))
     need = {"ink": 4.5, "soft": 4.5, "accent": 3, "edge": 3, **{f"c{i}": 3 for i in range(7)}}
     for name, ratio in need.items():
         for ground in ("paper", "card"):

@@ -26,12 +26,7 @@ def page_of(*folders, now=None):
 
 
 def tables(page):
-    return {
-        item.title: item
-        for section in page.sections
-        for item in section.items
-        if isinstance(item, Table)
-    }
+    return {item.title: item for section in page.sections for item in section.items if isinstance(item, Table)}
 
 
 def test_torn_lines_are_left_out_and_told(tmp_path):
@@ -43,9 +38,7 @@ def test_torn_lines_are_left_out_and_told(tmp_path):
     run = read_run(folder)
     assert run.torn == 3
     assert run.steps.tolist() == [s for s in range(1, 20) if s not in (5, 10)]
-    assert any(
-        "3 lines of metrics.jsonl could not be read" in notice for notice in page_of(folder).notices
-    )
+    assert any("3 lines of metrics.jsonl could not be read" in notice for notice in page_of(folder).notices)
     assert not page_of(make_run(tmp_path / "whole")).notices
 
 
@@ -53,9 +46,7 @@ def test_what_is_not_finite_is_a_gap_and_moves_no_other_value(tmp_path):
     rows = make_rows(20, grad_norm=lambda step: float("nan") if step == 7 else 1.0)
     folder = make_run(tmp_path / "run", rows)
     (folder / "metrics.jsonl").write_text(
-        (folder / "metrics.jsonl")
-        .read_text()
-        .replace('"clip_frac": 0.', '"clip_frac": NaN, "x": 0.', 1)
+        (folder / "metrics.jsonl").read_text().replace('"clip_frac": 0.', '"clip_frac": NaN, "x": 0.', 1)
     )
     report = make_report([read_run(folder)], price=1, smooth=0.9, megabytes=1)
     (curve,) = next(s for s in report.page.sections if s.key == "curves").items[7].curves
@@ -66,9 +57,7 @@ def test_what_is_not_finite_is_a_gap_and_moves_no_other_value(tmp_path):
 
 
 def test_a_step_that_is_there_twice_counts_once(tmp_path):
-    folder = make_run(
-        tmp_path / "run", [*make_rows(10), *make_rows(10, clip_frac=lambda step: 0.25)[7:]]
-    )
+    folder = make_run(tmp_path / "run", [*make_rows(10), *make_rows(10, clip_frac=lambda step: 0.25)[7:]])
     run = read_run(folder)
     assert run.steps.tolist() == list(range(1, 11))
     assert run.column("clip_frac")[7:].tolist() == [0.25] * 3
@@ -95,16 +84,13 @@ def test_state(tmp_path, end, rows, late, state):
     assert run.state[0] == state
     assert f"{rows} of 20 iterations" in run.state[1]
     assert next((v for v in (end or {}).values() if v), "") in run.state[1]
-    assert run.state[1] in " ".join(
-        Walk(render_page(page_of(folder, now=BEGAN + SECONDS * rows + late))).texts
-    )
+    assert run.state[1] in " ".join(Walk(render_page(page_of(folder, now=BEGAN + SECONDS * rows + late))).texts)
 
 
 def test_old_bare_and_moved_runs(tmp_path):
     """Neither phases nor spreads nor prompts nor an environment; elsewhere than it was written; unknown settings."""
     rows = [
-        {k: v for k, v in row.items() if not k.startswith(("seconds/", "steps/log", "drift/"))}
-        for row in make_rows(20)
+        {k: v for k, v in row.items() if not k.startswith(("seconds/", "steps/log", "drift/"))} for row in make_rows(20)
     ]
     folder = make_run(tmp_path / "old", rows, end=False)
     for path in [folder / "environment.json", *folder.glob("samples/*/prompts.json")]:
@@ -122,9 +108,7 @@ def test_old_bare_and_moved_runs(tmp_path):
         row[0] for row in tables(page)["Settings that differ"].rows
     ]  # today's default is meant
     alone = page_of(tmp_path / "elsewhere")
-    titles = [
-        item.title for section in alone.sections for item in section.items if hasattr(item, "cells")
-    ]
+    titles = [item.title for section in alone.sections for item in section.items if hasattr(item, "cells")]
     assert titles == ["Gradient of each timestep", "The same after the equalizer", "Clip fraction"]
     assert "video 0 · seed 0" in render_page(alone)
 
@@ -169,9 +153,7 @@ def test_settings_changed_on_resume_are_told(tmp_path):
 def test_pauses_are_told_and_not_paid(tmp_path):
     rows = make_rows(30)
     for row in rows[10:]:
-        row["time"] += (
-            5000  # away between 10 and 11, and started anew 15 seconds before 11 was done
-        )
+        row["time"] += 5000  # away between 10 and 11, and started anew 15 seconds before 11 was done
     for row in rows[20:]:
         row["time"] += 9000  # nobody knows why
     folder = make_run(tmp_path / "run", rows, "parallel.processes=4", "policy.batch_size=8")
@@ -185,9 +167,7 @@ def test_pauses_are_told_and_not_paid(tmp_path):
     ]
     assert cost.seconds == pytest.approx(30 * SECONDS - 5)
     assert cost.total == pytest.approx(cost.seconds / 3600 * 4 * 2.5)
-    assert cost.phases == pytest.approx(
-        {"rollout": 240, "update": 300, "between": cost.seconds - 540}
-    )
+    assert cost.phases == pytest.approx({"rollout": 240, "update": 300, "between": cost.seconds - 540})
     assert len(tables(page_of(folder))["Pauses that are not counted"].rows) == 2
 
 
@@ -215,17 +195,12 @@ def test_alarms_are_the_gauges(tmp_path):
     for row in rows:
         if row["step"] % 5 == 1:
             row |= {
-                f"drift/{name}": abs(float(rng.normal(*law)))
-                * (-1 if name == "exposure" and row["step"] > 30 else 1)
+                f"drift/{name}": abs(float(rng.normal(*law))) * (-1 if name == "exposure" and row["step"] > 30 else 1)
                 for name, law in measures.items()
             }
     folder = make_run(tmp_path / "run", rows, "gauge.kl_initial=1.2e-3", "gauge.diversity=0.6")
     gauge = DriftGauge(GaugeConfig(kl_initial=1.2e-3, diversity=0.6))
-    rung = {
-        row["step"]: gauge.check({n: row[f"drift/{n}"] for n in measures})
-        for row in rows
-        if row["step"] % 5 == 1
-    }
+    rung = {row["step"]: gauge.check({n: row[f"drift/{n}"] for n in measures}) for row in rows if row["step"] % 5 == 1}
     told = alarms_of(read_run(folder))
     assert sum(a.times for a in told) == sum(len(texts) for texts in rung.values()) > 10
     everything = [text for texts in rung.values() for text in texts]
@@ -233,14 +208,10 @@ def test_alarms_are_the_gauges(tmp_path):
         assert alarm.text in everything
         assert (alarm.last - alarm.first) // 5 + 1 == alarm.times
         values = [
-            r[f"drift/{alarm.measure}"]
-            for r in rows
-            if alarm.first <= r["step"] <= alarm.last and r["step"] % 5 == 1
+            r[f"drift/{alarm.measure}"] for r in rows if alarm.first <= r["step"] <= alarm.last and r["step"] % 5 == 1
         ]
         assert alarm.worst in values
-        assert abs(alarm.worst) == (min if alarm.measure in ("diversity", "motion") else max)(
-            map(abs, values)
-        )
+        assert abs(alarm.worst) == (min if alarm.measure in ("diversity", "motion") else max)(map(abs, values))
     (table,) = [t for t in tables(page_of(folder)).values() if "crossed" in t.title]
     assert [row[1] for row in table.rows] == [a.measure for a in told]
 
@@ -281,9 +252,7 @@ def test_what_is_no_run(tmp_path, asked, hint):
     make_run(tmp_path / "broken")
     (tmp_path / "broken" / "config.yaml").write_text("a: [1")
     paths = [str(tmp_path / part) for part in asked.split()]
-    result = CliRunner().invoke(
-        app, ["report", *paths, "--out", str(tmp_path / "x.html")], env={"COLUMNS": "400"}
-    )
+    result = CliRunner().invoke(app, ["report", *paths, "--out", str(tmp_path / "x.html")], env={"COLUMNS": "400"})
     assert result.exit_code == 2
     assert hint.format(root=tmp_path.resolve()) in result.output.replace("\n", "")
     assert not (tmp_path / "x.html").exists()
@@ -306,6 +275,4 @@ def test_a_log_that_is_being_written_is_read(tmp_path):
     start = len(as_lines(rows[:4]))
     for cut in range(start, len(whole), 31):
         (folder / "metrics.jsonl").write_bytes(whole[:cut])
-        assert read_run(folder).iterations == whole[:cut].count(b"\n") + (
-            whole[cut : cut + 1] == b"\n"
-        )
+        assert read_run(folder).iterations == whole[:cut].count(b"\n") + (whole[cut : cut + 1] == b"\n")

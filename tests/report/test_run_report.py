@@ -29,9 +29,7 @@ EVIL = """</title><script>alert("x")</script><img src=x onerror='alert(1)'> & {{
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(
-        app, ["report", *map(str, arguments)], env={"COLUMNS": "100", "NO_COLOR": "1"}
-    )
+    return CliRunner().invoke(app, ["report", *map(str, arguments)], env={"COLUMNS": "100", "NO_COLOR": "1"})
 
 
 def figures(*arguments):
@@ -45,20 +43,14 @@ def build(*folders, smooth=0.9, megabytes=24.0, **more):
 
 
 def items(page, kind):
-    return {
-        item.title: item
-        for section in page.sections
-        for item in section.items
-        if isinstance(item, kind)
-    }
+    return {item.title: item for section in page.sections for item in section.items if isinstance(item, kind)}
 
 
 def exponential_mean(values, decay):
     """By its definition: a sum with falling weights, over the sum of the weights."""
     weights = decay ** np.arange(len(values), dtype=float)
     return [
-        float((values[: i + 1][::-1] * weights[: i + 1]).sum() / weights[: i + 1].sum())
-        for i in range(len(values))
+        float((values[: i + 1][::-1] * weights[: i + 1]).sum() / weights[: i + 1].sum()) for i in range(len(values))
     ]
 
 
@@ -79,12 +71,9 @@ def test_page_is_whole_sealed_and_in_order(run):
     assert all(link[0] == "#" and link[1:] in ids for link in links)
     assert links[0] == "#main"  # the skip link comes first
     loads = {"src", "poster", "srcset", "data", "action", "xlink:href"}
-    assert {
-        v[:5]
-        for tag, a in walk.seen
-        for k, v in a.items()
-        if k in loads or (k == "href" and tag != "a")
-    } == {"data:"}
+    assert {v[:5] for tag, a in walk.seen for k, v in a.items() if k in loads or (k == "href" and tag != "a")} == {
+        "data:"
+    }
     assert not re.search(r"https?://|url\(|@import", html)
     assert "script-src 'sha256-" in html
     assert not [a for _, a in walk.seen if any(name.startswith("on") for name in a)]
@@ -94,9 +83,7 @@ def test_page_is_whole_sealed_and_in_order(run):
     landmarks = [tag for tag, _ in walk.seen if tag in ("header", "nav", "main", "footer")]
     assert landmarks == ["header", "nav", "main", "footer"]
     for picture in walk.all("svg"):
-        assert picture.get("aria-hidden") == "true" or set(
-            picture["aria-labelledby"].split()
-        ) <= set(ids)
+        assert picture.get("aria-hidden") == "true" or set(picture["aria-labelledby"].split()) <= set(ids)
 
 
 def test_curves_equal_the_log(run):
@@ -105,23 +92,16 @@ def test_curves_equal_the_log(run):
     mean = np.array([row["reward/mean"] for row in rows])
     assert told["Reward"]["mean"]["steps"] == list(range(1, 21))
     assert told["Reward"]["mean"]["values"] == pytest.approx(exponential_mean(mean, 0.8))
-    assert np.subtract(
-        told["Reward"]["mean"]["high"], told["Reward"]["mean"]["values"]
-    ) == pytest.approx(1.0)
+    assert np.subtract(told["Reward"]["mean"]["high"], told["Reward"]["mean"]["values"]) == pytest.approx(1.0)
     assert told["Parts of the reward"]["TA"]["values"] == pytest.approx(
         exponential_mean(np.array([row["reward/TA"] for row in rows]), 0.8)
     )
     assert told["Weight λ of the KL"]["λ"]["values"] == [0.5] * 20
     drift = told["Drift: KL to the initial policy"]["kl_initial"]
-    assert (drift["steps"], drift["values"]) == (
-        [1, 6, 11, 16],
-        pytest.approx([1e-4, 6e-4, 11e-4, 16e-4]),
-    )
+    assert (drift["steps"], drift["values"]) == ([1, 6, 11, 16], pytest.approx([1e-4, 6e-4, 11e-4, 16e-4]))
     raw = figures(run, "--out", run / "x.html", "--smooth", "0")["curves"]
     assert raw["Reward"]["mean"]["values"] == pytest.approx(mean)
-    assert raw["Clip fraction"]["clipped"]["values"] == pytest.approx(
-        [row["clip_frac"] for row in rows]
-    )
+    assert raw["Clip fraction"]["clipped"]["values"] == pytest.approx([row["clip_frac"] for row in rows])
 
 
 def test_the_mean_forgets_by_iterations_not_by_lines():
@@ -135,26 +115,15 @@ def test_lines_on_the_page_are_the_figures(run):
     """Read the drawn polyline back through the ticks of its axis."""
     told = figures(run, "--out", run / "x.html")["curves"]["Clip fraction"]["clipped"]["values"]
     html = (run / "x.html").read_text()
-    drawing = ET.fromstring(
-        re.search(r"<svg(?:(?!</svg>).)*>Clip fraction</title>.*?</svg>", html, re.S).group(0)
-    )
-    ticks = [
-        e
-        for e in drawing.iter("text")
-        if e.get("class") == "tick" and e.get("text-anchor") == "end"
-    ]
+    drawing = ET.fromstring(re.search(r"<svg(?:(?!</svg>).)*>Clip fraction</title>.*?</svg>", html, re.S).group(0))
+    ticks = [e for e in drawing.iter("text") if e.get("class") == "tick" and e.get("text-anchor") == "end"]
     scale = np.polyfit([float(e.get("y")) for e in ticks], [float(e.text) for e in ticks], 1)
     lines = [g for g in drawing.iter("g") if g.find("title") is not None]
     points = lines[0].find("polyline").get("points").split()
     # a label stands a third of its height below the value that it names
     got = [np.polyval(scale, float(p.split(",")[1]) + 5.0) for p in points]
     assert got == pytest.approx(told, abs=0.002)
-    behind = (
-        next(g for g in drawing.iter("g") if "behind" in g.get("class", ""))
-        .find("polyline")
-        .get("points")
-        .split()
-    )
+    behind = next(g for g in drawing.iter("g") if "behind" in g.get("class", "")).find("polyline").get("points").split()
     raw = [np.polyval(scale, float(p.split(",")[1]) + 5.0) for p in behind]
     assert raw == pytest.approx([row["clip_frac"] for row in make_rows(20)], abs=0.005)
 
@@ -168,42 +137,24 @@ def test_headlines_are_the_figures(run):
     assert told["cost"] == pytest.approx(400 / 3600 * 3)
     assert told["phases"] == pytest.approx({"rollout": 160, "update": 200, "between": 40})
     text = " ".join(Walk((run / "x.html").read_text()).texts)
-    for part in (
-        f"{first:+.2f} → {last:+.2f}".replace("-", "−"),
-        "20 of 20",
-        "6.7 min",
-        "$0.33",
-        "c0ffee",
-        "2.13.0",
-    ):
+    for part in (f"{first:+.2f} → {last:+.2f}".replace("-", "−"), "20 of 20", "6.7 min", "$0.33", "c0ffee", "2.13.0"):
         assert part in text, part
 
 
 @pytest.mark.parametrize("series", SERIES)
 def test_heat_map_cells_equal_the_log(run, series):
-    titles = [
-        "Gradient of each timestep",
-        "The same after the equalizer",
-        "Spread of the ratio",
-        "Clip fraction",
-    ]
+    titles = ["Gradient of each timestep", "The same after the equalizer", "Spread of the ratio", "Clip fraction"]
     told = figures(run, "--out", run / "x.html")["heat"][titles[SERIES.index(series)]]
     wanted = [[row.get(f"steps/{series}/{t:03d}") for row in make_rows(20)] for t in range(4)]
     assert told["cells"] == wanted
-    assert (told["timesteps"], told["first"], told["last"]) == (
-        [0, 1, 2, 3],
-        list(range(1, 21)),
-        list(range(1, 21)),
-    )
+    assert (told["timesteps"], told["first"], told["last"]) == ([0, 1, 2, 3], list(range(1, 21)), list(range(1, 21)))
 
 
 def test_colours_of_a_heat_map_are_its_cells(run):
     heat = items(build(run).page, HeatMap)["Clip fraction"]
     root = ET.fromstring(draw_heat(heat, "k"))
     picture = next(e for e in root.iter("image") if e.get("class") == "cells").get("href")
-    pixels = np.array(
-        Image.open(io.BytesIO(base64.b64decode(picture.split(",", 1)[1]))).convert("RGBA")
-    ).astype(int)
+    pixels = np.array(Image.open(io.BytesIO(base64.b64decode(picture.split(",", 1)[1]))).convert("RGBA")).astype(int)
     assert np.array_equal(pixels[..., 3] > 0, np.isfinite(heat.cells))
     nearest = np.abs(pixels[..., None, :3] - palette().astype(int)).sum(-1).argmin(-1)
     got = heat.low + nearest / 255 * (heat.high - heat.low)
@@ -249,12 +200,7 @@ def test_thousands_of_iterations_stay_small_and_quick(tmp_path):
 
 
 def test_videos_are_the_files_first_and_last_among_them(tmp_path):
-    folder = make_run(
-        tmp_path / "run",
-        make_rows(20),
-        samples=range(0, 200, 10),
-        prompts=[f"p{i}" for i in range(9)],
-    )
+    folder = make_run(tmp_path / "run", make_rows(20), samples=range(0, 200, 10), prompts=[f"p{i}" for i in range(9)])
     told = figures(folder)
     videos = Walk((folder / "report.html").read_text()).all("video")
     data = [base64.b64decode(v["src"].split(",", 1)[1]).decode().rstrip(".") for v in videos]
@@ -265,36 +211,23 @@ def test_videos_are_the_files_first_and_last_among_them(tmp_path):
     assert "6 of 20 iterations and 6 of 9 prompts" in note
 
 
-@pytest.mark.parametrize(
-    ("megabytes", "shown"), [(1.0, 36), (0.24, 24), (0.12, 12), (0.05, 4), (0.02, 2), (0.005, 0)]
-)
+@pytest.mark.parametrize(("megabytes", "shown"), [(1.0, 36), (0.24, 24), (0.12, 12), (0.05, 4), (0.02, 2), (0.005, 0)])
 def test_videos_are_capped_and_what_is_left_out_is_told(tmp_path, megabytes, shown):
     folder = make_run(
-        tmp_path / "run",
-        make_rows(20),
-        samples=range(0, 200, 10),
-        prompts=[f"p{i}" for i in range(9)],
-        size=10_000,
+        tmp_path / "run", make_rows(20), samples=range(0, 200, 10), prompts=[f"p{i}" for i in range(9)], size=10_000
     )
     report = build(folder, megabytes=megabytes)
     files = report.figures["videos"]
     assert len(files) <= shown
     assert sum(10_000 for _ in files) <= megabytes * 1e6
     assert (len(files) >= 2) == (shown >= 2)
-    assert f"{megabytes:g} MB (--megabytes)" in next(
-        s.note for s in report.page.sections if s.key == "videos"
-    )
+    assert f"{megabytes:g} MB (--megabytes)" in next(s.note for s in report.page.sections if s.key == "videos")
     if files:
         assert {"000000", "000190"} <= {path.split("/")[-2] for path in files}
 
 
 def test_text_of_a_prompt_or_name_stays_text(tmp_path):
-    folder = make_run(
-        tmp_path / "run <b>",
-        make_rows(20),
-        f"model.negative_prompt={json.dumps(EVIL)}",
-        prompts=[EVIL],
-    )
+    folder = make_run(tmp_path / "run <b>", make_rows(20), f"model.negative_prompt={json.dumps(EVIL)}", prompts=[EVIL])
     (folder / "end.json").write_text(json.dumps({"stop_reason": EVIL}))
     walk = Walk(render_page(build(folder, make_run(tmp_path / "other", prompts=[EVIL])).page))
     assert len(walk.all("script")) == 1
@@ -309,9 +242,7 @@ def test_a_page_is_handed_on_and_its_secrets_are_not(tmp_path):
     options = '{url: "http://me:hunter2@host/x", api_token: hunter2, token_variable: MY_TOKEN, max_tokens: 77}'
     rewards = f"rewards=[{{type: http, options: {options}}}]"
     folders = [
-        make_run(
-            tmp_path / name, None, rewards, "model.path=/home/grace/base", f"kl.anchor={anchor}"
-        )
+        make_run(tmp_path / name, None, rewards, "model.path=/home/grace/base", f"kl.anchor={anchor}")
         for name, anchor in (("a", "none"), ("b", "fixed"))
     ]
     told = figures(*folders, "--out", tmp_path / "x.html")
@@ -351,9 +282,7 @@ def test_runs_keep_their_colours_and_videos_stand_side_by_side(tmp_path):
     assert {"c0", "c2"} == set(re.findall(r'class="(c\d)"', drawn))
     strip = next(s for s in report.page.sections if s.key == "videos").items[0]
     assert [name for name, _ in strip.rows] == ["a", "b", "c"]
-    assert [clip.mp4.split()[0] for _, clips in strip.rows for clip in clips] == [b"a"] * 3 + [
-        b"b"
-    ] * 3 + [b"c"] * 3
+    assert [clip.mp4.split()[0] for _, clips in strip.rows for clip in clips] == [b"a"] * 3 + [b"b"] * 3 + [b"c"] * 3
     assert any("no evidence" in notice for notice in report.page.notices)
 
 
@@ -365,9 +294,7 @@ def test_seeds_are_pooled_with_their_interval(tmp_path):
     (curve,) = items(report.page, Chart)["Clip fraction"].curves
     for i in range(20):
         wanted = effect([log[i]["clip_frac"] for log in logs])
-        assert (curve.values[i], curve.low[i], curve.high[i]) == pytest.approx(
-            (wanted.mean, wanted.low, wanted.high)
-        )
+        assert (curve.values[i], curve.low[i], curve.high[i]) == pytest.approx((wanted.mean, wanted.low, wanted.high))
     assert not any("no evidence" in notice for notice in report.page.notices)
     assert "n = 3" in next(s.note for s in report.page.sections if s.key == "curves")
     pair = items(build(*folders[:2], smooth=0.0).page, Chart)["Clip fraction"].curves[0]
@@ -384,9 +311,7 @@ def test_one_seed_twice_is_not_two_runs(tmp_path):
 
 
 def test_hours_as_axis(tmp_path):
-    slow = make_run(
-        tmp_path / "slow", make_rows(20), "parallel.processes=2", "policy.batch_size=16"
-    )
+    slow = make_run(tmp_path / "slow", make_rows(20), "parallel.processes=2", "policy.batch_size=16")
     fast = make_run(tmp_path / "fast", make_rows(20))
     charts = items(build(slow, fast, by_hours=True).page, Chart)
     ends = {curve.name: curve.steps[-1] for curve in charts["Reward"].curves}

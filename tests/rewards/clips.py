@@ -18,9 +18,7 @@ PHOTO = photograph()
 
 def window(x, y):
     """The part of the photograph at (x, y), between pixels too."""
-    return np.array(
-        PHOTO.transform((WIDTH, HEIGHT), Image.Transform.AFFINE, (1, 0, x, 0, 1, y), Image.BICUBIC)
-    )
+    return np.array(PHOTO.transform((WIDTH, HEIGHT), Image.Transform.AFFINE, (1, 0, x, 0, 1, y), Image.BICUBIC))
 
 
 def pan(dx=2.0, dy=1.0, x=60.0, y=100.0, frames=FRAMES):
@@ -30,9 +28,7 @@ def pan(dx=2.0, dy=1.0, x=60.0, y=100.0, frames=FRAMES):
 def shaken(clip_x=60.0, clip_y=100.0, by=3.0):
     shifts = np.random.default_rng(0).normal(0, by, (FRAMES, 2))
     return torch.from_numpy(
-        np.stack(
-            [window(clip_x + 2 * t + a, clip_y + t + b) for t, (a, b) in enumerate(shifts.tolist())]
-        )
+        np.stack([window(clip_x + 2 * t + a, clip_y + t + b) for t, (a, b) in enumerate(shifts.tolist())])
     )
 
 
@@ -60,9 +56,7 @@ def noisy(clip, sigma):
 
 
 def blurred(clip, radius):
-    pictures = [
-        Image.fromarray(frame.numpy()).filter(ImageFilter.GaussianBlur(radius)) for frame in clip
-    ]
+    pictures = [Image.fromarray(frame.numpy()).filter(ImageFilter.GaussianBlur(radius)) for frame in clip]
     return torch.from_numpy(np.stack([np.array(picture) for picture in pictures]))
 
 

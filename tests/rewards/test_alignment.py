@@ -43,11 +43,7 @@ def test_the_right_caption_is_clearly_better(table):
 
 
 def test_the_best_class_is_the_right_one(reward):
-    wanted = {
-        "coffee": {"espresso"},
-        "camera": {"tripod"},
-        "chelsea": {"Egyptian Mau", "tabby cat"},
-    }
+    wanted = {"coffee": {"espresso"}, "camera": {"tripod"}, "chelsea": {"Egyptian Mau", "tabby cat"}}
     for name, labels in wanted.items():
         best = reward.classes(picture(name)[None])[0].topk(3).indices.tolist()
         assert {reward.labels[i] for i in best} & labels

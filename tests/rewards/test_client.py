@@ -136,20 +136,13 @@ def test_a_refusal_is_raised_where_scores_are_asked_for(url, monkeypatch):  # no
 def test_large_videos_go_one_by_one(url, monkeypatch):  # noqa: F811
     reward, sizes = HttpReward(url, megabytes_per_request=0.0005), []
     inner = reward._ask
-    monkeypatch.setattr(
-        reward, "_ask", lambda videos, prompts: sizes.append(len(videos)) or inner(videos, prompts)
-    )
+    monkeypatch.setattr(reward, "_ask", lambda videos, prompts: sizes.append(len(videos)) or inner(videos, prompts))
     assert torch.equal(reward.score(VIDEOS, PROMPTS).values, truth(VIDEOS, PROMPTS))
     assert sizes == [1, 1, 1]
 
 
 def test_many_requests_come_back_in_order_and_never_pile_up(url, monkeypatch):  # noqa: F811
-    reward, most, now, lock = (
-        HttpReward(url, connections=3, videos_per_request=1),
-        [0],
-        [0],
-        threading.Lock(),
-    )
+    reward, most, now, lock = HttpReward(url, connections=3, videos_per_request=1), [0], [0], threading.Lock()
     inner = reward.client.ask
 
     def counting(*arguments):
@@ -183,9 +176,7 @@ class Elsewhere(Reward):
     def begin(self, videos, prompts):
         self.log.append(("begun", len(videos)))
         done = Future()
-        done.set_result(
-            Scores(mean_brightness(videos)[:, None], torch.ones(len(videos), 1, dtype=torch.bool))
-        )
+        done.set_result(Scores(mean_brightness(videos)[:, None], torch.ones(len(videos), 1, dtype=torch.bool)))
 
         def ask():
             self.log.append(("asked", len(videos)))
@@ -207,18 +198,12 @@ class Elsewhere(Reward):
     ],
 )
 def test_scoring_begins_while_videos_are_made_and_changes_nothing(groupwise, batch, parts):
-    config = make_config(
-        policy={"prompts_per_iteration": 3, "num_generations": 4, "batch_size": batch}
-    )
+    config = make_config(policy={"prompts_per_iteration": 3, "num_generations": 4, "batch_size": batch})
     reward = Elsewhere(groupwise)
     composite = CompositeReward([reward])
     loop, _ = make_loop(config, reward=composite)
     decode, made = loop.model.decode, []
-    loop.model.decode = lambda x0: (
-        reward.log.append(("made", len(x0))),
-        made.append(x0),
-        decode(x0),
-    )[-1]
+    loop.model.decode = lambda x0: (reward.log.append(("made", len(x0))), made.append(x0), decode(x0))[-1]
     plain, _ = make_loop(config)
     loop.iterate(), plain.iterate()
     assert torch.equal(weights(loop), weights(plain))
@@ -235,9 +220,7 @@ def test_rows_that_one_batch_lacks_and_another_has_are_an_error():
         def begin(self, videos, prompts):
             self.log.append(1)
             count = len(videos) + (1 if len(self.log) == 1 else -1 if len(self.log) == 2 else 0)
-            return lambda: Scores(
-                torch.ones(count, 1, dtype=torch.float64), torch.ones(count, 1, dtype=torch.bool)
-            )
+            return lambda: Scores(torch.ones(count, 1, dtype=torch.float64), torch.ones(count, 1, dtype=torch.bool))
 
     loop, _ = make_loop(make_config(policy={"batch_size": 2}), reward=Shifting())
     with pytest.raises(ValueError, match="returned \\(3, 1\\) values for 2 videos"):

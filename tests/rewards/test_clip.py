@@ -27,21 +27,14 @@ def folder(tmp_path_factory):
 
 def logits(folder, frames, text):
     """Through `CLIPModel(...)` with every frame as a PIL image and the text padded to its full length."""
-    model, tokenizer = (
-        hf.CLIPModel.from_pretrained(folder).eval(),
-        hf.CLIPTokenizer.from_pretrained(folder),
-    )
+    model, tokenizer = hf.CLIPModel.from_pretrained(folder).eval(), hf.CLIPTokenizer.from_pretrained(folder)
     pixels = hf.CLIPImageProcessorPil.from_pretrained(folder)(
         [Image.fromarray(frame.numpy()) for frame in frames], return_tensors="pt"
     )
-    tokens = tokenizer(
-        [text], truncation=True, padding="max_length", max_length=24, return_tensors="pt"
-    )
+    tokens = tokenizer([text], truncation=True, padding="max_length", max_length=24, return_tensors="pt")
     assert tokens.input_ids.shape == (1, 24)
     with torch.no_grad():
-        return model(
-            **tokens, **pixels
-        ).logits_per_image.mean().item(), model.logit_scale.exp().item()
+        return model(**tokens, **pixels).logits_per_image.mean().item(), model.logit_scale.exp().item()
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["short", "truncated"])
@@ -53,9 +46,7 @@ def test_scores_are_those_of_transformers(folder, number):
     assert cosine.values[number].item() == pytest.approx(expected / scale, abs=1e-6)
     picked = PickScoreReward(folder, frames=3).score(VIDEOS, PROMPTS).values[number].item()
     assert picked == pytest.approx(expected, abs=1e-5)
-    divided = (
-        PickScoreReward(folder, frames=3, divisor=26).score(VIDEOS, PROMPTS).values[number].item()
-    )
+    divided = PickScoreReward(folder, frames=3, divisor=26).score(VIDEOS, PROMPTS).values[number].item()
     assert divided == pytest.approx(expected / 26, abs=1e-6)
 
 
@@ -82,9 +73,7 @@ def test_pickled_weights_are_refused(folder, tmp_path):
 def test_half_a_checkpoint_is_refused(folder, tmp_path):
     """Transformers would fill what is missing with random numbers and only warn."""
     hf.CLIPModel.from_pretrained(folder).vision_model.save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text(
-        json.dumps(hf.CLIPConfig.from_pretrained(folder).to_dict())
-    )
+    (tmp_path / "config.json").write_text(json.dumps(hf.CLIPConfig.from_pretrained(folder).to_dict()))
     with pytest.raises(ConfigError, match="is not a whole CLIP: it has no"):
         CLIPReward(str(tmp_path), processor=folder)
 
@@ -96,14 +85,7 @@ def test_in_recipes(folder):
         {"type": "sharpness"},
     ]
     reward, weights = build_rewards(RecipeConfig(rewards=entries))
-    assert list(reward.names) == [
-        "pickscore",
-        "dynamic",
-        "acceleration",
-        "cut",
-        "flicker",
-        "sharpness",
-    ]
+    assert list(reward.names) == ["pickscore", "dynamic", "acceleration", "cut", "flicker", "sharpness"]
     assert weights == (1, 1, 1, 0.5, 1, 1)
     assert reward.score(VIDEOS, PROMPTS).valid.all()
 
@@ -111,14 +93,8 @@ def test_in_recipes(folder):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (
-            {"type": "motion", "options": {"hihg": 1}},
-            "motion has no option 'hihg'; did you mean 'high'",
-        ),
-        (
-            {"type": "sharpness", "options": {"path": "x"}},
-            "sharpness has no option 'path'; known: frames, natural",
-        ),
+        ({"type": "motion", "options": {"hihg": 1}}, "motion has no option 'hihg'; did you mean 'high'"),
+        ({"type": "sharpness", "options": {"path": "x"}}, "sharpness has no option 'path'; known: frames, natural"),
         ({"type": "pickscore", "options": {"divisor": 0}}, "divisor=0 must be above 0"),
         ({"type": "clip", "options": {"frames": 0}}, "clip: frames=0; at least one is needed"),
     ],

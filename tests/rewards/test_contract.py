@@ -36,14 +36,7 @@ def test_contract_holds_for_the_combined_motion_score(check):
 def test_every_scorer_has_a_name_in_recipes():
     targets = {target.split(":")[1] for target in REWARDS.values()}
     # of their own world; held against its original; a way to others; compares videos
-    apart = {
-        "ShapesReward",
-        "ShapesHeldOut",
-        "VideoAlign",
-        "HttpReward",
-        "DiversityReward",
-        "KIDMonitor",
-    }
+    apart = {"ShapesReward", "ShapesHeldOut", "VideoAlign", "HttpReward", "DiversityReward", "KIDMonitor"}
     assert {scorer.__name__ for scorer in contract.scorers()} == targets - apart
 
 
@@ -189,11 +182,7 @@ class Fails(Good):
 
 
 def test_a_lone_broken_video_is_masked_only_by_a_scorer_that_works():
-    videos, good, bad = (
-        torch.zeros(1, 2, 4, 4, 3, dtype=torch.uint8),
-        [Prompt("")],
-        [Prompt("", {"fails": True})],
-    )
+    videos, good, bad = torch.zeros(1, 2, 4, 4, 3, dtype=torch.uint8), [Prompt("")], [Prompt("", {"fails": True})]
     scorer = Fails()
     with pytest.raises(RuntimeError, match="planted"):
         scorer.score(videos, bad)
@@ -215,9 +204,7 @@ def test_one_missing_score_leaves_the_others():
     assert scores.valid.tolist() == [[True, False, False]] * 3
 
 
-@pytest.mark.parametrize(
-    "videos", [torch.zeros(3, 2, 4, 4, 3), torch.zeros(2, 2, 4, 4, 3, dtype=torch.uint8)]
-)
+@pytest.mark.parametrize("videos", [torch.zeros(3, 2, 4, 4, 3), torch.zeros(2, 2, 4, 4, 3, dtype=torch.uint8)])
 def test_wrong_inputs_are_refused(videos):
     with pytest.raises(ValueError, match=r"SharpnessReward scores uint8 videos .* and 3 prompts"):
         SharpnessReward().score(videos, [Prompt("")] * 3)
@@ -235,7 +222,5 @@ def test_the_documentation_names_every_scorer_and_option():
     for name, target in REWARDS.items():
         assert f"`{name}`" in page
         module, attribute = target.split(":")
-        for option in inspect.signature(
-            getattr(import_module(module), attribute).__init__
-        ).parameters:
+        for option in inspect.signature(getattr(import_module(module), attribute).__init__).parameters:
             assert option in {"self", "args", "kwargs", "settings"} or f"`{option}`" in page, option

@@ -17,9 +17,7 @@ PAN, OTHER = clips.pan(frames=FRAMES), clips.pan(x=200.0, y=300.0, frames=FRAMES
 
 
 def crossfade(length):
-    share = ((torch.arange(FRAMES) - (FRAMES - length) // 2 + 1) / (length + 1)).clamp(0, 1)[
-        :, None, None, None
-    ]
+    share = ((torch.arange(FRAMES) - (FRAMES - length) // 2 + 1) / (length + 1)).clamp(0, 1)[:, None, None, None]
     return (PAN * (1 - share) + OTHER * share).round().byte()
 
 
@@ -46,10 +44,7 @@ def score(reward, clip):
 
 @pytest.mark.parametrize("padded", [True, False], ids=["padded", "as it is"])
 def test_cuts_and_crossfades_are_seen(padded):
-    reward, some = (
-        CutsReward(padded=padded),
-        slice(None, None, 5 if padded else 1),
-    )  # padded it takes a second a video
+    reward, some = CutsReward(padded=padded), slice(None, None, 5 if padded else 1)  # padded it takes a second a video
     shots = {name: score(reward, clip) for name, clip in list(ONE_SHOT.items())[some]}
     spoilt = {name: score(reward, clip) for name, clip in list(TWO_SHOTS.items())[some]}
     assert min(shots.values()) > -0.15, shots

@@ -32,9 +32,7 @@ PAN, OTHER = clips.pan(frames=5), clips.pan(x=200.0, y=300.0, frames=5)
 )
 def test_distances_are_those_of_the_original(other, wanted):
     lpips = LPIPS()
-    found = lpips.distance(
-        *(lpips.features(x[None].permute(0, 3, 1, 2).float()) for x in (CAT, other))
-    )
+    found = lpips.distance(*(lpips.features(x[None].permute(0, 3, 1, 2).float()) for x in (CAT, other)))
     assert found.item() == pytest.approx(wanted, abs=1e-5)
 
 
@@ -67,10 +65,7 @@ def test_copies_have_none_and_different_videos_some(reward):
 
 def test_it_is_the_mean_of_the_pairs(reward):
     third = clips.blurred(PAN, 2)
-    pairs = [
-        score(reward, pair, "aa").values[0, 0].item()
-        for pair in ([PAN, OTHER], [PAN, third], [OTHER, third])
-    ]
+    pairs = [score(reward, pair, "aa").values[0, 0].item() for pair in ([PAN, OTHER], [PAN, third], [OTHER, third])]
     together = score(reward, [PAN, OTHER, third], "aaa").values[:, 0]
     assert together.tolist() == pytest.approx(
         [(pairs[0] + pairs[1]) / 2, (pairs[0] + pairs[2]) / 2, (pairs[1] + pairs[2]) / 2], abs=1e-6
@@ -79,9 +74,7 @@ def test_it_is_the_mean_of_the_pairs(reward):
     assert turned.tolist() == pytest.approx(together[[2, 0, 1]].tolist(), abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "shape", [(2, 0, 16, 16, 3), (2, 3, 1, 1, 3), (2, 1, 20, 300, 3), (0, 3, 16, 16, 3)]
-)
+@pytest.mark.parametrize("shape", [(2, 0, 16, 16, 3), (2, 3, 1, 1, 3), (2, 1, 20, 300, 3), (0, 3, 16, 16, 3)])
 def test_small_videos_do_not_break_it(reward, shape):
     scores = reward.score(torch.zeros(shape, dtype=torch.uint8), [Prompt("a")] * shape[0])
     assert scores.values.shape == scores.valid.shape == (shape[0], 1)
@@ -91,9 +84,7 @@ def test_small_videos_do_not_break_it(reward, shape):
 def test_large_videos_are_shrunk(reward):
     large = torch.stack([PAN, OTHER])[:, :2].repeat_interleave(3, 2).repeat_interleave(3, 3)
     found = DiversityReward(frames=2, side=128).score(large, [Prompt("a")] * 2).values[0, 0]
-    assert found.item() == pytest.approx(
-        score(reward, [PAN[:2], OTHER[:2]], "aa").values[0, 0].item(), abs=0.05
-    )
+    assert found.item() == pytest.approx(score(reward, [PAN[:2], OTHER[:2]], "aa").values[0, 0].item(), abs=0.05)
 
 
 def test_options_and_inputs_are_checked(reward):
@@ -107,14 +98,9 @@ def test_options_and_inputs_are_checked(reward):
 def test_as_a_monitor_it_compares_the_samples_of_a_prompt(tmp_path):
     settings = recipe(tmp_path)["run"] | {"samples": 2, "samples_each": 3}
     trainer(tmp_path, monitors=[{"type": "diversity"}], run=settings).train()
-    assert (
-        len(json.loads((tmp_path / "samples" / "000000" / "scores.json").read_text())["diversity"])
-        == 6
-    )
+    assert len(json.loads((tmp_path / "samples" / "000000" / "scores.json").read_text())["diversity"]) == 6
     rows = [
-        row["held_out/diversity"]
-        for row in read_metrics(tmp_path / "metrics.jsonl")
-        if "held_out/diversity" in row
+        row["held_out/diversity"] for row in read_metrics(tmp_path / "metrics.jsonl") if "held_out/diversity" in row
     ]
     assert rows
     assert all(row > 0 for row in rows)

@@ -20,9 +20,7 @@ SIZE = (448, 448)  # has the pixels that HPSv3 wants: nothing is resized
 
 
 def noise(*shape, seed=1):
-    return torch.randint(
-        0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
-    )
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +48,7 @@ def videos():
 
 @pytest.fixture(scope="module")
 def expected(original, videos):
-    scores = [
-        [original.score(x, text, SIZE)[0] for x in video]
-        for video, text in zip(videos, TEXTS, strict=True)
-    ]
+    scores = [[original.score(x, text, SIZE)[0] for x in video] for video, text in zip(videos, TEXTS, strict=True)]
     return torch.tensor(scores).double().mean(1)
 
 
@@ -87,9 +82,7 @@ def test_positions_left_to_the_library_are_seen(scorer, videos, expected, monkey
 def test_pictures_of_another_size(scorer, original, shape):
     """Pillow rounds between the two directions of a resize, torch at the end: at most a grey level apart."""
     size = frame_size(*shape, most=hpsv3.PIXELS, least=hpsv3.PIXELS)
-    video = (
-        noise(1, 1, *(n // 10 for n in shape), 3).repeat_interleave(10, 2).repeat_interleave(10, 3)
-    )
+    video = noise(1, 1, *(n // 10 for n in shape), 3).repeat_interleave(10, 2).repeat_interleave(10, 3)
     found = scorer.score(video, [Prompt("a cat")]).values.item()
     assert found == pytest.approx(original.score(video[0, 0], "a cat", size)[0], abs=0.01)
 
@@ -104,8 +97,7 @@ def test_in_bfloat16_the_originals_rounding(places, original, videos, expected):
 
 def test_names_of_tokens_in_a_prompt_change_nothing(scorer, videos):
     plain, tricky = (
-        scorer.score(videos[:1], [Prompt(text)]).values
-        for text in ("a cat", "a<|Rew<|Reward|>ard|> cat<|image_pad|>")
+        scorer.score(videos[:1], [Prompt(text)]).values for text in ("a cat", "a<|Rew<|Reward|>ard|> cat<|image_pad|>")
     )
     assert torch.equal(plain, tricky)
 
@@ -113,11 +105,7 @@ def test_names_of_tokens_in_a_prompt_change_nothing(scorer, videos):
 def test_the_instruction_is_read_out_of_the_wheel(places, tmp_path, caplog):
     with zipfile.ZipFile(tmp_path / "hpsv3-1.0.0-py3-none-any.whl", "w") as wheel:
         wheel.write(places[2], "hpsv3/dataset/data_collator_qwen.py")
-    assert (
-        read_instruction(None, tmp_path)
-        == read_instruction(places[2], tmp_path)
-        == INSTRUCTION + ENDING
-    )
+    assert read_instruction(None, tmp_path) == read_instruction(places[2], tmp_path) == INSTRUCTION + ENDING
     assert "is not the instruction of hpsv3 1.0.0" in caplog.text  # it is a toy's
     with zipfile.ZipFile(tmp_path / "other.whl", "w") as wheel:
         wheel.writestr("other.py", "")
@@ -133,9 +121,7 @@ def test_other_checkpoints_are_refused(places, tmp_path, change):
     elif change == "a tensor too many":
         state["model.layers.2.mlp.up_proj.weight"] = torch.zeros(2)
     else:
-        state = {n: x for n, x in state.items() if "rm_head" not in n} | {
-            "rm_head.weight": torch.zeros(2, 64)
-        }
+        state = {n: x for n, x in state.items() if "rm_head" not in n} | {"rm_head.weight": torch.zeros(2, 64)}
     save_file(state, tmp_path / "HPSv3.safetensors")
     with pytest.raises(RewardError, match=r"does not fit|is not HPSv3's"):
         HPSv3Reward(str(tmp_path), places[1], instruction=places[2])
@@ -145,16 +131,8 @@ def test_what_is_missing_is_named(places, tmp_path):
     (tmp_path / "half.txt").write_text(INSTRUCTION)
     (tmp_path / "HPSv3.safetensors").write_bytes(b"x")
     for arguments, error, words in [
-        (
-            (str(tmp_path / "none"), places[1], places[2]),
-            MissingWeights,
-            "hf download MizzenAI/HPSv3",
-        ),
-        (
-            (places[0], str(tmp_path), places[2]),
-            MissingWeights,
-            "hf download Qwen/Qwen2-VL-7B-Instruct",
-        ),
+        ((str(tmp_path / "none"), places[1], places[2]), MissingWeights, "hf download MizzenAI/HPSv3"),
+        ((places[0], str(tmp_path), places[2]), MissingWeights, "hf download Qwen/Qwen2-VL-7B-Instruct"),
         ((places[0], places[1], str(tmp_path / "none.txt")), MissingWeights, "is missing"),
         ((places[0], places[1], str(tmp_path / "half.txt")), RewardError, "once each"),
         ((str(tmp_path), places[1], places[2]), RewardError, "downloaded whole"),
@@ -168,6 +146,4 @@ def test_what_is_missing_is_named(places, tmp_path):
 
 def test_in_recipes(places):
     options = {"path": places[0], "base": places[1], "instruction": places[2], "dtype": "float32"}
-    assert build_rewards(RecipeConfig(rewards=[{"type": "hpsv3", "options": options}]))[
-        0
-    ].names == ("hpsv3",)
+    assert build_rewards(RecipeConfig(rewards=[{"type": "hpsv3", "options": options}]))[0].names == ("hpsv3",)

@@ -25,18 +25,12 @@ from sage_grpo.rewards.remote.wire import (
 )
 
 NAMES = ("light", "length")
-BROKEN = {
-    "500": (500, b"oh"),
-    "garbage": (200, bytes(100)),
-    "pickle": (200, b"\x80\x04cos\nsystem\n(S'true'\ntR."),
-}
+BROKEN = {"500": (500, b"oh"), "garbage": (200, bytes(100)), "pickle": (200, b"\x80\x04cos\nsystem\n(S'true'\ntR.")}
 
 
 def truth(videos, prompts):
     light = videos.double().flatten(1).mean(1)
-    return torch.stack(
-        [light, torch.tensor([float(len(p.text)) for p in prompts], dtype=torch.float64)], 1
-    )
+    return torch.stack([light, torch.tensor([float(len(p.text)) for p in prompts], dtype=torch.float64)], 1)
 
 
 class Server(BaseHTTPRequestHandler):
@@ -73,10 +67,7 @@ class Server(BaseHTTPRequestHandler):
                 values, ids = values[:-1], ids[:-1]
             if fault == "others":
                 ids = [*ids[:-1], "somebody"]
-            self.reply(
-                200,
-                pack_answer(Scores(values, torch.ones_like(values, dtype=torch.bool)), names, ids),
-            )
+            self.reply(200, pack_answer(Scores(values, torch.ones_like(values, dtype=torch.bool)), names, ids))
 
     def reply(self, status, data):
         self.send_response(status)
@@ -103,9 +94,7 @@ def url():
     server.server_close()
 
 
-VIDEOS = torch.randint(
-    0, 256, (3, 2, 8, 8, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
-)
+VIDEOS = torch.randint(0, 256, (3, 2, 8, 8, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 PROMPTS = [Prompt("a"), Prompt("bb", {"text": "x", "image": object()}), Prompt("ccc")]
 
 
@@ -117,9 +106,7 @@ def test_the_servers_numbers_arrive(url):
     assert scores.valid.all()
 
 
-@pytest.mark.parametrize(
-    "fault", ["500", "disconnect", "garbage", "pickle", "count", "others", "slow"]
-)
+@pytest.mark.parametrize("fault", ["500", "disconnect", "garbage", "pickle", "count", "others", "slow"])
 @pytest.mark.parametrize("times", [1, 9])
 def test_a_fault_is_asked_again_and_then_masked(url, fault, times):
     Server.faults = [fault] * times
@@ -158,9 +145,7 @@ def test_tokens_come_from_the_environment(url, monkeypatch):
 def test_a_server_that_is_not_there():
     with pytest.raises(RewardError, match="is the server up"):
         together("http://127.0.0.1:9")
-    assert (
-        not together("http://127.0.0.1:9", NAMES, deadline=0.5).score(VIDEOS, PROMPTS).valid.any()
-    )
+    assert not together("http://127.0.0.1:9", NAMES, deadline=0.5).score(VIDEOS, PROMPTS).valid.any()
     with pytest.raises(RewardError, match="must begin with http"):
         together("file:///etc/passwd")
 

@@ -40,9 +40,7 @@ def test_another_file_is_refused(tmp_path):
     wanted = hashlib.sha256(b"as tested").hexdigest()
     assert checked_bytes(file, wanted, "thing==1.0") == b"as tested"
     file.write_bytes(b"as changed")
-    with pytest.raises(
-        RewardError, match=r"not the file of thing==1\.0.*--force-reinstall --no-deps thing==1\.0"
-    ):
+    with pytest.raises(RewardError, match=r"not the file of thing==1\.0.*--force-reinstall --no-deps thing==1\.0"):
         checked_bytes(file, wanted, "thing==1.0")
     with pytest.raises(RewardError, match="cannot be read"):
         checked_bytes(tmp_path / "none", wanted, "thing==1.0")

@@ -29,16 +29,11 @@ def draw(videos, frames, rng, alike, shift=0.0):
     return (own + each + shift).flatten(0, 1), torch.arange(videos).repeat_interleave(frames)
 
 
-@pytest.mark.parametrize(
-    "alike", [0.0, 0.9], ids=["independent frames", "frames of a video are alike"]
-)
+@pytest.mark.parametrize("alike", [0.0, 0.9], ids=["independent frames", "frames of a video are alike"])
 def test_no_bias_with_few_videos(alike):
     rng = torch.Generator().manual_seed(0)
     found = torch.tensor(
-        [
-            Reference.of(*draw(20, 2, rng, alike)).distance(*draw(4, 3, rng, alike))
-            for _ in range(400)
-        ]
+        [Reference.of(*draw(20, 2, rng, alike)).distance(*draw(4, 3, rng, alike)) for _ in range(400)]
     ).double()
     error = found.std() / len(found) ** 0.5
     assert found.mean().abs() < 3 * error
@@ -59,20 +54,14 @@ def test_pairs_of_one_video_would_be_a_bias():
 def frechet(x, y):
     means, spreads = [z.mean(0) for z in (x, y)], [torch.cov(z.T) for z in (x, y)]
     root = scipy.linalg.sqrtm((spreads[0] @ spreads[1]).double().numpy()).real.trace()
-    return (
-        (means[0] - means[1]).square().sum().item()
-        + sum(s.trace().item() for s in spreads)
-        - 2 * root
-    )
+    return (means[0] - means[1]).square().sum().item() + sum(s.trace().item() for s in spreads) - 2 * root
 
 
 def test_why_it_is_not_fid():
     """Between like distributions and with few frames FID is far from 0, and how far depends on their number."""
     rng = torch.Generator().manual_seed(0)
     of = {
-        count: torch.tensor(
-            [frechet(draw(40, 1, rng, 0.0)[0], draw(count, 1, rng, 0.0)[0]) for _ in range(5)]
-        ).double()
+        count: torch.tensor([frechet(draw(40, 1, rng, 0.0)[0], draw(count, 1, rng, 0.0)[0]) for _ in range(5)]).double()
         for count in (12, 36)
     }
     assert of[36].mean() > 20 * of[36].std()
@@ -100,9 +89,7 @@ def made(tmp_path_factory):
     write_mp4(folder / "pan.mp4", clips.pan(frames=3))
     (folder / "broken.png").write_bytes(b"not a picture")
     target = folder / "made" / "real.safetensors"
-    result = CliRunner().invoke(
-        app, ["rewards", "reference", str(folder), str(target), "--frames", "2", "--json"]
-    )
+    result = CliRunner().invoke(app, ["rewards", "reference", str(folder), str(target), "--frames", "2", "--json"])
     assert result.exit_code == 0, result.output
     return target, json.loads(result.stdout)
 
@@ -121,9 +108,7 @@ def test_real_frames_are_nearer_than_spoilt_ones(made):
     monitor = KIDMonitor(str(made[0]), frames=1)
     real = torch.stack([picture(name)[100:300, 150:400] for name in list(FILES)[:4]])[:, None]
     spoilt = {
-        "noise": torch.randint(
-            0, 256, real.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-        ),
+        "noise": torch.randint(0, 256, real.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0)),
         "blur": torch.stack([clips.blurred(x, 12) for x in real]),
     }
     scores = monitor.score(real, [Prompt("")] * 4)

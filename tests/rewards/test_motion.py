@@ -33,9 +33,7 @@ CLIPS = {
 @pytest.fixture(scope="module")
 def scores():
     parts = [MotionReward(), MotionReward(combined=True)]
-    found = [
-        part.score(torch.stack(list(CLIPS.values())), [Prompt("")] * len(CLIPS)) for part in parts
-    ]
+    found = [part.score(torch.stack(list(CLIPS.values())), [Prompt("")] * len(CLIPS)) for part in parts]
     assert all(s.valid.all() for s in found)
     names = [name for part in parts for name in part.names]
     rows = torch.cat([s.values for s in found], 1).tolist()
@@ -46,9 +44,7 @@ def scores():
 def test_flow_is_the_motion_of_the_camera(dx, dy):
     light = shrunk(clips.pan(dx, dy, 100.0, 150.0, frames=4), SIDE).mean(1, keepdim=True)
     flow = optical_flow(light[:-1], light[1:]) * clips.HEIGHT / SIDE
-    assert flow[:, 0].median().item() == pytest.approx(
-        -dx, abs=0.1
-    )  # the scene goes where the camera does not
+    assert flow[:, 0].median().item() == pytest.approx(-dx, abs=0.1)  # the scene goes where the camera does not
     assert flow[:, 1].median().item() == pytest.approx(-dy, abs=0.1)
 
 

@@ -88,11 +88,7 @@ def test_wanted_text(text, columns, wanted):
 def slow_distance(a, b):
     if not a or not b:
         return len(a) + len(b)
-    steps = (
-        slow_distance(a[1:], b) + 1,
-        slow_distance(a, b[1:]) + 1,
-        slow_distance(a[1:], b[1:]) + (a[0] != b[0]),
-    )
+    steps = slow_distance(a[1:], b) + 1, slow_distance(a, b[1:]) + 1, slow_distance(a[1:], b[1:]) + (a[0] != b[0])
     return min(steps)
 
 

@@ -66,9 +66,7 @@ def test_presets_name_weights():
 
 def test_a_scorer_that_compares_sees_whole_groups(tmp_path):
     rank = Rank()
-    run = trainer(
-        tmp_path, [rank, brightness], policy=recipe(tmp_path)["policy"] | {"batch_size": 2}
-    )
+    run = trainer(tmp_path, [rank, brightness], policy=recipe(tmp_path)["policy"] | {"batch_size": 2})
     metrics = run.loop.iterate()
     assert rank.seen == [(4, {"a"}), (4, {"b"})] or [count for count, _ in rank.seen] == [4, 4]
     assert all(len(texts) == 1 for _, texts in rank.seen)
@@ -101,6 +99,4 @@ def test_both_ways_to_combine_scores_train(tmp_path, aggregation):
     run = trainer(tmp_path, [brightness, loud], policy=policy)
     before = [p.detach().clone() for p in run.model.module.parameters()]
     run.loop.iterate()
-    assert any(
-        not torch.equal(a, b) for a, b in zip(before, run.model.module.parameters(), strict=True)
-    )
+    assert any(not torch.equal(a, b) for a, b in zip(before, run.model.module.parameters(), strict=True))

@@ -10,9 +10,7 @@ from sage_grpo.core.protocols import Reward, Scores
 from sage_grpo.rewards.function import CompositeReward
 from sage_grpo.training.build import as_reward
 
-LEFT_TO_THE_PARTS = {
-    "presets"
-}  # they name scores of one reward, and are asked for before rewards are joined
+LEFT_TO_THE_PARTS = {"presets"}  # they name scores of one reward, and are asked for before rewards are joined
 
 
 def test_a_wrapper_passes_everything_on():
@@ -31,11 +29,7 @@ def test_a_wrapper_passes_everything_on():
     assert members - own == LEFT_TO_THE_PARTS
     for name in members - LEFT_TO_THE_PARTS - {"score", "begin", "waited"}:
         assert getattr(whole, name) == getattr(Part(), name) != getattr(Reward, name), name
-    assert (
-        whole.begin(None, None)().values.tolist()
-        == whole.score(None, None).values.tolist()
-        == [[0.0], [1.0]]
-    )
+    assert whole.begin(None, None)().values.tolist() == whole.score(None, None).values.tolist() == [[0.0], [1.0]]
     assert whole.waited > 0
 
 
@@ -43,13 +37,8 @@ def test_a_wrapper_passes_everything_on():
 def test_a_number_that_is_not_finite_is_never_valid(bad):
     scores = Scores(torch.tensor([[1.0, bad]]), torch.tensor([[True, True]]))
     assert scores.valid.tolist() == [[True, False]]
-    assert Scores.rows([scores, Scores.failed(1, 2)]).valid.tolist() == [
-        [True, False],
-        [False, False],
-    ]
-    assert Scores.columns([scores, Scores.of(torch.ones(1, 1))]).valid.tolist() == [
-        [True, False, True]
-    ]
+    assert Scores.rows([scores, Scores.failed(1, 2)]).valid.tolist() == [[True, False], [False, False]]
+    assert Scores.columns([scores, Scores.of(torch.ones(1, 1))]).valid.tolist() == [[True, False, True]]
     with pytest.raises(ValueError, match=r"\(1, 2\) scores with a mask of \(1, 1\)"):
         Scores(torch.ones(1, 2), torch.ones(1, 1))
 
@@ -61,7 +50,5 @@ def test_what_is_neither_a_reward_nor_a_function_is_refused():
         def score(self, videos, prompts):
             return Scores.of(torch.ones(1, 1))
 
-    with pytest.raises(
-        ConfigError, match=r"neither a reward nor a function; write class Likeness\(Reward\)"
-    ):
+    with pytest.raises(ConfigError, match=r"neither a reward nor a function; write class Likeness\(Reward\)"):
         as_reward(Likeness())

@@ -37,9 +37,7 @@ def test_noise_in_a_corner_does_not_pay():
 
 
 def test_nothing_but_noise_is_not_sharp():
-    noise = torch.randint(
-        0, 256, PAN.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
+    noise = torch.randint(0, 256, PAN.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     assert sharpness(noise) < 0.05
     assert sharpness(torch.full_like(PAN, 90)) == 0
 

@@ -51,9 +51,7 @@ def test_it_is_gamed_as_its_page_says(scores):
 
 def test_the_network_follows_motion(reward):
     """Eight pixels apart, the mean of two frames shows everything twice; RIFE must be several times nearer."""
-    before, wanted, after = (
-        shrunk(frame[None], 128) / 255 for frame in clips.pan(4.0, 2.0, frames=3)
-    )
+    before, wanted, after = (shrunk(frame[None], 128) / 255 for frame in clips.pan(4.0, 2.0, frames=3))
     with torch.no_grad():
         found = reward.between(before, after)
     off, naive = (found - wanted).abs().mean(), ((before + after) / 2 - wanted).abs().mean()

@@ -22,9 +22,7 @@ PROMPTS = [Prompt(text) for text in TEXTS]
 
 @pytest.fixture(scope="module")
 def videos():
-    made = torch.randint(
-        0, 256, (3, 4, 56, 84, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
-    )
+    made = torch.randint(0, 256, (3, 4, 56, 84, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     made[1] //= 2
     made[2, :, :28] = 200
     return made
@@ -38,9 +36,7 @@ def scorer(folder):
 @pytest.fixture(scope="module")
 def expected(videos):
     original = Original(weights(1))
-    return torch.tensor(
-        [original.score(*one, SIZE) for one in zip(videos, TEXTS, strict=True)]
-    ).double()
+    return torch.tensor([original.score(*one, SIZE) for one in zip(videos, TEXTS, strict=True)]).double()
 
 
 @pytest.mark.parametrize("layout", ["full", "adapter"])
@@ -51,9 +47,7 @@ def test_the_originals_scores(output_dim, layout, videos, tmp_path):
     told = convert(place, tmp_path / "converted", **more)
     assert told["output_dim"] == output_dim  # model_config.json says 3 in both
     original = Original(state)
-    expected = torch.tensor(
-        [original.score(*one, SIZE) for one in zip(videos, TEXTS, strict=True)]
-    ).double()
+    expected = torch.tensor([original.score(*one, SIZE) for one in zip(videos, TEXTS, strict=True)]).double()
     scores = VideoAlign(str(tmp_path / "converted"), dtype="float32").score(videos, PROMPTS)
     assert scores.valid.all()
     error = (scores.values - expected).abs().amax(0)
@@ -66,9 +60,7 @@ def test_in_bfloat16_the_originals_rounding(folder, videos):
     """It casts the whole module, frequencies of the positions included."""
     scorer = VideoAlign(str(folder))
     original = Original(weights(1))
-    expected = torch.tensor(
-        [original.score(*one, SIZE, torch.bfloat16) for one in zip(videos, TEXTS, strict=True)]
-    )
+    expected = torch.tensor([original.score(*one, SIZE, torch.bfloat16) for one in zip(videos, TEXTS, strict=True)])
     assert scorer.model.language_model.rotary_emb.inv_freq.dtype == torch.bfloat16
     assert (scorer.score(videos, PROMPTS).values - expected).abs().max() < 0.1
 
@@ -100,8 +92,7 @@ def test_a_subclass_would_leave_weights_random_and_is_refused(folder, tmp_path, 
     config().save_pretrained(tmp_path)
     loaded = Subclass.from_pretrained(tmp_path)  # does not raise: the trap
     assert not torch.equal(
-        loaded.model.language_model.layers[0].self_attn.q_proj.weight,
-        state["model.layers.0.self_attn.q_proj.weight"],
+        loaded.model.language_model.layers[0].self_attn.q_proj.weight, state["model.layers.0.self_attn.q_proj.weight"]
     )
     monkeypatch.setattr(videoalign, "Qwen2VLModel", Subclass)
     with pytest.raises(RewardError, match="does not hold this network"):
@@ -162,9 +153,7 @@ def test_sizes(size, expected):
 
 
 def test_resizing_is_that_of_pictures(videos):
-    frames = (
-        videos[2] // 2 + 64
-    )  # Pillow clips between its two passes; these do not reach the limits
+    frames = videos[2] // 2 + 64  # Pillow clips between its two passes; these do not reach the limits
     ours = resize(frames, SIZE)[0].permute(1, 2, 0)
     theirs = Image.fromarray(frames[0].numpy()).resize(SIZE[::-1], Image.Resampling.BICUBIC)
     assert (ours - torch.tensor(np.asarray(theirs)).float()).abs().max() <= 1
@@ -189,9 +178,7 @@ def test_a_prompt_of_a_megabyte_is_masked_alone(scorer, videos):
 
 
 def test_neighbours_change_nothing(folder, scorer, videos):
-    alone = torch.cat(
-        [scorer.score(videos[i : i + 1], PROMPTS[i : i + 1]).values for i in range(3)]
-    )
+    alone = torch.cat([scorer.score(videos[i : i + 1], PROMPTS[i : i + 1]).values for i in range(3)])
     together = scorer.score(videos, PROMPTS).values
     assert torch.equal(alone, together)  # by default one video a pass
     batched = VideoAlign(str(folder), dtype="float32", batch_size=3)
@@ -214,9 +201,7 @@ def break_one(scorer, monkeypatch, how):
         return question
 
     def broken_judge(questions):
-        if how == "pass" and any(
-            len(q.tokens) == len(scorer._tokens(TEXTS[1], 280)) for q in questions
-        ):
+        if how == "pass" and any(len(q.tokens) == len(scorer._tokens(TEXTS[1], 280)) for q in questions):
             raise RuntimeError("out of memory")
         return judge(questions)
 
@@ -245,9 +230,7 @@ def test_what_breaks_all_videos_is_an_error(folder, scorer, videos, monkeypatch)
     with pytest.raises(RewardError, match="none of 1 videos: out of memory"):
         new.score(videos[1:2], PROMPTS[1:2])  # it has never scored any
     new.score(videos, PROMPTS)
-    assert not new.score(
-        videos[1:2], PROMPTS[1:2]
-    ).valid.any()  # others went well: this one is broken
+    assert not new.score(videos[1:2], PROMPTS[1:2]).valid.any()  # others went well: this one is broken
     with pytest.raises(RewardError, match="none of 2 videos"):
         new.score(videos[[1, 1]], [PROMPTS[1]] * 2)
     for wrong in (videos.float(), videos[0], videos[..., :2], videos[:, :1]):

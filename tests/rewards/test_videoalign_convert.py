@@ -25,14 +25,8 @@ from videoalign_original import RUBRIC, release, weights
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            lambda s: s.pop("base_model.model.visual.blocks.1.norm1.bias"),
-            "1 of .* tensors are missing",
-        ),
-        (
-            lambda s: s.pop("base_model.model.model.layers.1.mlp.up_proj.base_layer.weight"),
-            "nothing to be added to",
-        ),
+        (lambda s: s.pop("base_model.model.visual.blocks.1.norm1.bias"), "1 of .* tensors are missing"),
+        (lambda s: s.pop("base_model.model.model.layers.1.mlp.up_proj.base_layer.weight"), "nothing to be added to"),
         (
             lambda s: s.pop("base_model.model.model.layers.1.mlp.up_proj.lora_B.default.weight"),
             "nothing to be added to",
@@ -42,14 +36,8 @@ from videoalign_original import RUBRIC, release, weights
             lambda s: s.update({"base_model.model.model.extra.weight": torch.ones(1)}),
             "not of this network, e.g. language",
         ),
-        (
-            lambda s: s.update({"base_model.model.model.norm.weight": torch.ones(3)}),
-            "another shape",
-        ),
-        (
-            lambda s: s.update({"base_model.model.rm_head.weight": torch.ones(4, 64)}),
-            "rm_head.weight should be",
-        ),
+        (lambda s: s.update({"base_model.model.model.norm.weight": torch.ones(3)}), "another shape"),
+        (lambda s: s.update({"base_model.model.rm_head.weight": torch.ones(4, 64)}), "rm_head.weight should be"),
         (lambda s: s.update({"step": 3}), "not a dictionary of tensors"),
     ],
 )
@@ -130,29 +118,12 @@ def test_command(source, tmp_path):
     ("spoil", "message"),
     [
         (lambda s: (s / "model_config.json").unlink(), "no model_config.json"),
-        (
-            lambda s: (s / "checkpoint-11352" / "model.pth").unlink(),
-            "no checkpoint-N with model.pth",
-        ),
-        (
-            lambda s: (s / "checkpoint-11352" / "model.pth").write_bytes(b"PK\x03\x04"),
-            "downloaded whole",
-        ),
+        (lambda s: (s / "checkpoint-11352" / "model.pth").unlink(), "no checkpoint-N with model.pth"),
+        (lambda s: (s / "checkpoint-11352" / "model.pth").write_bytes(b"PK\x03\x04"), "downloaded whole"),
         (lambda s: (s.parents[1] / "prompt_template.py").unlink(), "name your copy with --rubric"),
-        (
-            lambda s: (s.parents[1] / "prompt_template.py").write_text("X = 1"),
-            "has no DETAILED_PROMPT",
-        ),
-        (
-            lambda s: (s / "prompt_template.py").write_text(
-                "DETAILED_PROMPT_WITH_SPECIAL_TOKEN = 'x'"
-            ),
-            "once each",
-        ),
-        (
-            lambda s: (s / "model_config.json").write_text('{"data_config": {"num_frames": 8}}'),
-            "num_frames is 8",
-        ),
+        (lambda s: (s.parents[1] / "prompt_template.py").write_text("X = 1"), "has no DETAILED_PROMPT"),
+        (lambda s: (s / "prompt_template.py").write_text("DETAILED_PROMPT_WITH_SPECIAL_TOKEN = 'x'"), "once each"),
+        (lambda s: (s / "model_config.json").write_text('{"data_config": {"num_frames": 8}}'), "num_frames is 8"),
         (lambda s: (s / "model_config.json").write_text("{}"), "no peft_lora_config.lora_alpha"),
     ],
 )
@@ -172,19 +143,13 @@ def test_command_tells_what_is_wrong(spoil, message, source, tmp_path):
         ({"path": "nowhere"}, MissingWeights, "sage-grpo rewards convert SOURCE nowhere"),
         ({"path": "."}, RewardError, "is not converted yet"),
         ({"path": "{folder}", "dtype": "float8"}, RewardError, "float32 or bfloat16"),
-        (
-            {"path": "{folder}", "device": "nonsense"},
-            RewardError,
-            "cannot be put on device 'nonsense'",
-        ),
+        ({"path": "{folder}", "device": "nonsense"}, RewardError, "cannot be put on device 'nonsense'"),
         ({"path": "{folder}", "fps": 0}, RewardError, "fps > 0"),
     ],
 )
 def test_options(options, error, message, folder):
     options = {key: str(folder) if value == "{folder}" else value for key, value in options.items()}
-    recipe = load_recipe("lab", []).model_dump() | {
-        "rewards": [{"type": "videoalign", "options": options}]
-    }
+    recipe = load_recipe("lab", []).model_dump() | {"rewards": [{"type": "videoalign", "options": options}]}
     with pytest.raises(error, match=message):
         build.build_rewards(load_recipe(recipe))
 
@@ -193,24 +158,15 @@ def test_a_missing_library_is_named(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("sage_grpo.rewards.videoalign")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(
-        ConfigError,
-        match=r"reward 'videoalign' needs accelerate: pip install 'sage-grpo\[models\]'",
-    ):
+    with pytest.raises(ConfigError, match=r"reward 'videoalign' needs accelerate: pip install 'sage-grpo\[models\]'"):
         build.resolve("videoalign", build.REWARDS, "reward")
 
 
 @pytest.mark.parametrize("weights", [{"VQ": 1.0, "MQ": 0.5, "TA": 2.0}, {}])
 def test_a_rehearsal_does_without_the_checkpoint_and_says_so(weights):
-    entry = {
-        "type": "videoalign",
-        "weights": weights,
-        "options": {"path": "nowhere", "device": "cuda"},
-    }
+    entry = {"type": "videoalign", "weights": weights, "options": {"path": "nowhere", "device": "cuda"}}
     told = Rehearsal("x")
-    (part,), given = find_rewards(
-        load_recipe(load_recipe("lab", []).model_dump() | {"rewards": [entry]}), told
-    )
+    (part,), given = find_rewards(load_recipe(load_recipe("lab", []).model_dump() | {"rewards": [entry]}), told)
     assert tuple(part.names) == ("VQ", "MQ", "TA")
     assert given == tuple(weights.values() or (1.0, 1.0, 1.0))
     assert "nowhere is not there" in told.stand_ins[0]
@@ -219,19 +175,14 @@ def test_a_rehearsal_does_without_the_checkpoint_and_says_so(weights):
 def test_a_rehearsal_uses_the_checkpoint_where_there_is_one(folder):
     entry = {"type": "videoalign", "options": {"path": str(folder), "device": "cuda"}}
     told = Rehearsal("x")
-    (part,), _ = find_rewards(
-        load_recipe(load_recipe("lab", []).model_dump() | {"rewards": [entry]}), told
-    )
+    (part,), _ = find_rewards(load_recipe(load_recipe("lab", []).model_dump() | {"rewards": [entry]}), told)
     assert isinstance(part.rewards[0], VideoAlign)
     assert not told.stand_ins
 
 
 def test_shipped_recipes_use_it():
     used = [
-        recipe
-        for name in shipped_recipes()
-        for recipe in load_recipe(name, []).rewards
-        if recipe.type == "videoalign"
+        recipe for name in shipped_recipes() for recipe in load_recipe(name, []).rewards if recipe.type == "videoalign"
     ]
     assert len(used) >= 7
     for entry in used:

@@ -47,18 +47,10 @@ def running_fleet(port, replicas=2, seconds=20, scorer="serve.faults:Faulty", **
 
     os.environ["SAGE_GRPO_TOKEN"] = TOKEN
     tests = str(Path(__file__).parents[1])
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [tests, *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
+    os.environ["PYTHONPATH"] = os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])])
     sys.path.insert(0, tests)
     notes = tempfile.mkdtemp(prefix="fleet-")
-    entry = {
-        "type": scorer,
-        "options": {"notes": notes, **options},
-        "replicas": replicas,
-        "cpus": 0.5,
-        "batch": 4,
-    }
+    entry = {"type": scorer, "options": {"notes": notes, **options}, "replicas": replicas, "cpus": 0.5, "batch": 4}
     url = fleet.start(FleetConfig(scorers=[entry], port=port, seconds=seconds, megabytes=200))
     try:
         yield url, notes
@@ -88,11 +80,7 @@ class Plan:
 
     def true_scores(self, videos, prompts):
         constant = self.kind == "constant" and self.fault(prompts[0].columns["number"])
-        return (
-            torch.full((len(videos), 2), 7.0, dtype=torch.float64)
-            if constant
-            else truth(videos, prompts)
-        )
+        return torch.full((len(videos), 2), 7.0, dtype=torch.float64) if constant else truth(videos, prompts)
 
 
 class Injecting(Reward):
@@ -135,9 +123,7 @@ class Masked(Reward):
 
 
 def train(reward, plan):
-    loop, recorder = make_loop(
-        make_config(seed=plan.seed, policy=POLICY), reward=reward, prompts=plan.prompts
-    )
+    loop, recorder = make_loop(make_config(seed=plan.seed, policy=POLICY), reward=reward, prompts=plan.prompts)
     loop.run(plan.iterations)
     return loop, recorder
 
@@ -156,29 +142,17 @@ def check_kind(kind, faults, url, notes, seed=0):
     lost = sum(int((~scores.valid.all(1)).sum()) for _, scores in injecting.seen)
     right = all(
         torch.equal(scores.values[scores.valid], expected[scores.valid])
-        for (number, scores), expected in zip(
-            injecting.seen, expected_values(recorder, plan), strict=True
-        )
+        for (number, scores), expected in zip(injecting.seen, expected_values(recorder, plan), strict=True)
     )
-    if (
-        kind in MASKED
-    ):  # a scorer's own error takes its whole request with it, a number that is not finite only itself
-        assert lost == len(planted) * (1 if kind in NOT_FINITE else GROUP), (
-            kind,
-            lost,
-            len(planted),
-        )
+    if kind in MASKED:  # a scorer's own error takes its whole request with it, a number that is not finite only itself
+        assert lost == len(planted) * (1 if kind in NOT_FINITE else GROUP), (kind, lost, len(planted))
     else:
-        assert lost == 0, (
-            f"{kind}: {lost} samples have no score, although asking again would have got it"
-        )
+        assert lost == 0, f"{kind}: {lost} samples have no score, although asking again would have got it"
     assert len(planted) == faults
     assert kind not in ON_THE_WAY or len(relay.done) == faults
     assert right, f"{kind}: a score is not that of its sample"
     assert torch.isfinite(weights(loop)).all()
-    assert torch.equal(weights(loop), weights(other)), (
-        f"{kind}: not the run in which the same samples were masked"
-    )
+    assert torch.equal(weights(loop), weights(other)), f"{kind}: not the run in which the same samples were masked"
     return {
         "faults": len(planted),
         "samples without a score": lost,
@@ -204,10 +178,7 @@ def check_large_bodies(faults, url):
         body = (bytes(1 << 20) for _ in range(1 << 10))  # never whole in memory
         given = headers | ({"Content-Length": str(1 << 30)} if i % 2 else {})
         try:
-            refused += (
-                pool.request("POST", url + "/score", body=body, headers=given, timeout=60).status
-                == 413
-            )
+            refused += pool.request("POST", url + "/score", body=body, headers=given, timeout=60).status == 413
         except urllib3.exceptions.HTTPError:  # it hung up while we were talking: refused as well
             refused += 1
     assert refused == faults
@@ -265,13 +236,9 @@ def run(url, notes, faults, kinds=KINDS, slow_faults=None, tell=lambda kind, fou
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description="Plant faults in a real fleet while a model trains against it."
-    )
+    parser = argparse.ArgumentParser(description="Plant faults in a real fleet while a model trains against it.")
     parser.add_argument("--faults", type=int, default=100, help="of each kind")
-    parser.add_argument(
-        "--slow-faults", type=int, help="of kinds that cost a process each; default: as many"
-    )
+    parser.add_argument("--slow-faults", type=int, help="of kinds that cost a process each; default: as many")
     parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS)
     parser.add_argument("--port", type=int, default=8911)
     options = parser.parse_args()
@@ -287,9 +254,7 @@ def main():
             lambda kind, result: print(kind, json.dumps(result), flush=True),
         )
         print("above the rate:", check_failure_rate(url))
-    print(
-        f"{sum(f['faults'] for f in found.values())} faults of {len(found)} kinds: every run ended as the masked one"
-    )
+    print(f"{sum(f['faults'] for f in found.values())} faults of {len(found)} kinds: every run ended as the masked one")
 
 
 if __name__ == "__main__":

@@ -24,24 +24,12 @@ from sage_grpo.rewards.remote.wire import Limits, _unpack, pack_answer
 NAMES = ("light", "length")
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "minus inf": -math.inf}
 IN_SCORER = ("kill", *NOT_FINITE, "too few", "too many", "raise", "constant")
-ON_THE_WAY = (
-    "order",
-    "missing",
-    "foreign",
-    "5xx",
-    "disconnect",
-    "slow",
-    "garbage",
-    "pickle",
-    "huge",
-)
+ON_THE_WAY = ("order", "missing", "foreign", "5xx", "disconnect", "slow", "garbage", "pickle", "huge")
 
 
 def truth(videos, prompts):
     light = videos.double().flatten(1).mean(1)
-    return torch.stack(
-        [light, torch.tensor([float(len(p.text)) for p in prompts], dtype=torch.float64)], 1
-    )
+    return torch.stack([light, torch.tensor([float(len(p.text)) for p in prompts], dtype=torch.float64)], 1)
 
 
 class Faulty(Reward):
@@ -68,9 +56,7 @@ class Faulty(Reward):
             if fault == "too few":
                 return Scores(values[:-1], torch.ones_like(values[:-1], dtype=torch.bool))
             if fault == "too many":
-                return Scores(
-                    torch.cat([values, values]), torch.ones(2 * len(values), 2, dtype=torch.bool)
-                )
+                return Scores(torch.cat([values, values]), torch.ones(2 * len(values), 2, dtype=torch.bool))
         return Scores(values, torch.ones_like(values, dtype=torch.bool))
 
     def first(self, once):
@@ -91,9 +77,7 @@ def began(pid):
 
 def living(notes):
     """Replicas that were made and still live. The number of one that died may be another process by now."""
-    found = {
-        int(note.name.removeprefix("pid-")): note.read_text() for note in Path(notes).glob("pid-*")
-    }
+    found = {int(note.name.removeprefix("pid-")): note.read_text() for note in Path(notes).glob("pid-*")}
     return [pid for pid, start in found.items() if start and began(pid) == start]
 
 
@@ -123,18 +107,12 @@ class Relay:
             def passed_on(self, method, body=None):
                 """The fleet's answer, or what a proxy says of a fleet that is away."""
                 try:
-                    return pool.request(
-                        method, target + self.path, body=body, headers=self.passed()
-                    )
+                    return pool.request(method, target + self.path, body=body, headers=self.passed())
                 except urllib3.exceptions.HTTPError:
                     return SimpleNamespace(status=502, data=b"")
 
             def passed(self):
-                return {
-                    k: v
-                    for k, v in self.headers.items()
-                    if k.lower() in ("authorization", "content-type")
-                }
+                return {k: v for k, v in self.headers.items() if k.lower() in ("authorization", "content-type")}
 
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["Content-Length"]))

@@ -58,16 +58,12 @@ def test_the_command_serves_what_its_file_names(tmp_path):
     )
     command = [sys.executable, "-m", "sage_grpo", "serve", "rewards.yaml", "--json"]
     environment = os.environ | {"SAGE_GRPO_TOKEN": "secret"}
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             told = json.loads(process.stdout.readline())
             os.environ["SAGE_GRPO_TOKEN"] = "secret"
             reward, videos = HttpReward(told["url"]), material()
-            alone = CompositeReward(
-                [build_reward(RewardConfig(type=name)) for name in ("motion", "sharpness")]
-            )
+            alone = CompositeReward([build_reward(RewardConfig(type=name)) for name in ("motion", "sharpness")])
             assert reward.names == alone.names
             here, there = alone.score(*videos), reward.score(*videos)
             assert torch.equal(here.valid, there.valid)
@@ -118,19 +114,12 @@ def test_a_fleet_needs_a_token_and_a_file(tmp_path, monkeypatch):
 def test_a_port_that_is_taken_is_told(running, monkeypatch):
     monkeypatch.setenv("SAGE_GRPO_TOKEN", "secret")
     port = int(running[0].rsplit(":", 1)[1])
-    with pytest.raises(
-        fleet.FleetError, match=rf"127.0.0.1:{port} cannot be used .*give another port"
-    ):
+    with pytest.raises(fleet.FleetError, match=rf"127.0.0.1:{port} cannot be used .*give another port"):
         fleet.start(FleetConfig(scorers=[{"type": "motion"}], port=port))
 
 
 def test_a_scorer_that_cannot_be_made_is_told_in_its_own_words(monkeypatch):
-    lines = [
-        "Error:",
-        "RuntimeError: Traceback (most recent call last):",
-        "  File x",
-        "sage_grpo.errors.Missing: no w",
-    ]
+    lines = ["Error:", "RuntimeError: Traceback (most recent call last):", "  File x", "sage_grpo.errors.Missing: no w"]
     trace = "\n".join(lines)
     states = {
         "gate": SimpleNamespace(status="HEALTHY", message=""),

@@ -14,9 +14,7 @@ from sage_grpo.serve.gate import Busy, Door, Gate, fingerprint
 from sage_grpo.serve.scorer import Scorer
 from serve.faults import NAMES, truth
 
-VIDEOS = torch.randint(
-    0, 256, (3, 2, 8, 8, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
-)
+VIDEOS = torch.randint(0, 256, (3, 2, 8, 8, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 PROMPTS, IDS = [Prompt("a"), Prompt("bb"), Prompt("ccc")], ["x", "y", "z"]
 TOKEN = {"Authorization": "Bearer secret"}
 
@@ -57,9 +55,7 @@ def client(*rewards, seconds=5.0, limits=None, fault=None):
 
 
 def post(client, body=None, headers=TOKEN):
-    return client.post(
-        "/score", content=body or pack_request(VIDEOS, PROMPTS, IDS), headers=headers
-    )
+    return client.post("/score", content=body or pack_request(VIDEOS, PROMPTS, IDS), headers=headers)
 
 
 def test_scores_of_several_scorers_side_by_side():
@@ -72,9 +68,7 @@ def test_scores_of_several_scorers_side_by_side():
     assert torch.equal(scores.values[:, 2], truth(VIDEOS, PROMPTS)[:, 0])
 
 
-@pytest.mark.parametrize(
-    "headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret2"}]
-)
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret2"}])
 def test_without_the_token_nothing_is_told(headers):
     assert post(client(), headers=headers).status_code == 401
     assert client().get("/about", headers=headers).status_code == 401

@@ -34,18 +34,11 @@ def request(count, size=8, text="a", start=0):
 
 def test_requests_share_calls_and_get_their_own_scores():
     reward = Counting()
-    asked = [
-        request(n, size, start=i)
-        for i, (n, size) in enumerate([(2, 8), (3, 16), (2, 8), (4, 8), (12, 8)])
-    ]
+    asked = [request(n, size, start=i) for i, (n, size) in enumerate([(2, 8), (3, 16), (2, 8), (4, 8), (12, 8)])]
     answers = Scorer(reward, batch=8, seconds=9).answer([body for body, _, _ in asked])
     for answer, (_, wanted, ids) in zip(answers, asked, strict=True):
         assert torch.equal(unpack_answer(answer, NAMES, ids).values, wanted)
-    assert sorted(reward.calls) == [
-        3,
-        8,
-        12,
-    ]  # up to a batch, a larger request alone, other sizes apart
+    assert sorted(reward.calls) == [3, 8, 12]  # up to a batch, a larger request alone, other sizes apart
 
 
 def test_groups_are_never_mixed():
@@ -56,17 +49,13 @@ def test_groups_are_never_mixed():
 
 def test_a_fault_stays_with_its_request():
     asked = [request(2, text=text, start=i) for i, text in enumerate(["a", "bad", "nan"])]
-    answers = Scorer(Counting(wrong="bad"), batch=8, seconds=9).answer(
-        [body for body, _, _ in asked]
-    )
+    answers = Scorer(Counting(wrong="bad"), batch=8, seconds=9).answer([body for body, _, _ in asked])
     assert torch.equal(unpack_answer(answers[0], NAMES, asked[0][2]).values, asked[0][1])
     assert isinstance(answers[1], RuntimeError)
     assert not unpack_answer(answers[2], NAMES, asked[2][2]).valid.any()
 
 
-@pytest.mark.parametrize(
-    "change", [lambda v: v[:-1], lambda v: torch.cat([v, v]), lambda v: v[:, :1]]
-)
+@pytest.mark.parametrize("change", [lambda v: v[:-1], lambda v: torch.cat([v, v]), lambda v: v[:, :1]])
 def test_scores_that_fit_no_video_are_an_error(change):
     class Wrong(Counting):
         def score(self, videos, prompts):

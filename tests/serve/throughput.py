@@ -59,10 +59,7 @@ def two_processes():
     context = multiprocessing.get_context("spawn")
     queues = [(context.Queue(), context.Queue()) for _ in range(2)]
     shares = (slice(0, COUNT // 2), slice(COUNT // 2, COUNT))
-    processes = [
-        context.Process(target=work_alone, args=(s, *q))
-        for s, q in zip(shares, queues, strict=True)
-    ]
+    processes = [context.Process(target=work_alone, args=(s, *q)) for s, q in zip(shares, queues, strict=True)]
     [p.start() for p in processes]
     [ended.get() for _, ended in queues]
 
@@ -116,13 +113,7 @@ def lab_loop(reward):
     settings = {"prompts_per_iteration": BATCHES, "num_generations": 4, "batch_size": 4}
     config = load_recipe({"policy": settings, "sampling": {"steps": 20}})
     model = build.build_model(config)
-    return Loop(
-        model,
-        reward,
-        build.build_prompts(config),
-        config,
-        build_optimizer(model.module, config.optimizer),
-    )
+    return Loop(model, reward, build.build_prompts(config), config, build_optimizer(model.module, config.optimizer))
 
 
 class Nothing(Reward):
@@ -162,9 +153,7 @@ def measure_overlap(rounds, port):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description="Compare a fleet with the same scorers in-process."
-    )
+    parser = argparse.ArgumentParser(description="Compare a fleet with the same scorers in-process.")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--port", type=int, default=8931)
     options = parser.parse_args()

@@ -12,10 +12,7 @@ def evaluated(tmp_path_factory):
 
 @pytest.fixture
 def dimensions():
-    return [
-        Dimension(key=key, name=name, question=question)
-        for key, (name, question) in DIMENSIONS.items()
-    ]
+    return [Dimension(key=key, name=name, question=question) for key, (name, question) in DIMENSIONS.items()]
 
 
 @pytest.fixture
@@ -31,13 +28,7 @@ def make(evaluated, tmp_path, dimensions):
             "seed": 0,
             "title": "Which is better?",
         }
-        make_study(
-            tmp_path / out,
-            sources,
-            items,
-            choose_pairs(sources, method, against),
-            **options | changes,
-        )
+        make_study(tmp_path / out, sources, items, choose_pairs(sources, method, against), **options | changes)
         return (tmp_path / out, *read_plan(tmp_path / out))
 
     return made

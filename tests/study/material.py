@@ -8,16 +8,8 @@ from hashlib import sha256
 import av
 import numpy as np
 
-SOURCES = {
-    "methodzeta": (220, 60, 60),
-    "baselinealpha": (60, 200, 60),
-    "baselinebeta": (60, 60, 220),
-}
-PROMPTS = {
-    "0003": "a square goes up",
-    "0007": "a square goes down <b>&",
-    "0011": "ein Quadrat steht: ✓",
-}
+SOURCES = {"methodzeta": (220, 60, 60), "baselinealpha": (60, 200, 60), "baselinebeta": (60, 60, 220)}
+PROMPTS = {"0003": "a square goes up", "0007": "a square goes down <b>&", "0011": "ein Quadrat steht: ✓"}
 FPS, FRAMES, SIDE = 24, 6, 128
 
 
@@ -40,11 +32,7 @@ def mp4(frames, told="", codec="libx264", pix_fmt="yuv420p"):
             container.metadata.update(title=told, comment=told, made_by=told)
             stream.metadata["handler_name"] = told
         for picture in frames:
-            container.mux(
-                stream.encode(
-                    av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format=pix_fmt)
-                )
-            )
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format=pix_fmt)))
         container.mux(stream.encode())
     return out.getvalue()
 

@@ -55,14 +55,10 @@ LOOK = """side => {
 
 @pytest.fixture(scope="module")
 def browser():
-    found = next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     assert found, "the study's page is tested in Chromium: apt-get install chromium"
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(
-            executable_path=found, args=["--no-sandbox", "--disable-dev-shm-usage"]
-        )
+        running = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield running
         running.close()
 
@@ -75,20 +71,8 @@ class Running:
         self.start()
 
     def start(self):
-        command = [
-            sys.executable,
-            "-m",
-            "sage_grpo",
-            "study",
-            "run",
-            str(self.study),
-            "--port",
-            self.port,
-            "--json",
-        ]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+        command = [sys.executable, "-m", "sage_grpo", "study", "run", str(self.study), "--port", self.port, "--json"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         self.url = json.loads(self.process.stdout.readline())["url"]
         self.port = self.url.rstrip("/").rpartition(":")[2]
 
@@ -103,28 +87,13 @@ class Running:
 def study(tmp_path):
     folder = write_eval(tmp_path / "eval")
     out = tmp_path / "study"
-    cli(
-        "study",
-        "make",
-        folder,
-        "--method",
-        METHOD,
-        "--checks",
-        "2",
-        "--max-failed",
-        "0.4",
-        "--out",
-        out,
-    )
+    cli("study", "make", folder, "--method", METHOD, "--checks", "2", "--max-failed", "0.4", "--out", out)
     return out
 
 
 def cli(*words):
     done = subprocess.run(
-        [sys.executable, "-m", "sage_grpo", *map(str, words), "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-m", "sage_grpo", *map(str, words), "--json"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -162,9 +131,7 @@ class Person:
         """Sides for the three dimensions: by colour, or of two alike the one that is not spoilt."""
         (left, calm_left), (right, calm_right) = self.see("left"), self.see("right")
         if left == right:
-            whole = (
-                48  # the spread of a clip as it was made; a flat copy has none, a noisy one more
-            )
+            whole = 48  # the spread of a clip as it was made; a flat copy has none, a noisy one more
             good = "left" if abs(calm_left - whole) < abs(calm_right - whole) else "right"
             bad = {"left": "right", "right": "left"}[good]
             return [bad if self.which == 2 else good] * 3
@@ -195,21 +162,14 @@ class Person:
         self.page.wait_for_function(moved, arg=here + 1)
 
     def finish(self, how, until=None):
-        while self.page.locator("#rate").is_visible() and (
-            until is None or self.place()[0] < until
-        ):
+        while self.page.locator("#rate").is_visible() and (until is None or self.place()[0] < until):
             self.answer(how)
         if until is None:
             expect(self.page.locator("#saved")).to_contain_text("answers are saved")
 
     def rows(self, study):
-        token = self.page.evaluate(
-            "Object.entries(localStorage).find(([key]) => key.endsWith('-token'))[1]"
-        )
-        return [
-            json.loads(line)
-            for line in (study / "answers" / f"{rater_of(token)}.jsonl").read_text().splitlines()
-        ]
+        token = self.page.evaluate("Object.entries(localStorage).find(([key]) => key.endsWith('-token'))[1]")
+        return [json.loads(line) for line in (study / "answers" / f"{rater_of(token)}.jsonl").read_text().splitlines()]
 
 
 def no_overflow(page):
@@ -253,9 +213,7 @@ def second_rater(person, study, running):
     person.watch()
     person.page.locator("#back").click()
     person.page.wait_for_function("document.querySelector('#where').textContent.startsWith('1 of')")
-    checked = person.page.eval_on_selector_all(
-        "[type=radio]:checked", "all => all.map(one => one.value)"
-    )
+    checked = person.page.eval_on_selector_all("[type=radio]:checked", "all => all.map(one => one.value)")
     assert checked == wrong
     person.page.wait_for_function("left.readyState > 1 && right.readyState > 1")
     person.by_mouse(person.choices())
@@ -291,16 +249,7 @@ def third_rater(person):
 def assert_blind(person, study):
     plan = json.loads((study / "plan.json").read_text())
     ids = [one["id"] for one in plan["comparisons"] + plan["checks"]]
-    names = [
-        *SOURCES,
-        *PROMPTS,
-        *plan["videos"],
-        *plan["videos"].values(),
-        *ids,
-        "swapped",
-        '"repeat',
-        str(study),
-    ]
+    names = [*SOURCES, *PROMPTS, *plan["videos"], *plan["videos"].values(), *ids, "swapped", '"repeat', str(study)]
     told = [person.page.content().encode()]
     for reply in person.heard:
         told.append(f"{reply.url} {reply.headers}".encode())
@@ -324,9 +273,7 @@ def test_three_raters_and_the_answer_key(browser, study, tmp_path):
         assert_blind(people[0], study)
         people.append(Person(browser, running.url, 1))
         second_rater(people[1], study, running)
-        people.append(
-            Person(browser, running.url, 2, viewport={"width": 390, "height": 844}, has_touch=True)
-        )
+        people.append(Person(browser, running.url, 2, viewport={"width": 390, "height": 844}, has_touch=True))
         third_rater(people[2])
         assert running.end() == {"raters": 3, "finished": 3, "answers": 27, "asked": 27}
     finally:
@@ -334,27 +281,19 @@ def test_three_raters_and_the_answer_key(browser, study, tmp_path):
     found = cli("study", "results", study, "--out", tmp_path / "out")
     assert found == json.loads((tmp_path / "out" / "results.json").read_text())
     assert found["raters"] == {"joined": 3, "answered": 3, "kept": 2, "left_out": 1, "finished": 3}
-    bad = rater_of(
-        people[2].page.evaluate(
-            "Object.entries(localStorage).find(([key]) => key.endsWith('-token'))[1]"
-        )
-    )
+    bad = rater_of(people[2].page.evaluate("Object.entries(localStorage).find(([key]) => key.endsWith('-token'))[1]"))
     assert {one["rater"]: one["left_out"] for one in found["checks"] if one["left_out"]} == {
         bad: "failed 2 of 2 checks"
     }
     for part, rates in (("kept", RATES), ("all", RATES_OF_ALL)):
         for (key, other), rate in rates.items():
-            (pair,) = [
-                one for one in found[part]["dimensions"][key]["pairs"] if one["second"] == other
-            ]
+            (pair,) = [one for one in found[part]["dimensions"][key]["pairs"] if one["second"] == other]
             assert pair["rate"]["value"] == pytest.approx(rate, abs=1e-12)
             assert pair["rate"]["low"] <= rate <= pair["rate"]["high"]
             if part == "kept":
                 assert (pair["wins"], pair["ties"], pair["losses"]) == COUNTS[key, other]
     assert found["kept"]["repeats"] == {"same": 6, "of": 6}
-    assert (
-        "| methodzeta vs. baselinealpha | 91.7 [" in (tmp_path / "out" / "results.md").read_text()
-    )
+    assert "| methodzeta vs. baselinealpha | 91.7 [" in (tmp_path / "out" / "results.md").read_text()
     page = browser.new_page(viewport={"width": 390, "height": 844})
     page.goto((tmp_path / "out" / "results.html").as_uri())
     assert no_overflow(page)

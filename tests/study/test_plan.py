@@ -40,9 +40,7 @@ def test_a_plan_holds_every_comparison_and_its_videos(make, evaluated):
     check_videos(folder, plan)
     kept = [path.read_bytes() for path in (folder / "videos").iterdir()]
     assert len(kept) == len(plan.videos) == 9 + 3
-    assert not [
-        word for word in (*SOURCES, "x264", "Lavf") if any(word.encode() in data for data in kept)
-    ]
+    assert not [word for word in (*SOURCES, "x264", "Lavf") if any(word.encode() in data for data in kept)]
     for one in plan.comparisons:
         for side in (one.first, one.second):
             original = read_mp4(evaluated / "videos" / side.source / f"{one.prompt_id}-0.mp4")
@@ -52,10 +50,7 @@ def test_a_plan_holds_every_comparison_and_its_videos(make, evaluated):
         good = open_video(folder / "videos" / one.first.video).frames
         bad = open_video(folder / "videos" / one.second.video).frames
         assert bad.shape == good.shape
-        grey = [
-            frames.float().mean(-1).numpy()
-            for frames in (bad, good, degrade(one.check, good, plan.seed + i))
-        ]
+        grey = [frames.float().mean(-1).numpy() for frames in (bad, good, degrade(one.check, good, plan.seed + i))]
         made, meant = grey[0] - grey[1], grey[2] - grey[1]
         assert np.abs(meant).mean() > 10
         assert np.corrcoef(made.ravel(), meant.ravel())[0, 1] > 0.8  # H.264 is in between
@@ -75,11 +70,7 @@ def test_files_lose_what_tells_their_source(tmp_path):
 def test_seeds_of_the_evaluation_are_the_same_on_both_sides(tmp_path, make, dimensions):
     folder = write_eval(tmp_path / "seeds", seeds=(0, 1, 2))
     _, items = from_eval(folder)
-    assert all(
-        len({path.stem for path in version.values()}) == 1
-        for item in items
-        for version in item.versions
-    )
+    assert all(len({path.stem for path in version.values()}) == 1 for item in items for version in item.versions)
     assert [len(item.versions) for item in items] == [3, 3, 3]
 
 
@@ -91,17 +82,10 @@ def test_sides_are_balanced_over_raters_and_within_each(make):
     real = {one.id: (one.first.source, one.second.source) for one in plan.comparisons}
     for rater in before:
         for pair in set(real.values()):
-            swapped = [
-                one.swapped for one in rater if real.get(one.comparison) == pair and not one.repeat
-            ]
+            swapped = [one.swapped for one in rater if real.get(one.comparison) == pair and not one.repeat]
             assert abs(2 * sum(swapped) - len(swapped)) <= 1
     for key in real:
-        swapped = [
-            one.swapped
-            for rater in before
-            for one in rater
-            if one.comparison == key and not one.repeat
-        ]
+        swapped = [one.swapped for rater in before for one in rater if one.comparison == key and not one.repeat]
         assert sum(swapped) == 10
         assert swapped[::2] != [swapped[0]] * 10  # and not simply in turn
     assert len({tuple(one.comparison for one in rater) for rater in before}) == 20
@@ -116,11 +100,7 @@ def test_order_has_checks_not_first_and_the_repeat_late_with_sides_exchanged(mak
         assert rater[0].comparison not in checks
         places.update(i for i, one in enumerate(rater) if one.comparison in checks)
         ((at, repeat),) = [(i, one) for i, one in enumerate(rater) if one.repeat]
-        (first,) = [
-            i
-            for i, one in enumerate(rater)
-            if one.comparison == repeat.comparison and not one.repeat
-        ]
+        (first,) = [i for i, one in enumerate(rater) if one.comparison == repeat.comparison and not one.repeat]
         assert first < at
         assert rater[first].swapped is not repeat.swapped
     assert len(places) == 9  # anywhere but first
@@ -137,12 +117,7 @@ def test_a_few_comparisons_each_fill_up_alike(make):
             if one.comparison.startswith("c")
         }
         assert len(pairs) == 3
-    counts = Counter(
-        one.comparison
-        for rater in before
-        for one in rater
-        if not one.repeat and one.comparison[0] == "c"
-    )
+    counts = Counter(one.comparison for rater in before for one in rater if not one.repeat and one.comparison[0] == "c")
     assert set(counts.values()) == {3}
     assert len(counts) == 9
 
@@ -153,10 +128,7 @@ def test_plain_folders(tmp_path):
         (tmp_path / name / "x.mp4").write_bytes(mp4(clip(SOURCES[METHOD])))
     (tmp_path / "b" / "x.txt").write_text("a text beside one of them")
     sources, items = from_folders({"a": tmp_path / "a", "b": tmp_path / "b"})
-    assert (sources, [(one.id, one.text) for one in items]) == (
-        ["a", "b"],
-        [("x", "a text beside one of them")],
-    )
+    assert (sources, [(one.id, one.text) for one in items]) == (["a", "b"], [("x", "a text beside one of them")])
     (tmp_path / "a" / "lonely.mp4").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"lonely.mp4 has no partner"):
         from_folders({"a": tmp_path / "a", "b": tmp_path / "b"})
@@ -165,9 +137,7 @@ def test_plain_folders(tmp_path):
 def test_videos_that_browsers_may_not_play_are_refused(tmp_path):
     path = tmp_path / "a.mp4"
     path.write_bytes(mp4(clip((1, 2, 3)), pix_fmt="yuv444p"))
-    with pytest.raises(
-        ConfigError, match="h264 yuv444p, which not every browser plays; convert it: ffmpeg"
-    ):
+    with pytest.raises(ConfigError, match="h264 yuv444p, which not every browser plays; convert it: ffmpeg"):
         stripped(path)
     path.write_bytes(b"no video at all")
     with pytest.raises(ConfigError, match="not a video"):
@@ -178,19 +148,8 @@ def test_videos_of_other_shape_are_noted(tmp_path, make, monkeypatch):
     for name, side in (("a", 128), ("b", 64)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "x.mp4").write_bytes(mp4(clip((9, 9, 99))[:, :side, :side]))
-    done = run(
-        "make",
-        "--videos",
-        f"a={tmp_path}/a",
-        "--videos",
-        f"b={tmp_path}/b",
-        "--out",
-        tmp_path / "s",
-        "--json",
-    )
-    assert json.loads(done.stdout)["notes"] == [
-        "videos of different size, length or rate tell sources apart: x"
-    ]
+    done = run("make", "--videos", f"a={tmp_path}/a", "--videos", f"b={tmp_path}/b", "--out", tmp_path / "s", "--json")
+    assert json.loads(done.stdout)["notes"] == ["videos of different size, length or rate tell sources apart: x"]
 
 
 def run(*words):
@@ -203,10 +162,7 @@ def run(*words):
         (["make"], "either a folder of `sage-grpo eval` or --videos"),
         (["make", "."], "has no manifest.json"),
         (["make", "--videos", "a"], "write it as name=folder"),
-        (
-            ["make", "EVAL", "--method", "nobody"],
-            "there is no source 'nobody'; there are methodzeta",
-        ),
+        (["make", "EVAL", "--method", "nobody"], "there is no source 'nobody'; there are methodzeta"),
         (["make", "EVAL", "--dimension", "taste"], "there is no dimension 'taste'"),
         (["make", "EVAL", "--dimension", "taste=Taste"], "write it as 'key=Name: question'"),
         (["make", "EVAL", "--dimension", "Ta ste=Taste: Which?"], "a key is short"),
@@ -230,9 +186,7 @@ def test_a_study_is_not_overwritten_and_its_videos_are_checked(make):
     (folder / "videos" / name).write_bytes(b"other")
     with pytest.raises(ConfigError, match="not the video that was planned"):
         check_videos(folder, plan)
-    (folder / "plan.json").write_text(
-        (folder / "plan.json").read_text().replace(name, "../../secret.mp4")
-    )
+    (folder / "plan.json").write_text((folder / "plan.json").read_text().replace(name, "../../secret.mp4"))
     with pytest.raises(ConfigError, match="not a plan of this version"):
         read_plan(folder)
 
@@ -251,8 +205,5 @@ def test_own_dimensions(evaluated, tmp_path):
     )
     assert done.exit_code == 0
     plan, _ = read_plan(tmp_path / "s")
-    assert [(one.key, one.name) for one in plan.dimensions] == [
-        ("style", "Style"),
-        ("motion", "Motion quality"),
-    ]
+    assert [(one.key, one.name) for one in plan.dimensions] == [("style", "Style"), ("motion", "Motion quality")]
     assert "'Style'" in plan.rule

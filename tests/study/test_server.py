@@ -35,10 +35,7 @@ class Client:
                 sent["Content-Type"] = "application/json"
             data = json.dumps(body) if isinstance(body, dict) else body
             line.request(
-                method,
-                self.server.base + path,
-                data,
-                sent | {k.replace("_", "-"): v for k, v in headers.items()},
+                method, self.server.base + path, data, sent | {k.replace("_", "-"): v for k, v in headers.items()}
             )
             reply = line.getresponse()
             return reply.status, dict(reply.getheaders()), reply.read()
@@ -49,12 +46,7 @@ class Client:
         return json.loads(self.ask("POST", "/api/raters", {"consent": True})[2])["token"]
 
     def put(self, token, position, choices, revision=1, watched=True, milliseconds=1500, **headers):
-        body = {
-            "choices": choices,
-            "revision": revision,
-            "milliseconds": milliseconds,
-            "watched": watched,
-        }
+        body = {"choices": choices, "revision": revision, "milliseconds": milliseconds, "watched": watched}
         return self.ask("PUT", f"/api/answers/{position}", body, token, **headers)[0]
 
     def close(self):
@@ -77,10 +69,7 @@ def start():
 
 
 def lines(folder, token):
-    return [
-        json.loads(line)
-        for line in (folder / "answers" / f"{rater_id(token)}.jsonl").read_text().splitlines()
-    ]
+    return [json.loads(line) for line in (folder / "answers" / f"{rater_id(token)}.jsonl").read_text().splitlines()]
 
 
 def test_an_answer_is_kept_once_and_a_change_is_the_last_word(make, start):
@@ -149,10 +138,7 @@ def test_every_reply_is_guarded(make, start):
         _, headers, _ = client.ask("GET", path, token=token)
         assert "default-src 'none'" in headers["Content-Security-Policy"]
         assert "unsafe" not in headers["Content-Security-Policy"]
-        assert (headers["X-Content-Type-Options"], headers["Referrer-Policy"]) == (
-            "nosniff",
-            "no-referrer",
-        )
+        assert (headers["X-Content-Type-Options"], headers["Referrer-Policy"]) == ("nosniff", "no-referrer")
         assert headers["Server"] == "study"
 
 
@@ -178,29 +164,10 @@ def test_strangers_are_refused(make, start):
         (b"[" * 9000, 400),
         (b" " * 20_000, 413),
         ({}, 422),
-        (
-            {
-                "choices": SAME | {"extra": "left"},
-                "revision": 1,
-                "milliseconds": 1,
-                "watched": True,
-            },
-            422,
-        ),
+        ({"choices": SAME | {"extra": "left"}, "revision": 1, "milliseconds": 1, "watched": True}, 422),
         ({"choices": {"visual": "left"}, "revision": 1, "milliseconds": 1, "watched": True}, 422),
-        (
-            {"choices": SAME | {"visual": "up"}, "revision": 1, "milliseconds": 1, "watched": True},
-            422,
-        ),
-        (
-            {
-                "choices": SAME | {"visual": ["left"]},
-                "revision": 1,
-                "milliseconds": 1,
-                "watched": True,
-            },
-            422,
-        ),
+        ({"choices": SAME | {"visual": "up"}, "revision": 1, "milliseconds": 1, "watched": True}, 422),
+        ({"choices": SAME | {"visual": ["left"]}, "revision": 1, "milliseconds": 1, "watched": True}, 422),
         ({"choices": SAME, "revision": True, "milliseconds": 1, "watched": True}, 422),
         ({"choices": SAME, "revision": 1, "milliseconds": -1, "watched": True}, 422),
         ({"choices": SAME, "revision": 1, "milliseconds": 1, "watched": False}, 422),
@@ -211,10 +178,7 @@ def test_bad_answers_are_refused_and_leave_no_trace(make, start, body, status):
     client = start(folder, *rest)
     token = client.join()
     assert client.ask("PUT", "/api/answers/0", body, token)[0] == status
-    assert (
-        client.ask("PUT", "/api/answers/0", b"choices=left", token, Content_Type="text/plain")[0]
-        == 415
-    )
+    assert client.ask("PUT", "/api/answers/0", b"choices=left", token, Content_Type="text/plain")[0] == 415
     assert len(lines(folder, token)) == 1
     assert client.put(token, 0, SAME) == 200
 
@@ -252,9 +216,7 @@ def test_behind_a_proxy(make, start):
     client = start(folder, plan, plan_hash, public="https://study.example.org")
     assert client.server.url == f"https://study.example.org/{plan.access}/"
     for host in ("study.example.org", "localhost:9"):
-        status = client.ask(
-            "POST", "/api/raters", {"consent": True}, Host=host, Origin="https://study.example.org"
-        )[0]
+        status = client.ask("POST", "/api/raters", {"consent": True}, Host=host, Origin="https://study.example.org")[0]
         assert status == 201
     assert client.ask("GET", "/", Host="other.example")[0] == 421
     with pytest.raises(ConfigError, match="is no address"):
@@ -323,9 +285,7 @@ def test_a_plan_that_changed_is_refused(make, start):
 def test_the_policy_is_of_the_pages_own_script(make, start):
     client = start(*make())
     page = client.server.page.decode()
-    assert serving.policy(page) != serving.policy(
-        page.replace('"use strict";', '"use strict"; alert(1);')
-    )
+    assert serving.policy(page) != serving.policy(page.replace('"use strict";', '"use strict"; alert(1);'))
     assert "http://" not in page
     assert "https://" not in page
 

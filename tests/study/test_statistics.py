@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from sage_grpo.evaluation.study.statistics import (
-    Table,
-    bradley_terry,
-    fit,
-    half_width,
-    krippendorff,
-    win_rates,
-)
+from sage_grpo.evaluation.study.statistics import Table, bradley_terry, fit, half_width, krippendorff, win_rates
 
 
 def table_of(outcomes, raters, prompts, pairs=1):
@@ -26,9 +19,7 @@ def test_two_sources_differ_by_the_logit_of_their_win_rate():
     rows += [(1, 0, 0, 0.0)]
     scores = bradley_terry(table_of(rows, 3, 4), [(0, 1)], 2, resamples=50)
     rate = (12 + 2) / 17
-    assert scores.scores[0].value - scores.scores[1].value == pytest.approx(
-        math.log(rate / (1 - rate)), abs=1e-9
-    )
+    assert scores.scores[0].value - scores.scores[1].value == pytest.approx(math.log(rate / (1 - rate)), abs=1e-9)
     assert not scores.separated
 
 
@@ -41,20 +32,13 @@ def test_scores_are_the_optimum_of_a_likelihood_written_otherwise():
 
     def loss(rest):
         power = np.exp([0.0, *rest])
-        return -sum(
-            wins[0, i, j] * np.log(power[i] / (power[i] + power[j]))
-            for i in range(4)
-            for j in range(4)
-        )
+        return -sum(wins[0, i, j] * np.log(power[i] / (power[i] + power[j])) for i in range(4) for j in range(4))
 
     best = np.array(
         [
             0.0,
             *minimize(
-                loss,
-                np.zeros(3),
-                method="Nelder-Mead",
-                options={"xatol": 1e-10, "fatol": 1e-13, "maxiter": 20000},
+                loss, np.zeros(3), method="Nelder-Mead", options={"xatol": 1e-10, "fatol": 1e-13, "maxiter": 20000}
             ).x,
         ]
     )
@@ -70,9 +54,7 @@ def test_separation_is_told_and_finite():
     assert scores.separated_resamples == 1
     gap = scores.scores[0].value - scores.scores[1].value
     assert gap == pytest.approx(math.log(12.5 / 0.5))  # half a win each way
-    ties = bradley_terry(
-        table_of([(0, 0, 0, 0.5), (0, 0, 1, 0.5)], 1, 1, 2), [(0, 1), (0, 2)], 3, resamples=5
-    )
+    ties = bradley_terry(table_of([(0, 0, 0, 0.5), (0, 0, 1, 0.5)], 1, 1, 2), [(0, 1), (0, 2)], 3, resamples=5)
     assert [one.value for one in ties.scores] == pytest.approx([0, 0, 0])
     assert not ties.separated
 
@@ -86,16 +68,9 @@ def test_extreme_records_converge():
 
 def test_alpha_of_krippendorffs_own_example():
     """Computing Krippendorff's Alpha-Reliability (2011), section C: four observers, missing data, nominal: 0.743."""
-    table = [
-        "1 2 3 3 2 1 4 1 2 . . .",
-        "1 2 3 3 2 2 4 1 2 5 . 3",
-        ". 3 3 3 2 3 4 2 2 5 1 .",
-        "1 2 3 3 2 4 4 1 2 5 1 .",
-    ]
+    table = ["1 2 3 3 2 1 4 1 2 . . .", "1 2 3 3 2 2 4 1 2 5 . 3", ". 3 3 3 2 3 4 2 2 5 1 .", "1 2 3 3 2 4 4 1 2 5 1 ."]
     columns = list(zip(*(row.split() for row in table), strict=True))
-    assert krippendorff([[v for v in column if v != "."] for column in columns]) == pytest.approx(
-        0.743, abs=5e-4
-    )
+    assert krippendorff([[v for v in column if v != "."] for column in columns]) == pytest.approx(0.743, abs=5e-4)
 
 
 def test_alpha_at_its_ends():
@@ -115,9 +90,7 @@ def test_win_rates_by_hand():
     assert second.low < 0.5  # one answer is no certainty
 
 
-@pytest.mark.parametrize(
-    ("worth", "low", "high"), [(1.0, 0.2065, 1.0), (0.0, 0.0, 0.7935), (0.5, 0.1033, 0.8967)]
-)
+@pytest.mark.parametrize(("worth", "low", "high"), [(1.0, 0.2065, 1.0), (0.0, 0.0, 0.7935), (0.5, 0.1033, 0.8967)])
 def test_answers_that_all_agree_have_an_interval(worth, low, high):
     """Wilson of one cluster in one: from 1 / (1 + 1.96²) = 0.2065 on."""
     (found,) = win_rates(table_of([(0, p, 0, worth) for p in range(9)], 1, 9))
@@ -129,13 +102,8 @@ def simulated(random, raters, prompts, rate, by_rater, by_prompt):
     own = random.random((raters, prompts)) < rate
     of_rater, of_prompt = random.random(raters) < rate, random.random(prompts) < rate
     kind = random.random((raters, prompts))
-    a, b = (
-        math.sqrt(by_rater),
-        math.sqrt(by_prompt),
-    )  # two answers of one rater are both the rater's with share a²
-    won = np.where(
-        kind < a, of_rater[:, None], np.where(kind < a + b, of_prompt[None], own)
-    ).astype(float)
+    a, b = math.sqrt(by_rater), math.sqrt(by_prompt)  # two answers of one rater are both the rater's with share a²
+    won = np.where(kind < a, of_rater[:, None], np.where(kind < a + b, of_prompt[None], own)).astype(float)
     return Table(won[..., None], np.ones((raters, prompts, 1)))
 
 
@@ -151,9 +119,7 @@ def test_intervals_cover_the_truth(raters, prompts):
         hits += found.low <= rate <= found.high
         widths.append((found.high - found.low) / 2)
         estimates.append(found.value)
-        naive += abs(found.value - rate) <= 1.96 * math.sqrt(
-            found.value * (1 - found.value) / (raters * prompts)
-        )
+        naive += abs(found.value - rate) <= 1.96 * math.sqrt(found.value * (1 - found.value) / (raters * prompts))
     print(
         f"{raters} × {prompts}: {hits / runs:.3f} covered, naive {naive / runs:.3f}, half width {np.mean(widths):.3f}"
     )

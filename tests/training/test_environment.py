@@ -60,9 +60,7 @@ def test_nothing_private_leaks(monkeypatch):
     ]
     monkeypatch.setattr(sys, "argv", argv)
     text = json.dumps(describe_environment())
-    assert not [
-        bad for bad in ("hf_abc", "planted", "hopper", platform.uname().node) if bad in text
-    ]
+    assert not [bad for bad in ("hf_abc", "planted", "hopper", platform.uname().node) if bad in text]
     assert "~/runs/1" in text
 
 
@@ -87,9 +85,7 @@ def test_the_command_line_is_cleaned(given, expected):
 
 def git(*arguments, cwd):
     identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-    return subprocess.run(
-        ["git", *identity, *arguments], cwd=cwd, check=True, capture_output=True, text=True
-    ).stdout
+    return subprocess.run(["git", *identity, *arguments], cwd=cwd, check=True, capture_output=True, text=True).stdout
 
 
 def test_the_commit_of_the_current_folder(tmp_path, monkeypatch):

@@ -33,10 +33,7 @@ def test_starts_at_its_own_measure_and_sees_movement():
 
 def test_kl_is_measured_though_not_penalised_and_is_the_closed_form():
     _, seen, loop = run(2)
-    trajectory, model = (
-        seen.rollouts[1].trajectories[0],
-        GaussianModel(),
-    )  # a fresh model is the initial policy
+    trajectory, model = seen.rollouts[1].trajectories[0], GaussianModel()  # a fresh model is the initial policy
     values = []
     for step, taken in trajectory.transitions.items():
         sigma = taken.x.new_full((len(taken.x),), loop.table.sigma[step].item())
@@ -53,9 +50,7 @@ def test_measuring_does_not_touch_the_run():
     from support import weights
 
     _, _, watched = run(4)
-    loop, _ = make_loop(
-        make_config(policy={"num_iterations": 2}, kl={"anchor": "none", "beta_velocity": 0})
-    )
+    loop, _ = make_loop(make_config(policy={"num_iterations": 2}, kl={"anchor": "none", "beta_velocity": 0}))
     loop.optimizer.param_groups[0]["lr"] = 1e-2
     loop.run(4)
     assert torch.equal(weights(watched), weights(loop))
@@ -64,13 +59,7 @@ def test_measuring_does_not_touch_the_run():
 def test_diversity_is_the_mean_pair_distance():
     x = torch.randn(8, 3, 5)
     groups = x.flatten(1).view(2, 4, 15)
-    pairs = [
-        (groups[g, i] - groups[g, j]).norm()
-        for g in range(2)
-        for i in range(4)
-        for j in range(4)
-        if i < j
-    ]
+    pairs = [(groups[g, i] - groups[g, j]).norm() for g in range(2) for i in range(4) for j in range(4) if i < j]
     assert diversity(x, 4) == pytest.approx((sum(pairs) / len(pairs)).item() / 15**0.5, rel=1e-5)
     assert diversity(torch.ones(4, 3), 4) == 0
 
@@ -112,14 +101,7 @@ def test_look_needs_room_for_frames_and_not_for_videos():
     ],
 )
 def test_every_alarm_rings_alone(change, words):
-    calm = {
-        "base_error": 1.0,
-        "diversity": 1.0,
-        "saturation": 0.0,
-        "exposure": 0.0,
-        "motion": 1.0,
-        "kl_initial": 0.0,
-    }
+    calm = {"base_error": 1.0, "diversity": 1.0, "saturation": 0.0, "exposure": 0.0, "motion": 1.0, "kl_initial": 0.0}
     gauge = DriftGauge(GaugeConfig(kl_initial=0.5))
     assert gauge.check(calm) == []
     (alarm,) = gauge.check(calm | change)

@@ -31,18 +31,9 @@ def test_a_line_is_strict_json_and_there_at_once(tmp_path):
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")
 
-    row = json.loads(
-        (tmp_path / "runs" / "metrics.jsonl").read_text(), parse_constant=refuse
-    )  # not closed yet
+    row = json.loads((tmp_path / "runs" / "metrics.jsonl").read_text(), parse_constant=refuse)  # not closed yet
     assert list(row) == ["step", "time", "loss", "kl", "low", "reward/mean"]
-    assert row | {"time": 0} == {
-        "step": 3,
-        "time": 0,
-        "loss": None,
-        "kl": None,
-        "low": None,
-        "reward/mean": 0.25,
-    }
+    assert row | {"time": 0} == {"step": 3, "time": 0, "loss": None, "kl": None, "low": None, "reward/mean": 0.25}
     tracker.close()
 
 
@@ -66,14 +57,8 @@ def test_resume_makes_one_curve(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["m.jsonl"]
 
 
-@settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    lines=st.integers(1, 4),
-    cut=st.integers(0, 200),
-    tail=st.sampled_from([b"", b"\xe2\x82", b"\0\0", b"\n"]),
-)
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lines=st.integers(1, 4), cut=st.integers(0, 200), tail=st.sampled_from([b"", b"\xe2\x82", b"\0\0", b"\n"]))
 def test_a_torn_end_is_dropped_wherever_the_kill_came(tmp_path, lines, cut, tail):
     path = tmp_path / "m.jsonl"
     path.unlink(missing_ok=True)

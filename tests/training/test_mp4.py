@@ -12,16 +12,7 @@ from PIL import Image
 
 from sage_grpo.videos import _font, contact_sheet, mp4_bytes, read_mp4, wrap, write_mp4
 
-BARS = [
-    (255, 0, 0),
-    (0, 255, 0),
-    (0, 0, 255),
-    (255, 255, 255),
-    (0, 0, 0),
-    (255, 255, 0),
-    (200, 30, 120),
-    (90, 90, 90),
-]
+BARS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0), (255, 255, 0), (200, 30, 120), (90, 90, 90)]
 
 
 def coloured(frames=6):
@@ -126,21 +117,14 @@ def test_wrapped_text_fits(text, lines):
     assert len(wrapped) <= lines
     assert all(font.getlength(line) <= 190 for line in wrapped)
     shown, whole = "".join("".join(wrapped).split()), "".join(text.split())
-    assert shown == whole or (
-        shown.endswith("…") and whole.startswith(shown[:-1]) and len(shown) > 15
-    )
+    assert shown == whole or (shown.endswith("…") and whole.startswith(shown[:-1]) and len(shown) > 15)
 
 
 def test_contact_sheet_shows_the_frames_in_order(tmp_path):
     """Frame f of both videos is one colour: read it back from the page, left to right."""
     shades = [np.full((1, 16, 16, 3), 10 * f, np.uint8) for f in range(20)]
     rising, falling = np.concatenate(shades), np.concatenate(shades[::-1])
-    contact_sheet(
-        tmp_path / "s.png",
-        [(LONG, rising), (UNBROKEN, torch.from_numpy(falling))],
-        columns=4,
-        title=LONG,
-    )
+    contact_sheet(tmp_path / "s.png", [(LONG, rising), (UNBROKEN, torch.from_numpy(falling))], columns=4, title=LONG)
     page = np.asarray(Image.open(tmp_path / "s.png")).astype(int)
     found = []
     for row in page:
@@ -160,9 +144,7 @@ def test_labels_keep_clear_of_the_frames(tmp_path):
         contact_sheet(tmp_path / "s.png", [(label, black), (label, black)])
         sheets.append(np.asarray(Image.open(tmp_path / "s.png")).astype(int))
     differ = np.flatnonzero(np.any(sheets[0] != sheets[1], axis=(0, 2)))
-    frames = np.flatnonzero(
-        np.all(sheets[0] == 0, axis=2).sum(axis=0) >= 256
-    )  # columns where both frames are
+    frames = np.flatnonzero(np.all(sheets[0] == 0, axis=2).sum(axis=0) >= 256)  # columns where both frames are
     assert differ.max() < frames.min() - 5
     rows = np.flatnonzero(np.any(sheets[0][:, :190] < 128, axis=(1, 2)))
     assert np.diff(rows).max() > 15  # the first label ends before the second begins

@@ -32,11 +32,7 @@ def slow_scorer():
             videos, _, ids = unpack_request(self.rfile.read(int(self.headers["Content-Length"])))
             time.sleep(TAKES)
             values = videos.double().flatten(1).mean(1, keepdim=True)
-            self.answer(
-                pack_answer(
-                    Scores(values, torch.ones_like(values, dtype=torch.bool)), ["light"], ids
-                )
-            )
+            self.answer(pack_answer(Scores(values, torch.ones_like(values, dtype=torch.bool)), ["light"], ids))
 
         def answer(self, body):
             self.send_response(200)
@@ -91,11 +87,7 @@ def test_most_of_the_scoring_is_hidden_behind_the_rollout(tmp_path, slow_scorer)
         "sampling": {"steps": 4},
         "policy": {"prompts_per_iteration": 3, "num_generations": 4, "batch_size": 2},
         "rewards": [{"type": "http", "options": {"url": address}}],
-        "run": {
-            "out": str(tmp_path / "run"),
-            "iterations": 2,
-            "sample_every": 0,
-        },  # all else as it ships
+        "run": {"out": str(tmp_path / "run"), "iterations": 2, "sample_every": 0},  # all else as it ships
     }
     trainer = Trainer(model, None, settings, ["a", "b", "c"], console=Console(quiet=True))
     timed(trainer.reward.rewards[0], waits)
@@ -104,12 +96,8 @@ def test_most_of_the_scoring_is_hidden_behind_the_rollout(tmp_path, slow_scorer)
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     for row, first in zip(rows, (0, BATCHES), strict=True):
         made, asked = model.made[first : first + BATCHES], given[first : first + BATCHES]
-        assert all(
-            begun < following for begun, following in zip(asked, made[1:], strict=False)
-        )  # while it is made
+        assert all(begun < following for begun, following in zip(asked, made[1:], strict=False))  # while it is made
         waited = sum(waits[first : first + BATCHES])
         assert waited < 0.4 * BATCHES * TAKES  # at least 60 % are hidden
         assert row["seconds/score"] == pytest.approx(waited, abs=0.1)
-    assert (
-        rows[1]["seconds/score"] > 0
-    )  # before the first score come checks, which hide even the last batch
+    assert rows[1]["seconds/score"] > 0  # before the first score come checks, which hide even the last batch

@@ -35,14 +35,7 @@ def clock(monkeypatch):
 
 
 def console(*, terminal, width=80):
-    return Console(
-        file=io.StringIO(),
-        force_terminal=terminal,
-        width=width,
-        height=24,
-        color_system=None,
-        _environ={},
-    )
+    return Console(file=io.StringIO(), force_terminal=terminal, width=width, height=24, color_system=None, _environ={})
 
 
 def fake_loop(iteration=0, rank=0):
@@ -79,9 +72,7 @@ def test_numbers_are_right(clock):
     assert callback.times() == "0:00:40, 0:02:40 left"
     clock.sleep(4)
     assert callback.times() == "0:00:44, 0:02:36 left"
-    clock.sleep(
-        100
-    )  # far over its time: the iteration may end any moment, the others still need theirs
+    clock.sleep(100)  # far over its time: the iteration may end any moment, the others still need theirs
     assert callback.times() == "0:02:24, 0:02:30 left"
 
 
@@ -137,10 +128,7 @@ def test_fits_80_columns_whatever_the_values(clock, extreme):
     assert "videos/s" in lines[1]
     assert lines[0].endswith(" left")
     assert " 233:20:04, " in lines[0]  # 840 004 s: hours beyond a day are not lost
-    assert [len(line) <= 45 for line in drawn(callback, width=45)] == [
-        True,
-        True,
-    ]  # cut, not wrapped
+    assert [len(line) <= 45 for line in drawn(callback, width=45)] == [True, True]  # cut, not wrapped
 
 
 def test_missing_numbers_are_dashes(clock):
@@ -162,9 +150,7 @@ def test_plain_lines_come_every_five_seconds_and_at_the_end(clock):
     lines = text.splitlines()
     assert "\x1b" not in text
     text.encode("ascii")
-    assert all(
-        line.startswith("iteration ") for line in lines
-    )  # longer than the page, yet not broken in two
+    assert all(line.startswith("iteration ") for line in lines)  # longer than the page, yet not broken in two
     # The clock reads 0.5 s at the first event; from then on every 5 s, and the last iteration in any case.
     assert [int(line.split()[1].split("/")[0]) for line in lines] == [0, 5, 10, 15, 20, 23]
 

@@ -16,9 +16,7 @@ from sage_grpo.videos import write_mp4
 def test_tensorboard_curve_and_video(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     movie = tmp_path / "movie.mp4"
-    write_mp4(
-        movie, np.arange(5 * 16 * 16 * 3, dtype=np.uint32).reshape(5, 16, 16, 3).astype(np.uint8)
-    )
+    write_mp4(movie, np.arange(5 * 16 * 16 * 3, dtype=np.uint32).reshape(5, 16, 16, 3).astype(np.uint8))
     for start, stop, value, resume_at in ((0, 5, 1.0, None), (3, 7, 2.0, 3)):
         tracker = TensorBoardTracker(tmp_path / "tb", resume_at)
         for step in range(start, stop):
@@ -41,9 +39,7 @@ def test_wandb_offline_keeps_one_run_id(tmp_path, monkeypatch):
     movie = tmp_path / "movie.mp4"
     write_mp4(movie, np.zeros((2, 16, 16, 3), np.uint8))
     for steps, resume_at in ((range(2), None), (range(1, 3), 1)):
-        jsonl, wandb = make_trackers(
-            ["wandb"], tmp_path, config={"lr": 1e-3}, name="short", resume_at=resume_at
-        )
+        jsonl, wandb = make_trackers(["wandb"], tmp_path, config={"lr": 1e-3}, name="short", resume_at=resume_at)
         for step in steps:
             wandb.log(step, {"reward/mean": 0.5, "loss": math.nan})
         wandb.video(steps[-1], "sample", movie)
@@ -85,9 +81,7 @@ def trackio(monkeypatch):
 
 def test_trackio_resumes_without_doubled_steps(tmp_path, trackio):
     for steps, resume_at in ((range(5), None), (range(3, 7), 3)):
-        jsonl, tracker = make_trackers(
-            ["trackio"], tmp_path, config={"a": 1}, name="demo", resume_at=resume_at
-        )
+        jsonl, tracker = make_trackers(["trackio"], tmp_path, config={"a": 1}, name="demo", resume_at=resume_at)
         for step in steps:
             tracker.log(step, {"reward/mean": float(step)})
             tracker.video(step, "sample", tmp_path / f"{step}.mp4")
@@ -105,9 +99,7 @@ def test_trackio_resumes_without_doubled_steps(tmp_path, trackio):
 
 def test_two_folders_are_two_runs_even_of_one_name(tmp_path, trackio):
     for folder in ("a", "b"):
-        for tracker in make_trackers(
-            ["trackio"], tmp_path / folder, config={}, name="demo", resume_at=None
-        ):
+        for tracker in make_trackers(["trackio"], tmp_path / folder, config={}, name="demo", resume_at=None):
             tracker.log(0, {"x": 1.0})
             tracker.close()
     assert len(trackio.rows) == 2
@@ -120,9 +112,7 @@ def test_a_missing_package_says_how_to_get_it(tmp_path, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtra) as raised:
         make_trackers([package], tmp_path, config={}, name="x", resume_at=None)
-    expected = (
-        f"tracker '{package}' needs the package {package}: pip install 'sage-grpo[{package}]'"
-    )
+    expected = f"tracker '{package}' needs the package {package}: pip install 'sage-grpo[{package}]'"
     assert str(raised.value) == expected
     assert isinstance(raised.value, ImportError)
 
@@ -136,19 +126,13 @@ def test_a_broken_package_keeps_its_own_error(tmp_path, monkeypatch):
 
 
 def test_an_unknown_name_is_refused_before_anything_opens(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"unknown tracker 'tensorbord'; did you mean 'tensorboard'\?"
-    ):
-        make_trackers(
-            ["jsonl", "tensorbord"], tmp_path / "run", config={}, name="x", resume_at=None
-        )
+    with pytest.raises(ValueError, match=r"unknown tracker 'tensorbord'; did you mean 'tensorboard'\?"):
+        make_trackers(["jsonl", "tensorbord"], tmp_path / "run", config={}, name="x", resume_at=None)
     assert not (tmp_path / "run").exists()
 
 
 def test_jsonl_is_always_first_and_once(tmp_path, trackio):
-    trackers = make_trackers(
-        ["trackio", "jsonl", "trackio"], tmp_path, config={}, name="x", resume_at=None
-    )
+    trackers = make_trackers(["trackio", "jsonl", "trackio"], tmp_path, config={}, name="x", resume_at=None)
     assert [type(t).__name__ for t in trackers] == ["JsonlTracker", "TrackioTracker"]
     for tracker in trackers:
         tracker.close()

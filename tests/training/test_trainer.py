@@ -38,26 +38,14 @@ def recipe(out, **run):
         "policy": {"prompts_per_iteration": 2, "batch_size": 8, "num_generations": 4, "clip": 0.1},
         "kl": {"high": 0.1, "warmup": 0, "ref_model_sync_steps": 3},
         "optimizer": {"lr": 1e-3, "ema": 0.9},
-        "run": {
-            "out": str(out),
-            "iterations": 6,
-            "save_every": 2,
-            "sample_every": 3,
-            "samples": 2,
-            **run,
-        },
+        "run": {"out": str(out), "iterations": 6, "save_every": 2, "sample_every": 3, "samples": 2, **run},
         "gauge": {"every": 2},
     }
 
 
 def make(out, rewards=(brightness,), prompts=("a", "b", "c", "d", "e"), callbacks=(), **run):
     return Trainer(
-        GaussianModel(),
-        rewards,
-        recipe(out, **run),
-        list(prompts),
-        callbacks=callbacks,
-        console=Console(quiet=True),
+        GaussianModel(), rewards, recipe(out, **run), list(prompts), callbacks=callbacks, console=Console(quiet=True)
     )
 
 
@@ -66,9 +54,7 @@ def test_a_run_leaves_everything_behind(tmp_path):
     folder = tmp_path / "run"
     assert result.iterations == 6
     assert yaml.safe_load((folder / "config.yaml").read_text())["policy"]["clip"] == 0.1
-    assert (
-        load_recipe(folder / "config.yaml").run.iterations == 6
-    )  # the resolved recipe is a recipe
+    assert load_recipe(folder / "config.yaml").run.iterations == 6  # the resolved recipe is a recipe
     assert "torch" in (folder / "environment.json").read_text()
     rows = read_metrics(folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
@@ -86,35 +72,19 @@ def test_a_run_leaves_everything_behind(tmp_path):
         "kl_weight",
     ):
         assert key in rows[0], key
-    for series in (
-        "ratio",
-        "clip_frac",
-        "gradient_raw",
-        "gradient_equalized",
-        "kl",
-        "log_ratio_rms",
-    ):
-        assert [k for k in rows[0] if k.startswith(f"steps/{series}/")] == [
-            f"steps/{series}/{t:03d}" for t in range(4)
-        ]
+    for series in ("ratio", "clip_frac", "gradient_raw", "gradient_equalized", "kl", "log_ratio_rms"):
+        assert [k for k in rows[0] if k.startswith(f"steps/{series}/")] == [f"steps/{series}/{t:03d}" for t in range(4)]
     assert {"drift/kl_initial", "drift/base_error", "drift/diversity"} <= set(rows[0])
     assert "drift/base_error" not in rows[1]  # every second iteration
     assert list((folder / "tensorboard").glob("events.*"))
-    assert [p.name for p in sorted((folder / "checkpoints").iterdir())] == [
-        "step-00000004",
-        "step-00000006",
-    ]
+    assert [p.name for p in sorted((folder / "checkpoints").iterdir())] == ["step-00000004", "step-00000006"]
     assert read_mp4(folder / "samples" / "000003" / "00.mp4").shape[0] == 4
     assert (folder / "samples" / "000006" / "sheet.png").stat().st_size > 1000
     asked = json.loads((folder / "samples" / "000006" / "prompts.json").read_text())
-    assert [row["seed"] for row in asked] == list(
-        range(len(list((folder / "samples" / "000006").glob("*.mp4"))))
-    )
+    assert [row["seed"] for row in asked] == list(range(len(list((folder / "samples" / "000006").glob("*.mp4")))))
     took = [row["seconds/rollout"] + row["seconds/update"] for row in rows]
     assert all(row["seconds/rollout"] > 0 and row["seconds/update"] > 0 for row in rows)
-    assert (
-        sum(took[1:]) <= rows[-1]["time"] - rows[0]["time"] + 0.05
-    )  # phases are parts of the wall's time
+    assert sum(took[1:]) <= rows[-1]["time"] - rows[0]["time"] + 0.05  # phases are parts of the wall's time
     end = json.loads((folder / "end.json").read_text())
     assert (end["iteration"], end["stop_reason"], end["error"]) == (6, None, None)
 
@@ -144,8 +114,7 @@ def test_equalized_gradients_in_the_log_are_equal(tmp_path):
     make(tmp_path / "run", iterations=1).train()
     (row,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
     raw, equal = (
-        [v for k, v in row.items() if k.startswith(f"steps/gradient_{kind}/")]
-        for kind in ("raw", "equalized")
+        [v for k, v in row.items() if k.startswith(f"steps/gradient_{kind}/")] for kind in ("raw", "equalized")
     )
     assert max(raw) / min(raw) > 3 * max(equal) / min(equal)
 
@@ -222,9 +191,7 @@ def test_interruption_saves_and_ends_cleanly(tmp_path, number):
     assert process.wait() == 0
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert 3 <= len(rows) < 12
-    assert (
-        tmp_path / "checkpoints" / f"step-{len(rows):08d}"
-    ).is_dir()  # at the iteration it had reached
+    assert (tmp_path / "checkpoints" / f"step-{len(rows):08d}").is_dir()  # at the iteration it had reached
 
 
 def test_damaged_checkpoints_are_passed_over(tmp_path):
@@ -311,14 +278,8 @@ def test_callbacks_hang_on(tmp_path):
     [
         ({"model": {"type": "shape"}}, "did you mean 'shapes'"),
         ({"rewards": []}, "needs at least one"),
-        (
-            {"rewards": [{"type": "shapes", "weights": {"XQ": 1}}]},
-            "has the scores VQ, MQ, TA, not 'XQ'",
-        ),
-        (
-            {"model": {"type": "no.such.module:f"}, "rewards": [{"type": "shapes"}]},
-            "cannot be imported",
-        ),
+        ({"rewards": [{"type": "shapes", "weights": {"XQ": 1}}]}, "has the scores VQ, MQ, TA, not 'XQ'"),
+        ({"model": {"type": "no.such.module:f"}, "rewards": [{"type": "shapes"}]}, "cannot be imported"),
     ],
 )
 def test_mistakes_in_a_recipe(values, message):
@@ -340,18 +301,12 @@ def test_json_on_the_command_line(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (
-            "sampling.kernel=sagee",
-            "sampling.kernel: there is no kernel 'sagee'; did you mean 'sage'?",
-        ),
+        ("sampling.kernel=sagee", "sampling.kernel: there is no kernel 'sagee'; did you mean 'sage'?"),
         ("model.type=shape", "model 'shape' is not known; did you mean 'shapes'?"),
         ("model.type=no.such:Model", "cannot be imported"),
         ("rewards=[{type: clpi}]", "reward 'clpi' is not known; did you mean 'clip'?"),
         ("monitors=[{type: motoin}]", "reward 'motoin' is not known; did you mean 'motion'?"),
-        (
-            "run.trackers=[tensorbord]",
-            "run.trackers: there is no tracker 'tensorbord'; did you mean 'tensorboard'?",
-        ),
+        ("run.trackers=[tensorbord]", "run.trackers: there is no tracker 'tensorbord'; did you mean 'tensorboard'?"),
         ("optimizer.type=adam", "did you mean 'adamw'?"),
         ("policy.aggregation=reward", "did you mean 'rewards'?"),
         ("tuning.mode=lore", "did you mean 'lora'?"),
@@ -368,9 +323,7 @@ def test_what_only_looks_like_a_model_is_refused(tmp_path):
     class Likeness:
         module = torch.nn.Linear(1, 1)
 
-    with pytest.raises(
-        ConfigError, match=r"Likeness is no video model; write class Likeness\(VideoModel\)"
-    ):
+    with pytest.raises(ConfigError, match=r"Likeness is no video model; write class Likeness\(VideoModel\)"):
         Trainer(Likeness(), [brightness], recipe(tmp_path), ["a"])
 
 
@@ -388,9 +341,7 @@ def test_a_full_disk_is_told_without_a_trace(where, capsys):
 
 def test_a_model_of_your_own_is_tuned_as_the_recipe_says(tmp_path):
     recipe = {"tuning": {"mode": "lora", "rank": 2}, "run": {"out": str(tmp_path)}}
-    trainer = Trainer(
-        model=ShapesModel.from_pretrained(), rewards=[lambda v, p: [0.0] * len(v)], config=recipe
-    )
+    trainer = Trainer(model=ShapesModel.from_pretrained(), rewards=[lambda v, p: [0.0] * len(v)], config=recipe)
     trained = [name for name, p in trainer.model.module.named_parameters() if p.requires_grad]
     assert trained
     assert all(".lora_" in name for name in trained)
@@ -421,9 +372,7 @@ def test_an_ordinary_run_overlaps_scoring_and_knows_how_long_it_waited(tmp_path)
 
     settings = recipe(tmp_path / "run", iterations=2, sample_every=0, hang_minutes=1)
     settings["policy"]["batch_size"] = 4
-    trainer = Trainer(
-        GaussianModel(), [Elsewhere()], settings, ["a", "b"], console=Console(quiet=True)
-    )
+    trainer = Trainer(GaussianModel(), [Elsewhere()], settings, ["a", "b"], console=Console(quiet=True))
     decode = trainer.model.decode
     trainer.model.decode = lambda x0: (log.append("made"), decode(x0))[1]
     trainer.train()

@@ -11,12 +11,7 @@ from weights.test_start_checks import loop_for
 
 def compiled(adapter, mode, recompute):
     torch._dynamo.reset()
-    tuning = {
-        "mode": mode,
-        "precision": "bfloat16",
-        "gradient_checkpointing": recompute,
-        "compile": "inductor",
-    }
+    tuning = {"mode": mode, "precision": "bfloat16", "gradient_checkpointing": recompute, "compile": "inductor"}
     return disturb(tiny_model(adapter, tuning), 0.02)
 
 

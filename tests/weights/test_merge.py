@@ -17,19 +17,14 @@ def slightly_trained(adapter):
     model = tiny_model(adapter, {"mode": "lora", "precision": "bfloat16", "alpha": 8})
     torch.manual_seed(0)
     exact = {}
-    names = [
-        name for name, layer in model.module.named_modules() if layer in lora_layers(model.module)
-    ]
+    names = [name for name, layer in model.module.named_modules() if layer in lora_layers(model.module)]
     with torch.no_grad():
         for name, layer in zip(names, lora_layers(model.module), strict=True):
             a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
             weight = layer.get_base_layer().weight
             b.normal_()
             b.mul_(SHARE * weight.float().norm() / (2 * b @ a).norm())
-            exact[f"{name}.weight"] = (
-                weight.double().clone(),
-                2 * b.double() @ a.double(),
-            )  # alpha/rank = 2
+            exact[f"{name}.weight"] = weight.double().clone(), 2 * b.double() @ a.double()  # alpha/rank = 2
     return model, exact
 
 

@@ -36,17 +36,10 @@ def one_velocity(model, sigma=0.7):
 
 def numbered_loop(model, **settings):
     prompts = contract.prompts_for(model)
-    policy = {
-        "prompts_per_iteration": 2,
-        "num_generations": 2,
-        "batch_size": 2,
-        **settings.pop("policy", {}),
-    }
+    policy = {"prompts_per_iteration": 2, "num_generations": 2, "batch_size": 2, **settings.pop("policy", {})}
     config = make_config(policy=policy, sampling={"steps": 4}, **settings)
     bank = make_bank(model.module)
-    return make_loop(
-        config, model=model, prompts=lambda start, count: (prompts * count)[:count], bank=bank
-    )
+    return make_loop(config, model=model, prompts=lambda start, count: (prompts * count)[:count], bank=bank)
 
 
 @pytest.mark.parametrize("adapter", contract.adapters(), ids=lambda a: a.__name__)
@@ -120,18 +113,11 @@ def test_adapters_as_anchor_equal_plain_copies():
     ends = []
     for kind in (LoraBank, CopyBank):
         model = tiny_model(tuning={"mode": "lora"})
-        loop, seen = numbered_loop(
-            model, policy={"num_iterations": 3}, kl={"ref_model_sync_steps": 2, "high": 10.0}
-        )
+        loop, seen = numbered_loop(model, policy={"num_iterations": 3}, kl={"ref_model_sync_steps": 2, "high": 10.0})
         loop.bank = kind(model.module)
         loop.run(2)
         trained = [p for p in model.module.parameters() if p.requires_grad]
-        ends.append(
-            (
-                torch.cat([p.detach().flatten() for p in trained]),
-                [r.mean("kl_anchor") for r in seen.updates],
-            )
-        )
+        ends.append((torch.cat([p.detach().flatten() for p in trained]), [r.mean("kl_anchor") for r in seen.updates]))
     assert torch.equal(ends[0][0], ends[1][0])
     assert ends[0][1] == ends[1][1]
     assert max(ends[0][1]) > 0
@@ -170,9 +156,7 @@ def test_bf16_keeps_trained_weights_in_fp32_and_the_ratio_at_one(adapter, mode):
     model = tiny_model(adapter, {"mode": mode, "precision": "bfloat16"})
     kinds = {p.requires_grad: set() for p in model.module.parameters()}
     for name, parameter in model.module.named_parameters():
-        if not any(
-            word in name for word in ("norm", "scale_shift_table", "time_embedder")
-        ):  # kept fp32 by diffusers
+        if not any(word in name for word in ("norm", "scale_shift_table", "time_embedder")):  # kept fp32 by diffusers
             kinds[parameter.requires_grad].add(parameter.dtype)
     assert kinds[True] == {torch.float32}
     if mode == "lora":
@@ -206,9 +190,7 @@ def test_guidance_gradient_through_both_branches_or_one():
     for gradient in ("both", "conditional"):
         model = tiny_model(Wan, guidance_gradient=gradient)
         one_velocity(model).square().mean().backward()
-        found[gradient] = torch.cat(
-            [p.grad.flatten() for p in model.module.parameters() if p.grad is not None]
-        )
+        found[gradient] = torch.cat([p.grad.flatten() for p in model.module.parameters() if p.grad is not None])
     model = tiny_model(Wan)
     inner, calls = model.predict, []
 
@@ -219,9 +201,7 @@ def test_guidance_gradient_through_both_branches_or_one():
 
     model.predict = second_detached
     one_velocity(model).square().mean().backward()
-    expected = torch.cat(
-        [p.grad.flatten() for p in model.module.parameters() if p.grad is not None]
-    )
+    expected = torch.cat([p.grad.flatten() for p in model.module.parameters() if p.grad is not None])
     assert torch.equal(found["conditional"], expected)
     assert not torch.equal(found["conditional"], found["both"])
 
@@ -299,12 +279,7 @@ def test_tiles_and_slices():
     assert model.pipe.vae.use_slicing
 
 
-SETTINGS = (
-    {"gradient_checkpointing": True},
-    {"precision": "bfloat16"},
-    {"vae_tiling": True},
-    {"attention": "flash"},
-)
+SETTINGS = ({"gradient_checkpointing": True}, {"precision": "bfloat16"}, {"vae_tiling": True}, {"attention": "flash"})
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: next(iter(s)))
@@ -329,24 +304,14 @@ def test_timesteps_share_a_pass():
         loop, seen = numbered_loop(model, policy={"replay_timesteps": together})
         loop._checked = True
         count = []
-        hook = model.module.register_forward_hook(
-            lambda *a, count=count: count.append(torch.is_grad_enabled())
-        )
-        loop.optimizer = torch.optim.SGD(
-            [p for p in model.module.parameters() if p.requires_grad], lr=1.0
-        )
+        hook = model.module.register_forward_hook(lambda *a, count=count: count.append(torch.is_grad_enabled()))
+        loop.optimizer = torch.optim.SGD([p for p in model.module.parameters() if p.requires_grad], lr=1.0)
         loop.iterate()
         hook.remove()
         assert set(seen.updates[0].per_step["ratio"]) == {1.0}
-        ends.append(
-            torch.cat([p.detach().flatten() for p in model.module.parameters() if p.requires_grad])
-        )
+        ends.append(torch.cat([p.detach().flatten() for p in model.module.parameters() if p.requires_grad]))
         calls.append(sum(count))
-    assert calls == [
-        2 * 2 * 3,
-        2 * 2 * 2,
-        2 * 2 * 1,
-    ]  # batches × guidance × passes over three steps
+    assert calls == [2 * 2 * 3, 2 * 2 * 2, 2 * 2 * 1]  # batches × guidance × passes over three steps
     for other in ends[1:]:
         torch.testing.assert_close(ends[0], other, rtol=1e-4, atol=1e-6)
     assert not torch.equal(ends[0], weights_of(tiny_model(tuning={"mode": "lora"}))[: len(ends[0])])
@@ -366,23 +331,14 @@ def test_recipe_settings_reach_the_model_and_mistakes_are_named(tmp_path):
     path = contract.make_checkpoint(Wan, tmp_path / "wan")
     sizes = {"frames": 5, "height": 16, "width": 16}
     recipe = {
-        "model": {
-            "type": "wan",
-            "path": path,
-            "guidance_scale": 2.0,
-            **sizes,
-            "options": {"text_tokens": 24},
-        },
+        "model": {"type": "wan", "path": path, "guidance_scale": 2.0, **sizes, "options": {"text_tokens": 24}},
         "tuning": {"mode": "lora", "rank": 2, "offload": True, "conditions": str(tmp_path / "c")},
     }
     model = build_model(load_recipe(recipe))
     assert (model.frames, model.guidance_scale, model.text_tokens) == (5, 2.0, 24)
     assert str(model.conditions.folder) == str(tmp_path / "c")
     for change, message in (
-        (
-            {"options": {"text_token": 3}},
-            "model.text_token: wan has no such setting; did you mean 'text_tokens'",
-        ),
+        ({"options": {"text_token": 3}}, "model.text_token: wan has no such setting; did you mean 'text_tokens'"),
         ({"path": None}, "model.path: wan needs a checkpoint"),
         ({"type": "wam"}, "did you mean 'wan'"),
     ):
@@ -406,9 +362,7 @@ def test_branches_of_guidance_one_after_the_other(adapter, checkpointing):
         model.module.zero_grad(set_to_none=True)
         v = model.velocity(x, torch.tensor([0.95, 0.4]), condition)
         v.square().sum().backward()
-        found.append(
-            (v, {n: p.grad for n, p in model.module.named_parameters() if p.grad is not None})
-        )
+        found.append((v, {n: p.grad for n, p in model.module.named_parameters() if p.grad is not None}))
     (v, gradients), (other, others) = found
     assert torch.equal(v, other)
     assert gradients.keys() == others.keys()
@@ -416,17 +370,13 @@ def test_branches_of_guidance_one_after_the_other(adapter, checkpointing):
 
 
 @pytest.mark.parametrize(
-    ("kind", "adapter", "vae"),
-    [("wan", Wan, torch.float32), ("hunyuan15", HunyuanVideo15, torch.bfloat16)],
+    ("kind", "adapter", "vae"), [("wan", Wan, torch.float32), ("hunyuan15", HunyuanVideo15, torch.bfloat16)]
 )
 def test_only_what_is_trained_is_float32(kind, adapter, vae, tmp_path):
     """With all weights trained, encoders and decoder have the precision of the recipe; the plan counts the same."""
     from sage_grpo.training.build import build_model, outline_model
 
-    path, (frames, height, width) = (
-        contract.make_checkpoint(adapter, tmp_path / kind),
-        adapter.tiny_size,
-    )
+    path, (frames, height, width) = contract.make_checkpoint(adapter, tmp_path / kind), adapter.tiny_size
     size = {"frames": frames, "height": height, "width": width, "guidance_scale": 3.0}
     recipe = {
         "model": {"type": kind, "path": path, **size, "options": dict(adapter.tiny_options)},

@@ -29,21 +29,10 @@ def run(folder, checkpoint, iterations, **tuning):
             "model": model,
             "tuning": {"rank": 2, **tuning},
             "sampling": {"steps": 4},
-            "policy": {
-                "prompts_per_iteration": 1,
-                "num_generations": 2,
-                "batch_size": 2,
-                "num_iterations": 2,
-            },
+            "policy": {"prompts_per_iteration": 1, "num_generations": 2, "batch_size": 2, "num_iterations": 2},
             "kl": {"ref_model_sync_steps": 3, "warmup": 3, "high": 0.1},
             "optimizer": {"lr": 1e-2, "ema": 0.8, "type": "muon"},
-            "run": {
-                "out": str(folder),
-                "iterations": iterations,
-                "sample_every": 0,
-                "trackers": [],
-                "save_every": 1,
-            },
+            "run": {"out": str(folder), "iterations": iterations, "sample_every": 0, "trackers": [], "save_every": 1},
         },
         prompts=["a cat", "a dog", "a bird"],
     )
@@ -52,8 +41,7 @@ def run(folder, checkpoint, iterations, **tuning):
 
 
 @pytest.mark.parametrize(
-    "tuning",
-    [{"mode": "lora", "precision": "bfloat16"}, {"mode": "full", "gradient_checkpointing": True}],
+    "tuning", [{"mode": "lora", "precision": "bfloat16"}, {"mode": "full", "gradient_checkpointing": True}]
 )
 def test_stopped_run_ends_as_an_unbroken_one(tmp_path, tuning):
     checkpoint = contract.make_checkpoint(Wan22, tmp_path / "base")
@@ -64,7 +52,5 @@ def test_stopped_run_ends_as_an_unbroken_one(tmp_path, tuning):
     assert one.keys() == other.keys()  # the anchor's and the average's adapters are back, too
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert whole.loop.bank.state_dict().keys() == parts.loop.bank.state_dict().keys()
-    rows = [
-        (tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "parts")
-    ]
+    rows = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "parts")]
     assert len(rows[0]) == len(rows[1]) == 4

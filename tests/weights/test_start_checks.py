@@ -24,9 +24,7 @@ def loop_for(model, policy=None, **settings):
     policy = {"prompts_per_iteration": 2, "num_generations": 2, "batch_size": 2} | (policy or {})
     config = make_config(policy=policy, sampling={"steps": 4}, **settings)
     bank = make_bank(model.module)
-    return make_loop(
-        config, model=model, prompts=lambda start, count: (prompts * count)[:count], bank=bank
-    )
+    return make_loop(config, model=model, prompts=lambda start, count: (prompts * count)[:count], bank=bank)
 
 
 def rollout_of(model):
@@ -50,10 +48,7 @@ def test_gate_names_dropout():
     model.module.blocks[0].ffn.net[1].p = 0.5
     model.module.train()
     loop, _ = loop_for(model)
-    with pytest.raises(
-        ReplayError,
-        match=r"answers differently each time: switch off dropout.*blocks\.0\.ffn\.net\.1",
-    ):
+    with pytest.raises(ReplayError, match=r"answers differently each time: switch off dropout.*blocks\.0\.ffn\.net\.1"):
         loop.iterate()
 
 
@@ -62,9 +57,7 @@ def test_gate_names_another_mode():
     model.module.blocks[0].ffn.net[1].p = 0.5
     loop, trajectories = rollout_of(model)
     model.module.train()
-    with pytest.raises(
-        ReplayError, match="mode was eval in the rollout and is train in the replay"
-    ):
+    with pytest.raises(ReplayError, match="mode was eval in the rollout and is train in the replay"):
         check_replay(model, trajectories[0], loop.table)
 
 
@@ -72,9 +65,7 @@ def test_gate_names_another_dtype():
     model = disturb(tiny_model(Wan))
     loop, trajectories = rollout_of(model)
     model.autocast_dtype = torch.bfloat16
-    with pytest.raises(
-        ReplayError, match=r"autocast_dtype was None in the rollout and is torch\.bfloat16"
-    ):
+    with pytest.raises(ReplayError, match=r"autocast_dtype was None in the rollout and is torch\.bfloat16"):
         check_replay(model, trajectories[0], loop.table)
 
 
@@ -83,13 +74,8 @@ def test_gate_names_other_weights_dtype():
     loop, trajectories = rollout_of(model)
     model.module.to(torch.float64)
     trajectory = trajectories[0]
-    double = {
-        k: v.double() if v.is_floating_point() else v for k, v in trajectory.condition.items()
-    }
-    with pytest.raises(
-        ReplayError,
-        match=r"dtype was torch\.float32, weights torch\.float32.*weights torch\.float64",
-    ):
+    double = {k: v.double() if v.is_floating_point() else v for k, v in trajectory.condition.items()}
+    with pytest.raises(ReplayError, match=r"dtype was torch\.float32, weights torch\.float32.*weights torch\.float64"):
         check_replay(model, dataclasses.replace(trajectory, condition=double), loop.table)
 
 
@@ -105,13 +91,10 @@ def joined(first, second):
         return {name: torch.cat([one[name], other[name]]) for name in names}
 
     transitions = {
-        t: type(one)(**cat(vars(one), vars(second.transitions[t]), vars(one)))
-        for t, one in first.transitions.items()
+        t: type(one)(**cat(vars(one), vars(second.transitions[t]), vars(one))) for t, one in first.transitions.items()
     }
     condition = cat(first.condition, second.condition, first.condition)
-    return dataclasses.replace(
-        first, condition=condition, transitions=transitions, x0=torch.cat([first.x0, second.x0])
-    )
+    return dataclasses.replace(first, condition=condition, transitions=transitions, x0=torch.cat([first.x0, second.x0]))
 
 
 def test_gate_names_another_batch_shape():
@@ -149,11 +132,7 @@ def test_one_update_of_a_rollout_bears_rounding(dtype, rounding):
     for off, policy, message in (
         (rounding, {}, None),
         (rounding, {"num_iterations": 2}, r"exactly 0"),
-        (
-            30 * rounding,
-            {},
-            r"moves the velocity by 0\.\d+ of its size; it must be within|moves the velocity by .*e-",
-        ),
+        (30 * rounding, {}, r"moves the velocity by 0\.\d+ of its size; it must be within|moves the velocity by .*e-"),
     ):
         model = disturb(tiny_model(RoundsWithGradient, {"precision": dtype}))
         model.off = off
@@ -174,9 +153,7 @@ def test_gate_names_other_guidance():
     model = disturb(tiny_model(Wan))
     loop, trajectories = rollout_of(model)
     model.guidance_scale = 1.0
-    with pytest.raises(
-        ReplayError, match=r"guidance_scale was 3\.0 in the rollout and is 1\.0 in the replay"
-    ):
+    with pytest.raises(ReplayError, match=r"guidance_scale was 3\.0 in the rollout and is 1\.0 in the replay"):
         check_replay(model, trajectories[0], loop.table)
 
 
@@ -245,10 +222,7 @@ def test_frozen_adapter_in_one_block():
 def test_one_frozen_adapter_layer():
     model = tiny_model(Wan, {"mode": "lora"})
     model.module.blocks[0].attn1.to_q.lora_B.requires_grad_(False)
-    assert (
-        "blocks.0 does not train what the other 1 blocks do: attn1.to_q.lora_B.default.weight"
-        in refused(model)
-    )
+    assert "blocks.0 does not train what the other 1 blocks do: attn1.to_q.lora_B.default.weight" in refused(model)
 
 
 def test_block_without_adapters():
@@ -272,10 +246,7 @@ def test_wrong_target_name(targets, message):
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [
-        ("kl", "the KL to the anchor has no gradient"),
-        ("log_ratio", "the policy loss has no gradient"),
-    ],
+    [("kl", "the KL to the anchor has no gradient"), ("log_ratio", "the policy loss has no gradient")],
 )
 def test_detached_term(monkeypatch, name, expected):
     inner = getattr(gaussian, name)
@@ -286,9 +257,7 @@ def test_detached_term(monkeypatch, name, expected):
 def test_kl_under_no_grad(monkeypatch):
     inner = gaussian.kl
     monkeypatch.setattr("sage_grpo.core.update.kl", torch.no_grad()(inner))
-    assert "computed under no_grad or from a detached velocity" in refused(
-        tiny_model(Wan, {"mode": "lora"})
-    )
+    assert "computed under no_grad or from a detached velocity" in refused(tiny_model(Wan, {"mode": "lora"}))
 
 
 def test_velocity_without_gradient(monkeypatch):

@@ -27,35 +27,23 @@ def evaluate(
     sources: Annotated[list[str], SOURCES],
     prompts: Annotated[str | None, PROMPTS] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Videos of each prompt: seeds 0, 1, …")] = 4,
-    scorer: Annotated[
-        list[str] | None, typer.Option(help="One more held-out scorer, with its defaults.")
-    ] = None,
+    scorer: Annotated[list[str] | None, typer.Option(help="One more held-out scorer, with its defaults.")] = None,
     scorers: Annotated[
-        Path | None,
-        typer.Option(help="More of them: YAML with a list as under `rewards:` of a recipe."),
+        Path | None, typer.Option(help="More of them: YAML with a list as under `rewards:` of a recipe.")
     ] = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for videos, scores, results.json, table.md, report.html.")
-    ] = Path("eval"),
-    tag: Annotated[
-        list[str] | None, typer.Option(help="Only prompts with it, such as subject=animal.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first of the prompts: for a trial.")
-    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for videos, scores, results.json, table.md, report.html.")] = Path(
+        "eval"
+    ),
+    tag: Annotated[list[str] | None, typer.Option(help="Only prompts with it, such as subject=animal.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first of the prompts: for a trial.")] = None,
     steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Sampling steps of all sources, not those of training."),
+        int | None, typer.Option(min=1, help="Sampling steps of all sources, not those of training.")
     ] = None,
     no_base: Annotated[
         bool, typer.Option("--no-base", help="Compare with the first source, no untrained model.")
     ] = False,
-    last: Annotated[
-        bool, typer.Option("--last", help="The last weights, even if a run averaged them.")
-    ] = False,
-    retry: Annotated[
-        bool, typer.Option("--retry", help="Score again what a scorer failed on.")
-    ] = False,
+    last: Annotated[bool, typer.Option("--last", help="The last weights, even if a run averaged them.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Score again what a scorer failed on.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Make videos with every source from the same prompts and seeds, score them, and compare in pairs.
@@ -121,29 +109,17 @@ def _print(found: dict[str, Any], out: Path, as_json: bool, console: Console) ->
     )
 
     names, reference, digits = list(found["sources"]), found["reference"], digits_of(found)
-    pairs = {
-        (p["score"], p["source"]): p for p in found["comparisons"] if p["against"] == reference
-    }
-    table = Table(
-        box=box.SIMPLE_HEAD, title=main_table(found).note, title_justify="left", title_style="bold"
-    )
+    pairs = {(p["score"], p["source"]): p for p in found["comparisons"] if p["against"] == reference}
+    table = Table(box=box.SIMPLE_HEAD, title=main_table(found).note, title_justify="left", title_style="bold")
     for name in ("score", "source", "mean", f"difference to {reference}", "wins, %"):
-        table.add_column(
-            name, justify="left" if name in ("score", "source") else "right", no_wrap=True
-        )
+        table.add_column(name, justify="left" if name in ("score", "source") else "right", no_wrap=True)
     for score in found["scores"]:
         key, n = score["name"], digits[score["name"]]
         means = [found["means"][name][key]["mean"] for name in names]
-        for i, (name, mean, place) in enumerate(
-            zip(names, means, ranked(means, score["lower"]), strict=True)
-        ):
+        for i, (name, mean, place) in enumerate(zip(names, means, ranked(means, score["lower"]), strict=True)):
             pair = pairs.get((key, name))
-            more = (
-                [with_interval(pair, n) + mark(pair), percent(pair["wins"])] if pair else ["", ""]
-            )
-            shown = Text(
-                plain(mean, n), style={1: "bold", 2: "underline", 3: "italic"}.get(place or 0, "")
-            )
+            more = [with_interval(pair, n) + mark(pair), percent(pair["wins"])] if pair else ["", ""]
+            shown = Text(plain(mean, n), style={1: "bold", 2: "underline", 3: "italic"}.get(place or 0, ""))
             label = [
                 arrow(score),
                 "" if score["trained"] else Text("held out", style="dim"),
@@ -154,6 +130,4 @@ def _print(found: dict[str, Any], out: Path, as_json: bool, console: Console) ->
     console.print(Text(KEY, style="dim"))
     if lost := losses(found):
         console.print(lost, style="yellow", highlight=False)
-    console.print(
-        f"Tables: {out / 'table.md'}; page with videos: {out / 'report.html'}", highlight=False
-    )
+    console.print(f"Tables: {out / 'table.md'}; page with videos: {out / 'report.html'}", highlight=False)

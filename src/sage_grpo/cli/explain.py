@@ -25,12 +25,9 @@ def explain(
     shift: Annotated[float, typer.Option(help="Above 1 spends more steps at high noise.")] = 5.0,
     eta: Annotated[float, typer.Option(help="Exploration noise; 0 is the plain ODE.")] = 0.7,
     plot: Annotated[
-        Path | None,
-        typer.Option(help="Draw the noise of all kernels in the three regimes of Figure 9."),
+        Path | None, typer.Option(help="Draw the noise of all kernels in the three regimes of Figure 9.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON row a step instead of a table.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON row a step instead of a table.")] = False,
 ) -> None:
     """Show a kernel's table: the three numbers per step that the whole method follows from.
 
@@ -64,24 +61,15 @@ def rows_as_json(table: Table) -> str:
 
     names = ("sigma", "sigma_next", "a", "b", "std", "equalizer")
     columns = (table.sigma, table.sigma_next, table.a, table.b, table.s, equalizer(table))
-    rows = [
-        dict(zip(names, values, strict=True))
-        for values in zip(*(c.tolist() for c in columns), strict=True)
-    ]
-    return (
-        "[\n"
-        + ",\n".join(json.dumps(row | {"equalizer": row["equalizer"] or None}) for row in rows)
-        + "\n]"
-    )
+    rows = [dict(zip(names, values, strict=True)) for values in zip(*(c.tolist() for c in columns), strict=True)]
+    return "[\n" + ",\n".join(json.dumps(row | {"equalizer": row["equalizer"] or None}) for row in rows) + "\n]"
 
 
 def print_table(table: Table, kernel: str, shift: float, eta: float) -> None:
     from sage_grpo.math.equalizer import equalizer, gradient_scale
     from sage_grpo.math.kernels import KERNELS
 
-    grid = Grid(
-        title=f"{kernel}: {len(table)} steps, shift {shift:g}, eta {eta:g}", box=box.SIMPLE_HEAD
-    )
+    grid = Grid(title=f"{kernel}: {len(table)} steps, shift {shift:g}, eta {eta:g}", box=box.SIMPLE_HEAD)
     for heading in ("step", "σ", "noise √Σ", "|b|", "gradient N", "equalizer S"):
         grid.add_column(heading, justify="right")
     scale, weight = gradient_scale(table), equalizer(table)
@@ -93,14 +81,10 @@ def print_table(table: Table, kernel: str, shift: float, eta: float) -> None:
     console.print(grid)
     on = table.stochastic
     if not on.any():
-        console.print(
-            "No step has noise: this is the plain ODE, and there is nothing for GRPO to learn from."
-        )
+        console.print("No step has noise: this is the plain ODE, and there is nothing for GRPO to learn from.")
         return
     spread = (scale[on].max() / scale[on].min()).item()
-    console.print(
-        f"Gradients differ by a factor of {spread:.1f} over the steps; the equalizer removes it."
-    )
+    console.print(f"Gradients differ by a factor of {spread:.1f} over the steps; the equalizer removes it.")
     if table.s[-1] > 0:
         console.print(
             f"The last step leaves noise of {table.s[-1].item():.3f} in the video; training ends with an ODE step "

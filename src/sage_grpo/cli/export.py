@@ -20,23 +20,14 @@ class Dtype(StrEnum):
 
 
 def export(
-    run: Annotated[
-        Path, typer.Argument(help="Run folder, or one of its checkpoints (…/checkpoints/step-…).")
-    ],
+    run: Annotated[Path, typer.Argument(help="Run folder, or one of its checkpoints (…/checkpoints/step-…).")],
     out: Annotated[Path, typer.Option(help="Folder to write; it must not exist yet.")],
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Merge adapters into a whole checkpoint.")
-    ] = False,
-    last: Annotated[
-        bool, typer.Option("--last", help="The last weights, even if the run averaged them.")
-    ] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Merge adapters into a whole checkpoint.")] = False,
+    last: Annotated[bool, typer.Option("--last", help="The last weights, even if the run averaged them.")] = False,
     dtype: Annotated[
-        Dtype | None,
-        typer.Option(help="Of the written weights; by default as they are, merged layers float32."),
+        Dtype | None, typer.Option(help="Of the written weights; by default as they are, merged layers float32.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was written as JSON.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Write what a run trained as a folder that plain diffusers loads.
 
@@ -53,9 +44,7 @@ def export(
             raise ConfigError(f"{out} is there already; choose another --out")
         from sage_grpo.inference.export import export_run, survival_lines
 
-        written = export_run(
-            run, out, merge=merge, average=not last, dtype=dtype.value if dtype else None
-        )
+        written = export_run(run, out, merge=merge, average=not last, dtype=dtype.value if dtype else None)
     if as_json:
         import json
 
@@ -72,12 +61,7 @@ def export(
         soft_wrap=True,
     )
     if update := written["update"]:
-        console.print(
-            *(f"  {line}" for line in survival_lines(update)),
-            sep="\n",
-            highlight=False,
-            soft_wrap=True,
-        )
+        console.print(*(f"  {line}" for line in survival_lines(update)), sep="\n", highlight=False, soft_wrap=True)
         kept, name = next(iter(update.values()))["survives"], next(iter(update))
         if abs(kept - 1) > LOSS:
             console.print(

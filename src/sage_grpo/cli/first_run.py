@@ -13,18 +13,11 @@ from sage_grpo.cli.errors import user_errors
 def first_run(
     recipe: Annotated[Path, typer.Argument(help="YAML file, or the name of a shipped recipe.")],
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that differ from the recipe."),
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that differ from the recipe.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the run and its report.")] = Path(
-        "first-run"
-    ),
-    iterations: Annotated[
-        int, typer.Option(min=2, help="Of the recipe; the first one warms up.")
-    ] = 10,
-    gpu: Annotated[
-        str | None, typer.Option(help="As `plan` calls it; by default recognised by its name.")
-    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the run and its report.")] = Path("first-run"),
+    iterations: Annotated[int, typer.Option(min=2, help="Of the recipe; the first one warms up.")] = 10,
+    gpu: Annotated[str | None, typer.Option(help="As `plan` calls it; by default recognised by its name.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Run a few real iterations of a recipe on this machine, and write one report that can be sent back.
@@ -42,9 +35,7 @@ def first_run(
     with user_errors():
         from sage_grpo.config import load_recipe
 
-        load_recipe(
-            recipe, overrides or []
-        )  # a mistake in the recipe is told before anything is loaded
+        load_recipe(recipe, overrides or [])  # a mistake in the recipe is told before anything is loaded
         console = Console(stderr=as_json)
         with console.status("loading the libraries") as status:
             from sage_grpo.first_run.run import first_run as run
@@ -68,23 +59,12 @@ def show(report: dict[str, Any], out: Path, console: Any) -> None:
         if row["equal"] is None:
             console.print(f"  [dim]- attention by {name}: not here[/]", highlight=False)
         else:
-            mark = (
-                "[green]✓[/] same bits"
-                if row["equal"]
-                else f"[yellow]≈[/] off by {row['deviation']:.1e}"
-            )
-            console.print(
-                f"  {mark} with and without gradient: attention by {name}", highlight=False
-            )
+            mark = "[green]✓[/] same bits" if row["equal"] else f"[yellow]≈[/] off by {row['deviation']:.1e}"
+            console.print(f"  {mark} with and without gradient: attention by {name}", highlight=False)
     seconds = report["seconds"]
-    console.print(
-        f"{report['iterations']} iterations; replay deviates by {report['replay_deviation']:.1e}"
-    )
+    console.print(f"{report['iterations']} iterations; replay deviates by {report['replay_deviation']:.1e}")
     for phase, row in seconds.items():
-        console.print(
-            f"  {phase:<8} {row['measured']:8.2f} s, planned {row['planned']:.2f} s",
-            highlight=False,
-        )
+        console.print(f"  {phase:<8} {row['measured']:8.2f} s, planned {row['planned']:.2f} s", highlight=False)
     memory = report["memory"]
     if memory["measured"]:
         got, wanted = memory["measured"] / 1e9, memory["planned"] / 1e9

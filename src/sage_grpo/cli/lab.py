@@ -17,15 +17,11 @@ app = typer.Typer(invoke_without_command=True, rich_markup_mode="markdown")
 @app.callback()
 def lab(
     context: typer.Context,
-    out: Annotated[Path, typer.Option(help="Folder for the run and its report.")] = Path(
-        "runs/lab"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for the run and its report.")] = Path("runs/lab"),
     iterations: Annotated[
         int | None, typer.Option(min=1, help="Fewer for a quick look; default: the recipe's.")
     ] = None,
-    samples: Annotated[
-        int, typer.Option(min=2, help="Fresh videos to compare before and after on.")
-    ] = 240,
+    samples: Annotated[int, typer.Option(min=2, help="Fresh videos to compare before and after on.")] = 240,
     seed: Annotated[int, typer.Option(help="Another seed, another run.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
@@ -61,22 +57,14 @@ def lab(
 
 @app.command()
 def text(
-    out: Annotated[Path, typer.Option(help="Folder for the run and its report.")] = Path(
-        "runs/text"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for the run and its report.")] = Path("runs/text"),
     iterations: Annotated[
         int | None, typer.Option(min=1, help="Fewer for a quick look; default: the recipe's.")
     ] = None,
-    samples: Annotated[
-        int, typer.Option(min=2, help="Fresh videos to compare before and after on.")
-    ] = 400,
+    samples: Annotated[int, typer.Option(min=2, help="Fresh videos to compare before and after on.")] = 400,
     seed: Annotated[int, typer.Option(help="Another seed, another run.")] = 0,
-    base: Annotated[
-        Path | None, typer.Option(help="Another base model, from `lab pretrain --world text`.")
-    ] = None,
-    control: Annotated[
-        bool, typer.Option("--control", help="Draw lots for rewards, to compare with.")
-    ] = False,
+    base: Annotated[Path | None, typer.Option(help="Another base model, from `lab pretrain --world text`.")] = None,
+    control: Annotated[bool, typer.Option("--control", help="Draw lots for rewards, to compare with.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Teach a small video generator to write numbers, with real OCR as its reward, without a GPU.
@@ -92,19 +80,11 @@ def text(
 
     console = Console(stderr=as_json)
     with user_errors():
-        resolve(
-            "ocr", REWARDS, "reward"
-        )  # a missing library is told with its install line, before anything else
+        resolve("ocr", REWARDS, "reward")  # a missing library is told with its install line, before anything else
         from sage_grpo.lab.digits.run import run_text
 
         result = run_text(
-            out,
-            iterations=iterations,
-            samples=samples,
-            seed=seed,
-            console=console,
-            base=base,
-            control=control,
+            out, iterations=iterations, samples=samples, seed=seed, console=console, base=base, control=control
         )
     if as_json:
         print(json.dumps(result.as_dict()))
@@ -135,9 +115,7 @@ class World(StrEnum):
 def pretrain(
     out: Annotated[Path, typer.Option(help="Folder for the checkpoint.")],
     world: Annotated[World, typer.Option(help="What its clips show.")] = World.shapes,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Default: those of the checkpoint that ships.")
-    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Default: those of the checkpoint that ships.")] = None,
     batch: Annotated[int, typer.Option(min=1)] = 32,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
@@ -152,9 +130,7 @@ def pretrain(
 
 @app.command()
 def reproduce(
-    out: Annotated[
-        Path, typer.Option(help="Folder for runs, results.json, claims.md and figures.")
-    ],
+    out: Annotated[Path, typer.Option(help="Folder for runs, results.json, claims.md and figures.")],
     seeds: Annotated[int, typer.Option(min=2, help="Seeds of every experiment.")] = 5,
     iterations: Annotated[int, typer.Option(min=2)] = 24,
     samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate each run on.")] = 96,
@@ -172,16 +148,12 @@ def reproduce(
     from sage_grpo.lab.reproduce import reproduce as run
 
     console = Console(stderr=as_json)
-    claims = run(
-        out, seeds=seeds, iterations=iterations, samples=samples, workers=workers, console=console
-    )
+    claims = run(out, seeds=seeds, iterations=iterations, samples=samples, workers=workers, console=console)
     if as_json:
         print(json.dumps([vars(claim) for claim in claims]))
         return
     colours = {"reproduced": "green", "not reproduced": "red", "undecided": "yellow"}
     for claim in claims:
-        console.print(
-            f"[{colours[claim.verdict]}]{claim.verdict:<14}[/] {claim.statement}", highlight=False
-        )
+        console.print(f"[{colours[claim.verdict]}]{claim.verdict:<14}[/] {claim.statement}", highlight=False)
         console.print(f"{'':<15}{claim.measured} ({claim.test})", style="dim", highlight=False)
     console.print(f"details: {out / 'claims.md'}", highlight=False)

@@ -16,28 +16,17 @@ if TYPE_CHECKING:
 def plan(
     recipe: Annotated[str, typer.Argument(help="YAML file, or the name of a shipped recipe.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE…")] = None,
-    gpus: Annotated[
-        int | None, typer.Option(help="The same as parallel.processes=N.", min=1)
-    ] = None,
-    gpu: Annotated[
-        str, typer.Option(help="Kind of GPU, such as h100-80g, a100-80g, rtx4090-24g.")
-    ] = "h100-80g",
-    price: Annotated[
-        float | None, typer.Option(help="Of a GPU-hour, in any currency.", min=0)
-    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="The same as parallel.processes=N.", min=1)] = None,
+    gpu: Annotated[str, typer.Option(help="Kind of GPU, such as h100-80g, a100-80g, rtx4090-24g.")] = "h100-80g",
+    price: Annotated[float | None, typer.Option(help="Of a GPU-hour, in any currency.", min=0)] = None,
     sweep: Annotated[
-        list[str] | None,
-        typer.Option(help="Other layouts: 'gpus=8,64,512 sp=1,2,4'; also replicate=1,8."),
+        list[str] | None, typer.Option(help="Other layouts: 'gpus=8,64,512 sp=1,2,4'; also replicate=1,8.")
     ] = None,
     picture: Annotated[Path, typer.Option(help="Where a sweep is drawn.")] = Path("plan.png"),
-    calibration: Annotated[
-        Path | None, typer.Option(help="File of --measured: seconds in its terms.")
-    ] = None,
+    calibration: Annotated[Path | None, typer.Option(help="File of --measured: seconds in its terms.")] = None,
     measured: Annotated[
         Path | None,
-        typer.Option(
-            help="A run on such GPUs: keep in --calibration what it reached, and plan by it."
-        ),
+        typer.Option(help="A run on such GPUs: keep in --calibration what it reached, and plan by it."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
 ) -> None:
@@ -77,10 +66,7 @@ def plan(
 
                 raise ConfigError(f"none of these layouts works: {cells[0].why}")
             draw_sweep(cells, f"{recipe} on {gpu}", picture)
-            told: Any = {
-                "sweep": [show.cell_summary(cell, price, cells) for cell in cells],
-                "picture": str(picture),
-            }
+            told: Any = {"sweep": [show.cell_summary(cell, price, cells) for cell in cells], "picture": str(picture)}
         else:
             with notes.status("going through the network without weights"):
                 found = estimate(config, kind, known)
@@ -113,19 +99,12 @@ def checked(recipe: str, changes: list[str], *, as_json: bool) -> RecipeConfig:
         if as_json:
             print(json.dumps({"error": str(error), "nearest": near}))
         ways = "\n".join(f"  {' '.join(way)}" for way in near)
-        raise ConfigError(
-            f"{error}\nnearest layouts that work:\n{ways}" if near else str(error)
-        ) from None
+        raise ConfigError(f"{error}\nnearest layouts that work:\n{ways}" if near else str(error)) from None
     return config
 
 
 def calibrated(path: Path | None, run: Path | None, gpu: str) -> Any:
-    from sage_grpo.plan.calibration import (
-        Calibration,
-        calibrate,
-        read_calibration,
-        write_calibration,
-    )
+    from sage_grpo.plan.calibration import Calibration, calibrate, read_calibration, write_calibration
 
     if run is None:
         return read_calibration(path) if path else Calibration()
@@ -139,8 +118,6 @@ def calibrated(path: Path | None, run: Path | None, gpu: str) -> Any:
     config = load_recipe(run / "config.yaml")
     planned = estimate(config, find_gpu(gpu), Calibration())
     rows = read_metrics(run / "metrics.jsonl")
-    found = calibrate(
-        rows, planned.seconds, config.rollouts // config.parallel.replicas, gpu, run.name
-    )
+    found = calibrate(rows, planned.seconds, config.rollouts // config.parallel.replicas, gpu, run.name)
     write_calibration(path or Path("calibration.yaml"), found)
     return found

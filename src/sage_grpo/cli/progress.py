@@ -27,9 +27,7 @@ def progress_of(what: str, console: Console) -> Iterator[Callable[[int, int, str
     from rich.table import Column
 
     if console.is_terminal and not console.is_dumb_terminal:
-        now = TextColumn(
-            "{task.fields[now]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
-        )
+        now = TextColumn("{task.fields[now]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
         columns = (
             TextColumn(what),
             BarColumn(20),
@@ -51,8 +49,6 @@ def progress_of(what: str, console: Console) -> Iterator[Callable[[int, int, str
         if moment - last >= LINE_EVERY and done:
             last = moment
             left = (moment - began) / done * (total - done)
-            console.print(
-                f"{what} {done}/{total}, {left:.0f} s left: {now}", highlight=False, markup=False
-            )
+            console.print(f"{what} {done}/{total}, {left:.0f} s left: {now}", highlight=False, markup=False)
 
     yield tell

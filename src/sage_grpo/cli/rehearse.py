@@ -13,18 +13,12 @@ from sage_grpo.cli.errors import user_errors
 def rehearse(
     recipe: Annotated[Path, typer.Argument(help="YAML file, or the name of a shipped recipe.")],
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that differ from the recipe."),
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that differ from the recipe.")
     ] = None,
     processes: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=4, help="Start so many; by default two on each axis of the layout."
-        ),
+        int | None, typer.Option(min=1, max=4, help="Start so many; by default two on each axis of the layout.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Keep the rehearsed run here; by default it is thrown away.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Keep the rehearsed run here; by default it is thrown away.")] = None,
     full_size: Annotated[
         bool,
         typer.Option(
@@ -41,9 +35,7 @@ def rehearse(
             "file and line. Needs g++ and a CPU build of torch. Does not see values, kernels, NCCL, streams or memory.",
         ),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was covered as JSON.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was covered as JSON.")] = False,
 ) -> None:
     """Run two iterations of a recipe on this computer, with the same classes at toy size.
 
@@ -63,12 +55,8 @@ def rehearse(
         from sage_grpo.config import ConfigError, load_recipe
 
         if full_size and fake_cuda:
-            raise ConfigError(
-                "--full-size needs values and --fake-cuda has none; give one of them at a time"
-            )
-        load_recipe(
-            recipe, overrides or []
-        )  # a mistake in the recipe is told before anything is loaded
+            raise ConfigError("--full-size needs values and --fake-cuda has none; give one of them at a time")
+        load_recipe(recipe, overrides or [])  # a mistake in the recipe is told before anything is loaded
         if full_size:
             from sage_grpo.cli.rehearse_full import rehearse_full
 
@@ -87,9 +75,7 @@ def rehearse(
             quiet_libraries()
             with nullcontext(str(out)) if out else tempfile.TemporaryDirectory() as place:
                 folder = out or Path(place)
-                told = run(
-                    recipe, overrides or [], folder, Console(quiet=True), status.update, processes
-                )
+                told = run(recipe, overrides or [], folder, Console(quiet=True), status.update, processes)
     if as_json:
         import json
         from dataclasses import asdict
@@ -98,9 +84,7 @@ def rehearse(
         return
     from rich.markup import escape
 
-    console.print(
-        f"[bold]{recipe}[/] rehearsed in {sum(told.covered.values()):.1f} s", highlight=False
-    )
+    console.print(f"[bold]{recipe}[/] rehearsed in {sum(told.covered.values()):.1f} s", highlight=False)
     for name, seconds in told.covered.items():
         console.print(f"  [green]✓[/] {name} ({seconds:.1f} s)", highlight=False)
     facts = ", ".join(f"{name} {value}" for name, value in told.facts.items())

@@ -39,9 +39,7 @@ PHASES = (
 SHOWN = 14  # lines a table; JSON has all
 
 
-def rehearse_fake(
-    recipe: Path, overrides: list[str], out: Path | None, as_json: bool, processes: int | None
-) -> None:
+def rehearse_fake(recipe: Path, overrides: list[str], out: Path | None, as_json: bool, processes: int | None) -> None:
     import tempfile
     from contextlib import nullcontext
     from pathlib import Path
@@ -72,9 +70,7 @@ def show(report: FakeCudaReport, console: Console) -> None:
     from sage_grpo.rehearsal.fake_report import NOT_SEEN
 
     among = f", the first of {report.processes} processes" if report.processes > 1 else ""
-    console.print(
-        f"[bold]{escape(report.recipe)}[/] on fake CUDA{among}: no tensor was on the wrong device"
-    )
+    console.print(f"[bold]{escape(report.recipe)}[/] on fake CUDA{among}: no tensor was on the wrong device")
     for name, seconds in report.covered.items():
         console.print(f"  [green]✓[/] {name} ({seconds:.1f} s)", highlight=False)
     for text in report.reduced:
@@ -99,9 +95,7 @@ def merged(rows: list[Row]) -> list[tuple[str, str, int, int]]:
         groups[row.phase, row.place].append(row)
     lines = []
     for (phase, place), parts in groups.items():
-        inside = list(
-            dict.fromkeys(row.inside for row in sorted(parts, key=lambda r: -r.count) if row.inside)
-        )
+        inside = list(dict.fromkeys(row.inside for row in sorted(parts, key=lambda r: -r.count) if row.inside))
         more = f" and {len(inside) - 1} more" if len(inside) > 1 else ""
         where = f"{place}\n  {short(inside[0])}{more}" if inside else place
         lines.append((phase, where, sum(r.count for r in parts), sum(r.bytes for r in parts)))

@@ -28,21 +28,13 @@ def rehearse_full(recipe: Path, overrides: list[str], out: Path | None, as_json:
     table = Table("stage", "seconds", "GB loading", "GB working", box=None, pad_edge=False)
     for name, stage in found.stages.items():
         seconds = ", ".join(f"{step} {taken:.0f}" for step, taken in stage.seconds.items())
-        table.add_row(
-            name,
-            seconds,
-            *(f"{size / 1e9:.2f}" if size else "" for size in (stage.loading, stage.working)),
-        )
-    console.print(
-        f"[bold]{recipe}[/] with {found.parameters / 1e9:.2f} billion weights", highlight=False
-    )
+        table.add_row(name, seconds, *(f"{size / 1e9:.2f}" if size else "" for size in (stage.loading, stage.working)))
+    console.print(f"[bold]{recipe}[/] with {found.parameters / 1e9:.2f} billion weights", highlight=False)
     console.print(table)
     planned = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in found.planned.items())
     written = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in found.disk.items())
     console.print(f"  planned, GB: {planned}", highlight=False)
-    console.print(
-        f"  planned peak / measured peak of an iteration: {found.ratio:.2f}", highlight=False
-    )
+    console.print(f"  planned peak / measured peak of an iteration: {found.ratio:.2f}", highlight=False)
     console.print(f"  on disk, GB: {written}", highlight=False)
     for text in found.reduced:
         console.print(f"  [cyan]reduced[/]  {text}", highlight=False)

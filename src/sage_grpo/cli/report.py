@@ -14,32 +14,19 @@ if TYPE_CHECKING:
 
 
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders that `sage-grpo train` wrote.")
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders that `sage-grpo train` wrote.")],
     out: Annotated[
-        Path | None,
-        typer.Option(help="The page; by default report.html in the run, or here for several runs."),
+        Path | None, typer.Option(help="The page; by default report.html in the run, or here for several runs.")
     ] = None,
-    price: Annotated[
-        float, typer.Option(min=0, help="Dollars for an hour of one process (GPU).")
-    ] = 2.5,
+    price: Annotated[float, typer.Option(min=0, help="Dollars for an hour of one process (GPU).")] = 2.5,
     smooth: Annotated[
-        float,
-        typer.Option(
-            min=0, max=0.999, help="Weight of the past in a curve, an iteration; 0 for none."
-        ),
+        float, typer.Option(min=0, max=0.999, help="Weight of the past in a curve, an iteration; 0 for none.")
     ] = 0.9,
     x: Annotated[
-        Literal["iterations", "hours"],
-        typer.Option(help="Curves over iterations, or process hours."),
+        Literal["iterations", "hours"], typer.Option(help="Curves over iterations, or process hours.")
     ] = "iterations",
-    megabytes: Annotated[
-        float, typer.Option(min=0, help="Most that the videos may add to the page.")
-    ] = 24.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print all figures of the page as JSON.")
-    ] = False,
+    megabytes: Annotated[float, typer.Option(min=0, help="Most that the videos may add to the page.")] = 24.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all figures of the page as JSON.")] = False,
 ) -> None:
     """Show a run on one page: curves, heat maps of the timesteps, videos over time, alarms, cost.
 
@@ -60,16 +47,12 @@ def report(
 
         with progress_of("reading runs", Console(stderr=True)) as tell:
             read = read_runs(runs, tell=tell)
-        found = make_report(
-            read, price=price, smooth=smooth, megabytes=megabytes, by_hours=x == "hours"
-        )
+        found = make_report(read, price=price, smooth=smooth, megabytes=megabytes, by_hours=x == "hours")
         target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
         try:
             write_page(found.page, target)
         except OSError as error:
-            raise ConfigError(
-                f"{target} cannot be written: {error.strerror}; name another place with --out"
-            ) from None
+            raise ConfigError(f"{target} cannot be written: {error.strerror}; name another place with --out") from None
     if as_json:
         import json
 
@@ -103,6 +86,4 @@ def _tell(figures: dict[str, Any], target: Path) -> None:
     for notice in figures["notices"]:
         console.print(Text.assemble(("note ", "yellow"), notice), highlight=False)
     size = target.stat().st_size / 1e6
-    console.print(
-        Text(f"Open {target} ({size:.1f} MB) in a browser."), highlight=False, soft_wrap=True
-    )
+    console.print(Text(f"Open {target} ({size:.1f} MB) in a browser."), highlight=False, soft_wrap=True)

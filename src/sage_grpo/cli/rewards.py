@@ -13,9 +13,7 @@ from sage_grpo.cli.rewards_audit import audit
 from sage_grpo.cli.rewards_list import list_rewards
 from sage_grpo.cli.rewards_score import MEGAPIXELS, score
 
-app = typer.Typer(
-    help="List, try, audit and prepare scorers.", no_args_is_help=True, rich_markup_mode="markdown"
-)
+app = typer.Typer(help="List, try, audit and prepare scorers.", no_args_is_help=True, rich_markup_mode="markdown")
 
 
 class Dtype(StrEnum):
@@ -35,26 +33,16 @@ app.command()(audit)
 
 @app.command()
 def convert(
-    source: Annotated[
-        Path, typer.Argument(help="Folder of the released checkpoint, with model_config.json.")
-    ],
+    source: Annotated[Path, typer.Argument(help="Folder of the released checkpoint, with model_config.json.")],
     target: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.")],
     rubric: Annotated[
-        Path | None,
-        typer.Option(help="VideoAlign's prompt_template.py, if it is not near the checkpoint."),
+        Path | None, typer.Option(help="VideoAlign's prompt_template.py, if it is not near the checkpoint.")
     ] = None,
     base: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of Qwen2-VL-2B-Instruct, for checkpoints that hold adapters only."
-        ),
+        Path | None, typer.Option(help="Folder of Qwen2-VL-2B-Instruct, for checkpoints that hold adapters only.")
     ] = None,
-    dtype: Annotated[
-        Dtype, typer.Option(help="Of the written weights; bfloat16 halves the folder.")
-    ] = Dtype.float32,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was written as JSON.")
-    ] = False,
+    dtype: Annotated[Dtype, typer.Option(help="Of the written weights; bfloat16 halves the folder.")] = Dtype.float32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Make VideoAlign's released checkpoint into a folder that a recipe can name.
 
@@ -72,9 +60,7 @@ def convert(
         build.resolve("videoalign", build.REWARDS, "reward")  # says what to install
         from sage_grpo.rewards.videoalign.convert import convert as run
 
-        written = run(
-            source, target, base=base, rubric=rubric, dtype=dtype.value, tell=status.update
-        )
+        written = run(source, target, base=base, rubric=rubric, dtype=dtype.value, tell=status.update)
     if as_json:
         import json
 
@@ -91,18 +77,12 @@ def convert(
 
 @app.command()
 def reference(
-    source: Annotated[
-        Path, typer.Argument(help="Folder of real pictures and videos; folders in it count too.")
-    ],
+    source: Annotated[Path, typer.Argument(help="Folder of real pictures and videos; folders in it count too.")],
     target: Annotated[Path, typer.Argument(help="File to write, e.g. real.safetensors.")],
-    frames: Annotated[
-        int, typer.Option(min=1, help="Frames of each video, spread from the first to the last.")
-    ] = 4,
+    frames: Annotated[int, typer.Option(min=1, help="Frames of each video, spread from the first to the last.")] = 4,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")] = "auto",
     megapixels: Annotated[float, MEGAPIXELS] = 200.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was written as JSON.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Features of real pictures and videos, to which the monitor `kid` compares the sample videos.
 
@@ -124,12 +104,7 @@ def reference(
         files = find_videos([source], [(*FILMS, *PICTURES)])
         with progress_of("looking at real pictures", console) as tell:
             written = make_reference(
-                files,
-                target,
-                device=choose_device(device),
-                frames=frames,
-                megapixels=megapixels,
-                tell=tell,
+                files, target, device=choose_device(device), frames=frames, megapixels=megapixels, tell=tell
             )
     if as_json:
         import json

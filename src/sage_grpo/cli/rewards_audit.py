@@ -17,18 +17,12 @@ if TYPE_CHECKING:
 
 
 def audit(
-    videos: Annotated[
-        list[Path] | None, typer.Argument(help="Videos or folders; none: ten clips made here.")
-    ] = None,
+    videos: Annotated[list[Path] | None, typer.Argument(help="Videos or folders; none: ten clips made here.")] = None,
     reward: Annotated[list[str] | None, REWARD] = None,
     rewards: Annotated[Path | None, REWARDS] = None,
     prompts: Annotated[Path | None, PROMPTS] = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for audit.json, audit.md, audit.png, copies.png.")
-    ] = Path("audit"),
-    seed: Annotated[
-        int, typer.Option(help="Of the noise, the shaking and the order of frames.")
-    ] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for audit.json, audit.md, audit.png, copies.png.")] = Path("audit"),
+    seed: Annotated[int, typer.Option(help="Of the noise, the shaking and the order of frames.")] = 0,
     megapixels: Annotated[float, MEGAPIXELS] = 200.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
@@ -61,17 +55,11 @@ def audit(
         write_json(out / "audit.json", result.as_dict())
         atomic_write(out / "audit.md", markdown(result).encode())
         draw_audit(out / "audit.png", result)
-        _sheet(
-            out / "copies.png", next(clip for clip in clips if clip.name == result.clips[0]), seed
-        )
+        _sheet(out / "copies.png", next(clip for clip in clips if clip.name == result.clips[0]), seed)
     if as_json:
         import json
 
-        print(
-            json.dumps(
-                result.as_dict() | {"out": str(out), "left_out": panel.left_out}, ensure_ascii=False
-            )
-        )
+        print(json.dumps(result.as_dict() | {"out": str(out), "left_out": panel.left_out}, ensure_ascii=False))
         return
     _table(result, console)
     console.print(
@@ -94,13 +82,8 @@ def _clips(videos: list[Path], prompts: Path | None, megapixels: float) -> list[
         from sage_grpo.evaluation.audit.natural import clip, scenes
 
         if prompts:
-            raise ConfigError(
-                "--prompts is for videos of your own; the clips made here have theirs"
-            )
-        return [
-            Clip(name, Prompt(scene.prompt), partial(clip, name, scene))
-            for name, scene in scenes().items()
-        ]
+            raise ConfigError("--prompts is for videos of your own; the clips made here have theirs")
+        return [Clip(name, Prompt(scene.prompt), partial(clip, name, scene)) for name, scene in scenes().items()]
     files = find_videos(videos)
     root = videos[0] if len(videos) == 1 and videos[0].is_dir() else Path()
     texts = find_prompts(files, root, prompts)
@@ -127,9 +110,7 @@ def _table(result: Result, console: Console) -> None:
     from sage_grpo.evaluation.folder import number
 
     title = f"{len(result.clips)} clips, {len(result.degradations)} kinds of copies; changes in spreads of the score"
-    table = Table(
-        box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", show_lines=False
-    )
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", show_lines=False)
     table.add_column("score", overflow="fold", ratio=3)
     table.add_column("clips", justify="right", no_wrap=True)
     table.add_column("gamed by", ratio=6)
@@ -139,17 +120,10 @@ def _table(result: Result, console: Console) -> None:
         gamed = ", ".join(f"{name} +{change[name]}" for name in result.those(key, "gamed"))
         blind = ", ".join(result.those(key, "blind"))
         clips = str(result.natural[key]["clips"])
-        table.add_row(
-            key,
-            clips,
-            Text(gamed or "none", style="red" if gamed else "green"),
-            Text(blind or "none"),
-        )
+        table.add_row(key, clips, Text(gamed or "none", style="red" if gamed else "green"), Text(blind or "none"))
     console.print(table, highlight=False)
     for name, reason in result.unreadable.items():
         console.print(Text.assemble(("left out ", "yellow"), f"{name}: {reason}"), highlight=False)
     for key in (key for key in result.keys if key not in result.scored):
         reasons = result.masked.get(key, {"no clip has all of its scores": 1})
-        console.print(
-            Text.assemble(("no score ", "yellow"), f"{key}: {next(iter(reasons))}"), highlight=False
-        )
+        console.print(Text.assemble(("no score ", "yellow"), f"{key}: {next(iter(reasons))}"), highlight=False)

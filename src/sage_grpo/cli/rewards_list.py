@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from sage_grpo.evaluation.catalogue import Entry
 
 
-def list_rewards(
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-) -> None:
+def list_rewards(as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False) -> None:
     """Show every built-in scorer: its scores, options and presets, and what it needs. No weights are loaded.
 
     Example: `sage-grpo rewards list`
@@ -36,11 +34,7 @@ def list_rewards(
     from rich.table import Table
 
     table = Table(
-        box=box.HORIZONTALS,
-        show_lines=True,
-        header_style="bold",
-        expand=False,
-        width=min(console.width, 100),
+        box=box.HORIZONTALS, show_lines=True, header_style="bold", expand=False, width=min(console.width, 100)
     )
     table.add_column("type", no_wrap=True, style="bold")
     table.add_column("what it is")
@@ -62,16 +56,12 @@ def _about(entry: Entry) -> Group:
     from rich.text import Text
 
     scores = (
-        ", ".join(entry.scores)
-        if entry.scores
-        else f"known when it is {'installed' if entry.missing else 'built'}"
+        ", ".join(entry.scores) if entry.scores else f"known when it is {'installed' if entry.missing else 'built'}"
     )
     options = [f"{name} (required)" for name in entry.required]
     options += [f"{name}={_value(value)}" for name, value in entry.defaults.items()]
     lines = {
-        "scores": Text(
-            f"{scores} ({'groupwise: compares videos' if entry.groupwise else 'pointwise'})"
-        ),
+        "scores": Text(f"{scores} ({'groupwise: compares videos' if entry.groupwise else 'pointwise'})"),
         "options": Text(", ".join(options)),
         "presets": Text(", ".join(_preset(*item) for item in entry.presets.items())),
         "needs": _needs(entry),

@@ -14,36 +14,25 @@ if TYPE_CHECKING:
 
     from sage_grpo.evaluation.panel import Panel
 
-REWARD = typer.Option(
-    "--reward", help="A scorer by name, with its defaults; several times for several."
-)
-REWARDS = typer.Option(
-    "--rewards", help="YAML with `rewards:` as in a recipe, or a recipe: for options and weights."
-)
+REWARD = typer.Option("--reward", help="A scorer by name, with its defaults; several times for several.")
+REWARDS = typer.Option("--rewards", help="YAML with `rewards:` as in a recipe, or a recipe: for options and weights.")
 PROMPTS = typer.Option(
     "--prompts",
     help="txt, jsonl, csv or parquet; rows find their video by its name in a column `file` (in txt: before a tab), "
     "or by a file named after the prompt. Without it: the .txt beside each video.",
 )
 MEGAPIXELS = typer.Option(
-    "--megapixels",
-    min=0.001,
-    help="Frames × width × height, in millions, above which a video is not decoded.",
+    "--megapixels", min=0.001, help="Frames × width × height, in millions, above which a video is not decoded."
 )
 REASONS = 6  # shown; all are in the file
 
 
 def score(
-    folder: Annotated[
-        Path,
-        typer.Argument(help="Folder of videos (mp4, webm, gif, …) or of pictures, or one file."),
-    ],
+    folder: Annotated[Path, typer.Argument(help="Folder of videos (mp4, webm, gif, …) or of pictures, or one file.")],
     reward: Annotated[list[str] | None, REWARD] = None,
     rewards: Annotated[Path | None, REWARDS] = None,
     prompts: Annotated[Path | None, PROMPTS] = None,
-    out: Annotated[Path, typer.Option(help="Folder for scores.json and scores.png.")] = Path(
-        "scores"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for scores.json and scores.png.")] = Path("scores"),
     megapixels: Annotated[float, MEGAPIXELS] = 200.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print all scores as JSON.")] = False,
 ) -> None:
@@ -83,14 +72,9 @@ def score(
         print(json.dumps(found | {"out": str(out), "left_out": panel.left_out}, ensure_ascii=False))
     else:
         _table(found, console)
-        console.print(
-            f"Every video: {out / 'scores.json'}; distributions: {out / 'scores.png'}",
-            highlight=False,
-        )
+        console.print(f"Every video: {out / 'scores.json'}; distributions: {out / 'scores.png'}", highlight=False)
     if not any(row.scores for row in rows):
-        Console(stderr=True).print(
-            "[bold red]error:[/] no video has any score; the reasons are above", highlight=False
-        )
+        Console(stderr=True).print("[bold red]error:[/] no video has any score; the reasons are above", highlight=False)
         raise typer.Exit(1)
 
 
@@ -100,9 +84,7 @@ def tell_left_out(panel: Panel, console: Console) -> None:
 
     for reason in dict.fromkeys(panel.left_out.values()):
         names = ", ".join(name for name, why in panel.left_out.items() if why == reason)
-        console.print(
-            Text.assemble(("not used: ", "dim"), names, (f" ({reason})", "dim")), highlight=False
-        )
+        console.print(Text.assemble(("not used: ", "dim"), names, (f" ({reason})", "dim")), highlight=False)
 
 
 def _table(found: dict[str, Any], console: Console) -> None:
@@ -112,20 +94,13 @@ def _table(found: dict[str, Any], console: Console) -> None:
 
     from sage_grpo.evaluation.folder import number
 
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"{found['videos']} videos",
-        title_justify="left",
-        title_style="bold",
-    )
+    table = Table(box=box.SIMPLE_HEAD, title=f"{found['videos']} videos", title_justify="left", title_style="bold")
     table.add_column("score", overflow="fold")
     for name in ("scored", "mean", "sd", "min", "max", "masked"):
         table.add_column(name, justify="right", no_wrap=True)
     for key, one in found["summary"].items():
         masked = Text(str(one["masked"]), style="yellow" if one["masked"] else "")
-        table.add_row(
-            key, str(one["scored"]), *(number(one[n]) for n in ("mean", "sd", "min", "max")), masked
-        )
+        table.add_row(key, str(one["scored"]), *(number(one[n]) for n in ("mean", "sd", "min", "max")), masked)
     console.print(table, highlight=False)
     whose: dict[str, list[str]] = {}
     for row in found["rows"]:
@@ -135,9 +110,6 @@ def _table(found: dict[str, Any], console: Console) -> None:
         others = f" and {len(files) - 1} more" if len(files) > 1 else ""
         keys = [key for key, one in found["summary"].items() if reason in one["reasons"]]
         scores = "" if len(keys) == len(found["summary"]) else f" ({', '.join(keys)})"
-        console.print(
-            Text.assemble(("masked ", "yellow"), f"{files[0]}{others}{scores}: {reason}"),
-            highlight=False,
-        )
+        console.print(Text.assemble(("masked ", "yellow"), f"{files[0]}{others}{scores}: {reason}"), highlight=False)
     if len(whose) > REASONS:
         console.print(f"and {len(whose) - REASONS} more reasons, in scores.json", highlight=False)

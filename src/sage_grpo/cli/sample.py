@@ -11,29 +11,14 @@ from sage_grpo.cli.errors import user_errors
 
 
 def sample(
-    source: Annotated[
-        Path,
-        typer.Argument(help="Run folder, one of its checkpoints, or a recipe (untrained model)."),
-    ],
-    prompt: Annotated[
-        list[str] | None, typer.Option(help="A text; give it several times for several videos.")
-    ] = None,
-    image: Annotated[
-        list[Path] | None, typer.Option(help="First frame, one a prompt, for image-to-video.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for videos and contact sheet.")] = Path(
-        "samples"
-    ),
+    source: Annotated[Path, typer.Argument(help="Run folder, one of its checkpoints, or a recipe (untrained model).")],
+    prompt: Annotated[list[str] | None, typer.Option(help="A text; give it several times for several videos.")] = None,
+    image: Annotated[list[Path] | None, typer.Option(help="First frame, one a prompt, for image-to-video.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for videos and contact sheet.")] = Path("samples"),
     seed: Annotated[int, typer.Option(help="Prompt i gets seed + i.")] = 0,
-    count: Annotated[
-        int, typer.Option(help="Without --prompt: how many of the recipe's own prompts.", min=1)
-    ] = 4,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="The untrained model beside it, same seeds.")
-    ] = False,
-    last: Annotated[
-        bool, typer.Option("--last", help="The last weights, even if the run averaged them.")
-    ] = False,
+    count: Annotated[int, typer.Option(help="Without --prompt: how many of the recipe's own prompts.", min=1)] = 4,
+    compare: Annotated[bool, typer.Option("--compare", help="The untrained model beside it, same seeds.")] = False,
+    last: Annotated[bool, typer.Option("--last", help="The last weights, even if the run averaged them.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the files as JSON.")] = False,
 ) -> None:
     """Make videos with a run, a checkpoint or an untrained recipe, at fixed seeds and without noise on the way.
@@ -51,9 +36,7 @@ def sample(
         from sage_grpo.training import build
 
         if image and len(image) != len(prompt or []):
-            raise ConfigError(
-                f"{len(image)} --image for {len(prompt or [])} --prompt; give one image a prompt"
-            )
+            raise ConfigError(f"{len(image)} --image for {len(prompt or [])} --prompt; give one image a prompt")
         console = Console(stderr=as_json)
         with console.status("loading the model"):
             sources = [open_source(source, average=not last)]
@@ -71,15 +54,6 @@ def sample(
     if as_json:
         import json
 
-        print(
-            json.dumps(
-                {
-                    "out": str(out),
-                    "seed": seed,
-                    "prompts": [p.text for p in prompts],
-                    "files": files,
-                }
-            )
-        )
+        print(json.dumps({"out": str(out), "seed": seed, "prompts": [p.text for p in prompts], "files": files}))
         return
     console.print(f"Wrote {len(files) - 1} files and {out}/sheet.png", highlight=False)

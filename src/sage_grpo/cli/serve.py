@@ -11,21 +11,12 @@ from sage_grpo.cli.errors import user_errors
 
 
 def serve(
-    fleet: Annotated[
-        Path, typer.Argument(help="YAML file with the scorers, their replicas and limits.")
-    ],
+    fleet: Annotated[Path, typer.Argument(help="YAML file with the scorers, their replicas and limits.")],
     address: Annotated[
-        str | None,
-        typer.Option(
-            help="A Ray cluster to run on, such as auto; none starts Ray on this machine."
-        ),
+        str | None, typer.Option(help="A Ray cluster to run on, such as auto; none starts Ray on this machine.")
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Validate the file and stop; nothing is started.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print address and scorers as JSON when it is up.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Validate the file and stop; nothing is started.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print address and scorers as JSON when it is up.")] = False,
 ) -> None:
     """Run scorers on Ray Serve until Ctrl-C; recipes ask them with `type: http`.
 
@@ -48,9 +39,7 @@ def serve(
             try:
                 from sage_grpo.serve import fleet as running
             except ModuleNotFoundError as error:
-                raise ConfigError(
-                    f"serve needs {error.name}: pip install 'sage-grpo[serve]'"
-                ) from error
+                raise ConfigError(f"serve needs {error.name}: pip install 'sage-grpo[serve]'") from error
             running.check(config)
         if check:
             names = {entry.type: entry.replicas for entry in config.scorers}

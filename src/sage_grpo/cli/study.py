@@ -41,12 +41,10 @@ def run(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8723,
     public_url: Annotated[
-        str | None,
-        typer.Option(help="Where raters reach it through a proxy, as https://study.example.org."),
+        str | None, typer.Option(help="Where raters reach it through a proxy, as https://study.example.org.")
     ] = None,
     raters: Annotated[
-        int | None,
-        typer.Option(min=1, help="Close to new raters once every comparison has so many."),
+        int | None, typer.Option(min=1, help="Close to new raters once every comparison has so many.")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the address as JSON, and progress at the end.")
@@ -74,11 +72,7 @@ def run(
     if as_json:
         print(json.dumps({"url": server.url}), flush=True)
     else:
-        console.print(
-            f"Give raters this link: [bold]{server.url}[/]\nCtrl-C ends it.",
-            highlight=False,
-            soft_wrap=True,
-        )
+        console.print(f"Give raters this link: [bold]{server.url}[/]\nCtrl-C ends it.", highlight=False, soft_wrap=True)
     if not server.local:
         console.print(
             "[yellow]warning:[/] whoever has the link can take part"
@@ -112,9 +106,7 @@ def _wait(server: Server, store: Store, console: Console) -> None:
     while not ended.wait(2.0):
         if (now := store.progress()) != told:
             told = now
-            console.print(
-                f"{now[0]} raters, {now[1]} finished; {now[2]} of {now[3]} answers", highlight=False
-            )
+            console.print(f"{now[0]} raters, {now[1]} finished; {now[2]} of {now[3]} answers", highlight=False)
     server.shutdown()
     server.server_close()
     store.close()
@@ -124,8 +116,7 @@ def _wait(server: Server, store: Store, console: Console) -> None:
 def results(
     folder: Annotated[Path, FOLDER] = Path("study"),
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for results.json, .md and .html; default: the study's."),
+        Path | None, typer.Option(help="Folder for results.json, .md and .html; default: the study's.")
     ] = None,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
@@ -153,10 +144,7 @@ def results(
         print(json.dumps(found, ensure_ascii=False))
         return
     _tell(found, console)
-    console.print(
-        f"Everything: {target / 'results.html'}, results.md and results.json beside it",
-        highlight=False,
-    )
+    console.print(f"Everything: {target / 'results.html'}, results.md and results.json beside it", highlight=False)
 
 
 def _tell(found: dict[str, Any], console: Console) -> None:
@@ -168,13 +156,7 @@ def _tell(found: dict[str, Any], console: Console) -> None:
     console.print(summary(found), highlight=False)
     main = found["kept"] or found["all"]
     for one in (rate_table(main, "Win rates"), score_table(main), quality_table(main)):
-        table = Table(
-            *one.header,
-            box=box.SIMPLE_HEAD,
-            title=one.title,
-            title_justify="left",
-            title_style="bold",
-        )
+        table = Table(*one.header, box=box.SIMPLE_HEAD, title=one.title, title_justify="left", title_style="bold")
         for row in one.rows:
             table.add_row(*row)
         console.print(table)
@@ -182,22 +164,12 @@ def _tell(found: dict[str, Any], console: Console) -> None:
 
 @app.command()
 def size(
-    raters: Annotated[
-        list[int] | None, typer.Option(min=2, help="Several times for several rows.")
-    ] = None,
-    prompts: Annotated[
-        list[int] | None, typer.Option(min=2, help="Several times for several columns.")
-    ] = None,
-    rate: Annotated[
-        float, typer.Option(min=0, max=1, help="Expected win rate; 0.5 is the widest.")
-    ] = 0.5,
+    raters: Annotated[list[int] | None, typer.Option(min=2, help="Several times for several rows.")] = None,
+    prompts: Annotated[list[int] | None, typer.Option(min=2, help="Several times for several columns.")] = None,
+    rate: Annotated[float, typer.Option(min=0, max=1, help="Expected win rate; 0.5 is the widest.")] = 0.5,
     ties: Annotated[float, typer.Option(min=0, max=1, help="Expected share of ties.")] = 0.2,
-    by_rater: Annotated[
-        float, typer.Option(min=0, max=0.5, help="Share of variance between raters.")
-    ] = 0.05,
-    by_prompt: Annotated[
-        float, typer.Option(min=0, max=0.5, help="Share of variance between prompts.")
-    ] = 0.15,
+    by_rater: Annotated[float, typer.Option(min=0, max=0.5, help="Share of variance between raters.")] = 0.05,
+    by_prompt: Annotated[float, typer.Option(min=0, max=0.5, help="Share of variance between prompts.")] = 0.15,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """How many raters and prompts: half the width of a win rate's 95 % interval, in percentage points.
@@ -219,17 +191,7 @@ def size(
     if as_json:
         import json
 
-        print(
-            json.dumps(
-                {
-                    "points": rows,
-                    "rate": rate,
-                    "ties": ties,
-                    "by_rater": by_rater,
-                    "by_prompt": by_prompt,
-                }
-            )
-        )
+        print(json.dumps({"points": rows, "rate": rate, "ties": ties, "by_rater": by_rater, "by_prompt": by_prompt}))
         return
     table = Table("raters", *(f"{p} prompts" for p in columns), box=box.SIMPLE_HEAD)
     for r, cells in rows.items():

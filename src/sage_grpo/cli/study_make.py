@@ -16,44 +16,26 @@ if TYPE_CHECKING:
 def make(
     folder: Annotated[Path | None, typer.Argument(help="Folder of `sage-grpo eval`.")] = None,
     videos: Annotated[
-        list[str] | None,
-        typer.Option(help="name=folder of equally named mp4 files; once for each source."),
+        list[str] | None, typer.Option(help="name=folder of equally named mp4 files; once for each source.")
     ] = None,
     texts: Annotated[
-        Path | None,
-        typer.Option(
-            help="Prompts for --videos: txt, jsonl, csv; without it the .txt beside a video."
-        ),
+        Path | None, typer.Option(help="Prompts for --videos: txt, jsonl, csv; without it the .txt beside a video.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("study"),
     method: Annotated[str | None, typer.Option(help="Compare this source with each other.")] = None,
-    against: Annotated[
-        str | None, typer.Option(help="Compare each other source with this.")
-    ] = None,
+    against: Annotated[str | None, typer.Option(help="Compare each other source with this.")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="At most so many, drawn by the seed.")] = 32,
     dimension: Annotated[
         list[str] | None,
-        typer.Option(
-            help="visual, motion, semantic or your own as 'key=Name: question'; default: the three."
-        ),
+        typer.Option(help="visual, motion, semantic or your own as 'key=Name: question'; default: the three."),
     ] = None,
     checks: Annotated[int, typer.Option(min=0, help="Attention checks a rater.")] = 3,
-    max_failed: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of checks that one may fail.")
-    ] = 0.34,
-    per_rater: Annotated[
-        int | None, typer.Option(min=1, help="Comparisons a rater; default: all.")
-    ] = None,
-    title: Annotated[
-        str, typer.Option(help="What raters see; name no method in it.")
-    ] = "Which video is better?",
-    contact: Annotated[
-        str, typer.Option(help="Who runs the study and how to reach them, for raters.")
-    ] = "",
+    max_failed: Annotated[float, typer.Option(min=0, max=1, help="Share of checks that one may fail.")] = 0.34,
+    per_rater: Annotated[int | None, typer.Option(min=1, help="Comparisons a rater; default: all.")] = None,
+    title: Annotated[str, typer.Option(help="What raters see; name no method in it.")] = "Which video is better?",
+    contact: Annotated[str, typer.Option(help="Who runs the study and how to reach them, for raters.")] = "",
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was planned as JSON.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was planned as JSON.")] = False,
 ) -> None:
     """Plan a study. Without --method and --against every pair of sources is compared.
 
@@ -69,14 +51,8 @@ def make(
         with console.status("loading the libraries"):
             from sage_grpo.evaluation.study import make as making
         if (folder is None) == (not videos):
-            raise ConfigError(
-                "name either a folder of `sage-grpo eval` or --videos name=folder, once for each source"
-            )
-        sources, items = (
-            making.from_eval(folder)
-            if folder
-            else making.from_folders(_folders(videos or []), texts)
-        )
+            raise ConfigError("name either a folder of `sage-grpo eval` or --videos name=folder, once for each source")
+        sources, items = making.from_eval(folder) if folder else making.from_folders(_folders(videos or []), texts)
         pairs = making.choose_pairs(sources, method, against)
         asked = _dimensions(dimension or list(making.DIMENSIONS))
         with progress_of("preparing videos", console) as tell:
@@ -118,9 +94,7 @@ def make(
     for note in plan.notes:
         console.print(f"[yellow]note:[/] {note}", highlight=False)
     if any(not one.prompt for one in plan.comparisons):
-        console.print(
-            "[yellow]note:[/] some videos have no prompt; alignment with the text cannot be judged"
-        )
+        console.print("[yellow]note:[/] some videos have no prompt; alignment with the text cannot be judged")
     console.print(f"Next: sage-grpo study run {out}", highlight=False)
 
 
@@ -131,13 +105,9 @@ def _folders(videos: list[str]) -> dict[str, Path]:
     for one in videos:
         name, equals, place = one.partition("=")
         if not equals or not name or not Path(place).is_dir():
-            raise ConfigError(
-                f"--videos {one}: write it as name=folder, with a folder that is there"
-            )
+            raise ConfigError(f"--videos {one}: write it as name=folder, with a folder that is there")
         if name in found:
-            raise ConfigError(
-                f"--videos has two folders of the name {name!r}; names tell the sources apart"
-            )
+            raise ConfigError(f"--videos has two folders of the name {name!r}; names tell the sources apart")
         found[name] = Path(place)
     return found
 
@@ -153,18 +123,14 @@ def _dimensions(asked: list[str]) -> list[Dimension]:
         name, _, question = rest.partition(":")
         if not equals and key not in DIMENSIONS:
             known = ", ".join(DIMENSIONS)
-            raise ConfigError(
-                f"there is no dimension {key!r}; there are {known}, or your own as 'key=Name: question'"
-            )
+            raise ConfigError(f"there is no dimension {key!r}; there are {known}, or your own as 'key=Name: question'")
         if equals and not (name.strip() and question.strip()):
             raise ConfigError(f"--dimension {one!r}: write it as 'key=Name: question'")
         name, question = (name.strip(), question.strip()) if equals else DIMENSIONS[key]
         try:
             out.append(Dimension(key=key, name=name, question=question))
         except ValueError:
-            raise ConfigError(
-                f"--dimension {one!r}: a key is short, of lower-case letters and digits"
-            ) from None
+            raise ConfigError(f"--dimension {one!r}: a key is short, of lower-case letters and digits") from None
     if len({one.key for one in out}) < len(out):
         raise ConfigError(f"a dimension is named twice: {', '.join(one.key for one in out)}")
     return out

@@ -11,17 +11,12 @@ from sage_grpo.cli.errors import user_errors
 
 
 def train(
-    recipe: Annotated[
-        Path, typer.Argument(help="YAML file, or the name of a shipped recipe such as lab.")
-    ],
+    recipe: Annotated[Path, typer.Argument(help="YAML file, or the name of a shipped recipe such as lab.")],
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that differ from the recipe."),
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that differ from the recipe.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the end summary as JSON.")] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Validate the recipe, print it in full and stop.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Validate the recipe, print it in full and stop.")] = False,
 ) -> None:
     """Post-train a model as a recipe says, going on where an earlier run of the same folder stopped.
 

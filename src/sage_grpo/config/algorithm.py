@@ -14,18 +14,14 @@ class Settings(BaseModel):
 class SamplingConfig(Settings):
     """How a rollout turns noise into a video."""
 
-    kernel: str = Field(
-        "sage", description="SDE of the rollout; `sage-grpo explain` shows them all"
-    )
+    kernel: str = Field("sage", description="SDE of the rollout; `sage-grpo explain` shows them all")
     eta: float = Field(0.5, ge=0, description="exploration noise; 0 is the plain ODE")
     steps: int = Field(20, ge=1, description="steps from noise to video")
     shift: float = Field(5.0, gt=0, description="above 1 spends more steps at high noise")
     last_step: Literal["ode", "kernel"] = Field(
         "ode", description="`ode` ends without noise; `kernel` leaves the kernel's own in the video"
     )
-    window_size: int | None = Field(
-        None, ge=1, description="stochastic steps an iteration; none means all"
-    )
+    window_size: int | None = Field(None, ge=1, description="stochastic steps an iteration; none means all")
     window_start: int | Literal["random"] = Field("random", description="first stochastic step")
     shared_initial_noise: bool = Field(True, description="one initial noise for a whole group")
 
@@ -33,12 +29,8 @@ class SamplingConfig(Settings):
     def _window_fits(self) -> Self:
         usable = self.stochastic_steps
         if self.window_size is not None and self.window_size > usable:
-            raise ValueError(
-                f"window_size={self.window_size} exceeds the {usable} stochastic steps; use {usable}"
-            )
-        if self.window_start != "random" and not 0 <= self.window_start <= usable - (
-            self.window_size or usable
-        ):
+            raise ValueError(f"window_size={self.window_size} exceeds the {usable} stochastic steps; use {usable}")
+        if self.window_start != "random" and not 0 <= self.window_start <= usable - (self.window_size or usable):
             fits = usable - (self.window_size or usable)
             raise ValueError(f"window_start={self.window_start} does not fit; use 0 to {fits}")
         return self
@@ -53,44 +45,26 @@ class PolicyConfig(Settings):
 
     prompts_per_iteration: int = Field(4, ge=1, description="prompts of one rollout")
     num_generations: int = Field(4, ge=2, description="rollouts of each prompt: the group")
-    batch_size: int = Field(
-        2, ge=1, description="videos in one forward pass, in rollout and replay alike"
-    )
-    replay_timesteps: int = Field(
-        1, ge=1, description="timesteps of a batch that share one replay pass"
-    )
+    batch_size: int = Field(2, ge=1, description="videos in one forward pass, in rollout and replay alike")
+    replay_timesteps: int = Field(1, ge=1, description="timesteps of a batch that share one replay pass")
     num_iterations: int = Field(1, ge=1, description="passes over each rollout")
-    num_minibatches: int = Field(
-        1, ge=1, description="optimizer updates in a pass: the timesteps are split"
-    )
-    timestep_fraction: float = Field(
-        1.0, gt=0, le=1, description="share of the stochastic steps trained on"
-    )
+    num_minibatches: int = Field(1, ge=1, description="optimizer updates in a pass: the timesteps are split")
+    timestep_fraction: float = Field(1.0, gt=0, le=1, description="share of the stochastic steps trained on")
     permute_timesteps: bool = Field(True, description="train on the timesteps in random order")
     clip: float = Field(
-        1e-4,
-        gt=0,
-        description="ratios count within 1 ± clip; with the mean reduction they differ from 1 by about 1e-5",
+        1e-4, gt=0, description="ratios count within 1 ± clip; with the mean reduction they differ from 1 by about 1e-5"
     )
     advantage_limit: float = Field(5.0, gt=0, description="advantages are cut at ± this")
     reduction: Literal["mean", "sum"] = Field(
-        "mean",
-        description="of log-ratio and KL over the elements of a latent; `sum` is the exact density",
+        "mean", description="of log-ratio and KL over the elements of a latent; `sum` is the exact density"
     )
     equalizer: bool = Field(True, description="weigh timesteps so that their gradients are alike")
-    max_grad_norm: float = Field(
-        1.0, gt=0, description="longer gradients are shortened to this norm"
-    )
-    reward_weights: tuple[float, ...] | None = Field(
-        None, description="one a score; none means 1 each"
-    )
+    max_grad_norm: float = Field(1.0, gt=0, description="longer gradients are shortened to this norm")
+    reward_weights: tuple[float, ...] | None = Field(None, description="one a score; none means 1 each")
     aggregation: Literal["rewards", "advantages"] = Field(
-        "rewards",
-        description="what is weighted and summed: scores, or advantages of each score within its group",
+        "rewards", description="what is weighted and summed: scores, or advantages of each score within its group"
     )
-    max_failed_rewards: float = Field(
-        0.5, ge=0, le=1, description="share of failures that stops the run"
-    )
+    max_failed_rewards: float = Field(0.5, ge=0, le=1, description="share of failures that stops the run")
 
     @property
     def updates_per_rollout(self) -> int:
@@ -100,42 +74,30 @@ class PolicyConfig(Settings):
 class KLConfig(Settings):
     """The dual trust region and its weight λ."""
 
-    anchor: Literal["none", "fixed", "moving"] = Field(
-        "moving", description="reference of the position term"
-    )
-    ref_model_sync_steps: int = Field(
-        10, ge=1, description="a moving anchor is renewed every N updates"
-    )
+    anchor: Literal["none", "fixed", "moving"] = Field("moving", description="reference of the position term")
+    ref_model_sync_steps: int = Field(10, ge=1, description="a moving anchor is renewed every N updates")
     beta_position: float = Field(1.0, ge=0, description="weight of KL(θ‖anchor)")
     beta_velocity: float = Field(0.1, ge=0, description="weight of KL(θ‖rollout policy)")
     low: float = Field(1e-7, ge=0, description="λ at the start of the warm-up, and its lower bound")
     high: float = Field(1e-5, ge=0, description="λ after the warm-up, and its upper bound")
     warmup: int = Field(100, ge=0, description="updates from low to high; 0 holds λ at high")
-    feedback: Literal["none", "lagrangian", "paper"] = Field(
-        "none", description="after the warm-up"
-    )
+    feedback: Literal["none", "lagrangian", "paper"] = Field("none", description="after the warm-up")
     target: float = Field(0.0, ge=0, description="the KL that feedback steers to")
     history: int = Field(10, ge=1, description="updates whose mean KL the feedback looks at")
-    band: float = Field(
-        0.5, ge=0, lt=1, description="feedback rests while the KL is within target × (1 ± band)"
-    )
+    band: float = Field(0.5, ge=0, lt=1, description="feedback rests while the KL is within target × (1 ± band)")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.low > self.high:
             raise ValueError(f"low={self.low} is above high={self.high}; swap them")
         if self.feedback != "none" and self.target == 0:
-            raise ValueError(
-                f"feedback={self.feedback!r} needs a target above 0: the KL per update to hold"
-            )
+            raise ValueError(f"feedback={self.feedback!r} needs a target above 0: the KL per update to hold")
         return self
 
 
 class AlgorithmConfig(Settings):
     seed: int = Field(0, description="of prompts and noise: the same seed gives the same run")
-    sampling: SamplingConfig = Field(
-        SamplingConfig(), description="how a rollout turns noise into a video"
-    )
+    sampling: SamplingConfig = Field(SamplingConfig(), description="how a rollout turns noise into a video")
     policy: PolicyConfig = Field(PolicyConfig(), description="how rollouts become an update")
     kl: KLConfig = Field(KLConfig(), description="the dual trust region and its weight λ")
 
@@ -143,9 +105,7 @@ class AlgorithmConfig(Settings):
     def _layout(self) -> Self:
         policy, trained = self.policy, self.trained_steps
         if policy.num_minibatches > trained:
-            raise ValueError(
-                f"num_minibatches={policy.num_minibatches} exceeds the {trained} trained timesteps"
-            )
+            raise ValueError(f"num_minibatches={policy.num_minibatches} exceeds the {trained} trained timesteps")
         return self
 
     def check_layout(self, replicas: int) -> None:

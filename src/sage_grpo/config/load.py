@@ -22,16 +22,12 @@ class ConfigError(UserError, ValueError):
     """The recipe is wrong; the message says where, why and what is nearest."""
 
 
-def load_recipe(
-    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()
-) -> RecipeConfig:
+def load_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> RecipeConfig:
     """Read, override and validate; `overrides` are like `policy.clip=1e-5`."""
     return validate(read_settings(source, overrides), RecipeConfig)
 
 
-def read_settings(
-    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()
-) -> dict[str, Any]:
+def read_settings(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:
     """As they are written, not yet validated."""
     values = dict(source) if isinstance(source, Mapping) else _read(Path(source))
     for text in overrides:
@@ -51,10 +47,7 @@ def validate(values: Mapping[str, Any], schema: type[T]) -> T:
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        lines = [
-            _explain(schema, tuple(e["loc"]), e["type"], e["msg"], e.get("input"))
-            for e in error.errors()
-        ]
+        lines = [_explain(schema, tuple(e["loc"]), e["type"], e["msg"], e.get("input")) for e in error.errors()]
         raise ConfigError("\n".join(lines)) from None
 
 
@@ -64,29 +57,17 @@ def dump_recipe(config: RecipeConfig) -> str:
 
 def shipped_recipes() -> dict[str, Traversable]:
     """The recipes inside the package, by name."""
-    found = [
-        item
-        for item in files("sage_grpo").joinpath("recipes").iterdir()
-        if item.name.endswith(".yaml")
-    ]
-    return {
-        item.name.removesuffix(".yaml"): item for item in sorted(found, key=lambda item: item.name)
-    }
+    found = [item for item in files("sage_grpo").joinpath("recipes").iterdir() if item.name.endswith(".yaml")]
+    return {item.name.removesuffix(".yaml"): item for item in sorted(found, key=lambda item: item.name)}
 
 
 def _read(path: Path) -> dict[str, Any]:
     source: Path | Traversable = path if path.is_file() else shipped_recipes().get(str(path), path)
     if not source.is_file():
         folder = path.parent if path.parent.is_dir() else Path()
-        names = {p.name: str(folder / p.name) for p in folder.glob("*.y*ml")} | {
-            n: n for n in shipped_recipes()
-        }
+        names = {p.name: str(folder / p.name) for p in folder.glob("*.y*ml")} | {n: n for n in shipped_recipes()}
         close = nearest(path.name, names)
-        hint = (
-            f"did you mean {names[close]}?"
-            if close
-            else f"shipped recipes: {', '.join(shipped_recipes())}"
-        )
+        hint = f"did you mean {names[close]}?" if close else f"shipped recipes: {', '.join(shipped_recipes())}"
         raise ConfigError(f"there is no recipe {path}; {hint}")
     return _parse(source, "policy: {clip: 1e-4}")
 
@@ -104,9 +85,7 @@ def _parse(path: Path | Traversable, example: str) -> dict[str, Any]:
 def _override(values: dict[str, Any], text: str) -> None:
     key, sign, value = text.partition("=")
     if not sign or not key:
-        raise ConfigError(
-            f"override {text!r} is not of the form key=value, such as policy.clip=1e-5"
-        )
+        raise ConfigError(f"override {text!r} is not of the form key=value, such as policy.clip=1e-5")
     *path, last = key.split(".")
     for part in path:
         values = values.setdefault(part, {})
@@ -116,30 +95,20 @@ def _override(values: dict[str, Any], text: str) -> None:
     values[last] = yaml.safe_load(value)
 
 
-def _explain(
-    schema: type[BaseModel], location: tuple[int | str, ...], kind: str, message: str, value: object
-) -> str:
+def _explain(schema: type[BaseModel], location: tuple[int | str, ...], kind: str, message: str, value: object) -> str:
     where = ".".join(str(part) for part in location) or "settings"
     if kind == "extra_forbidden":
         names = _fields_at(schema, location[:-1])
         close = nearest(str(location[-1]), names, cutoff=0.5)
         elsewhere = _find(schema, str(location[-1]))
         here = ".".join([*map(str, location[:-1]), close]) if close else None
-        meant = (
-            elsewhere if elsewhere and elsewhere.endswith(f".{location[-1]}") else here or elsewhere
-        )
-        return f"{where}: unknown key; " + (
-            f"did you mean {meant}?" if meant else f"known here: {', '.join(names)}"
-        )
+        meant = elsewhere if elsewhere and elsewhere.endswith(f".{location[-1]}") else here or elsewhere
+        return f"{where}: unknown key; " + (f"did you mean {meant}?" if meant else f"known here: {', '.join(names)}")
     message = message.removeprefix("Value error, ")
     choices = re.findall(r"'([^']+)'", message) if kind == "literal_error" else []
     close = nearest(str(value), choices, cutoff=0.4)
     hint = f"; did you mean {close!r}?" if close else ""
-    return (
-        f"{where}: {message}"
-        + (f" (got {value!r})" if isinstance(value, str | int | float) else "")
-        + hint
-    )
+    return f"{where}: {message}" + (f" (got {value!r})" if isinstance(value, str | int | float) else "") + hint
 
 
 def _fields_at(schema: type[BaseModel], location: Sequence[int | str]) -> list[str]:
@@ -150,9 +119,7 @@ def _fields_at(schema: type[BaseModel], location: Sequence[int | str]) -> list[s
             model = field.annotation if field else None
         if not isinstance(model, type) and getattr(model, "__args__", None):
             model = model.__args__[0]  # the element of a tuple
-    return (
-        list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
-    )
+    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
 
 
 def _find(schema: type[BaseModel], name: str) -> str | None:

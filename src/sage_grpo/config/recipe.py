@@ -11,23 +11,14 @@ class ModelConfig(Settings):
     """What is post-trained, and the videos that it makes."""
 
     type: str = Field("shapes", description="a built-in model, or package.module:Class of your own")
-    path: str | None = Field(
-        None, description="checkpoint folder or hub name; none means the one that ships"
-    )
-    revision: str | None = Field(
-        None, description="commit or tag of a hub checkpoint; pin it, so that runs reproduce"
-    )
-    frames: int | None = Field(
-        None, ge=1, description="of a video; none means the model's own number"
-    )
+    path: str | None = Field(None, description="checkpoint folder or hub name; none means the one that ships")
+    revision: str | None = Field(None, description="commit or tag of a hub checkpoint; pin it, so that runs reproduce")
+    frames: int | None = Field(None, ge=1, description="of a video; none means the model's own number")
     height: int | None = Field(None, ge=1, description="in pixels; none means the model's own")
     width: int | None = Field(None, ge=1, description="in pixels; none means the model's own")
-    guidance_scale: float | None = Field(
-        None, gt=0, description="1 is no guidance; none means the model's own scale"
-    )
+    guidance_scale: float | None = Field(None, gt=0, description="1 is no guidance; none means the model's own scale")
     guidance_gradient: Literal["both", "conditional"] | None = Field(
-        None,
-        description="which branches of the guidance are trained; `conditional` saves a backward pass",
+        None, description="which branches of the guidance are trained; `conditional` saves a backward pass"
     )
     negative_prompt: str | None = Field(None, description="what guidance leads away from")
     options: dict[str, Any] = Field(default_factory=dict, description="passed to the model")
@@ -36,42 +27,21 @@ class ModelConfig(Settings):
 class TuningConfig(Settings):
     """What is trained, and how it fits into memory."""
 
-    mode: Literal["full", "lora"] = Field(
-        "full", description="all weights, or low-rank adapters beside frozen ones"
-    )
+    mode: Literal["full", "lora"] = Field("full", description="all weights, or low-rank adapters beside frozen ones")
     rank: int = Field(64, ge=1, description="of the adapters")
-    alpha: float | None = Field(
-        None, gt=0, description="adapters are scaled by alpha/rank; none means alpha = rank"
-    )
-    targets: tuple[str, ...] | None = Field(
-        None, description="layers with adapters; none means the model's list"
-    )
+    alpha: float | None = Field(None, gt=0, description="adapters are scaled by alpha/rank; none means alpha = rank")
+    targets: tuple[str, ...] | None = Field(None, description="layers with adapters; none means the model's list")
     precision: Literal["float32", "bfloat16"] = Field(
-        "float32",
-        description="bfloat16 computes and keeps frozen weights so; trained ones stay float32",
+        "float32", description="bfloat16 computes and keeps frozen weights so; trained ones stay float32"
     )
     device: str = Field("auto", description="auto takes an accelerator if there is one")
-    gradient_checkpointing: bool = Field(
-        False, description="recompute activations: less memory, a third more time"
-    )
-    compile: str | None = Field(
-        None, description="backend of torch.compile for the repeated blocks, such as inductor"
-    )
-    attention: str | None = Field(
-        None, description="attention backend of diffusers, such as flash; none means native"
-    )
-    offload: bool = Field(
-        False, description="encoders and decoder leave the device while they are not used"
-    )
-    offload_copies: bool = Field(
-        False, description="full weights: anchor and average wait in the memory of the host"
-    )
-    vae_tiling: bool = Field(
-        False, description="decode in tiles: less memory, faint seams are possible"
-    )
-    conditions: str | None = Field(
-        None, description="folder of cached embeddings; none means conditions/ in run.out"
-    )
+    gradient_checkpointing: bool = Field(False, description="recompute activations: less memory, a third more time")
+    compile: str | None = Field(None, description="backend of torch.compile for the repeated blocks, such as inductor")
+    attention: str | None = Field(None, description="attention backend of diffusers, such as flash; none means native")
+    offload: bool = Field(False, description="encoders and decoder leave the device while they are not used")
+    offload_copies: bool = Field(False, description="full weights: anchor and average wait in the memory of the host")
+    vae_tiling: bool = Field(False, description="decode in tiles: less memory, faint seams are possible")
+    conditions: str | None = Field(None, description="folder of cached embeddings; none means conditions/ in run.out")
 
 
 class ParallelConfig(Settings):
@@ -79,28 +49,18 @@ class ParallelConfig(Settings):
 
     processes: int = Field(1, ge=1, description="GPUs in all")
     sequence: int = Field(1, ge=1, description="GPUs that share the tokens of one video")
-    ring: int = Field(
-        1, ge=1, description="of those, GPUs in a ring; the others trade heads (Ulysses)"
-    )
-    replicate: int = Field(
-        1, ge=1, description="copies of the weights, each sharded over an equal part of the GPUs"
-    )
+    ring: int = Field(1, ge=1, description="of those, GPUs in a ring; the others trade heads (Ulysses)")
+    replicate: int = Field(1, ge=1, description="copies of the weights, each sharded over an equal part of the GPUs")
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
         if self.sequence % self.ring:
             fits = max(n for n in range(1, self.ring + 1) if self.sequence % n == 0)
-            raise ValueError(
-                f"ring={self.ring} does not divide sequence={self.sequence}; use ring={fits}"
-            )
+            raise ValueError(f"ring={self.ring} does not divide sequence={self.sequence}; use ring={fits}")
         unit = self.sequence * self.replicate
         if self.processes % unit:
             near = max(round(self.processes / unit), 1) * unit
-            fits = max(
-                n
-                for n in range(1, self.replicate + 1)
-                if n == 1 or self.processes % (self.sequence * n) == 0
-            )
+            fits = max(n for n in range(1, self.replicate + 1) if n == 1 or self.processes % (self.sequence * n) == 0)
             other = f" or replicate={fits}" if self.processes % self.sequence == 0 else ""
             raise ValueError(
                 f"sequence={self.sequence} × replicate={self.replicate} does not divide processes={self.processes}; "
@@ -119,8 +79,7 @@ class RewardConfig(Settings):
 
     type: str = Field(description="a built-in reward, or package.module:factory of your own")
     weights: dict[str, float] | str = Field(
-        default_factory=dict,
-        description="by name of the score, 1 where none is given; or the name of a preset",
+        default_factory=dict, description="by name of the score, 1 where none is given; or the name of a preset"
     )
     options: dict[str, Any] = Field(default_factory=dict, description="passed to the reward")
 
@@ -128,31 +87,21 @@ class RewardConfig(Settings):
 class PromptsConfig(Settings):
     """The texts that videos are made from."""
 
-    path: str | None = Field(
-        None, description="txt, jsonl, csv or parquet; none means the model's own prompts"
-    )
+    path: str | None = Field(None, description="txt, jsonl, csv or parquet; none means the model's own prompts")
     column: str = Field("prompt", description="of the text, in files with columns")
-    shuffle: bool = Field(
-        True, description="another order in each pass over the prompts, by the seed"
-    )
+    shuffle: bool = Field(True, description="another order in each pass over the prompts, by the seed")
 
 
 class OptimizerConfig(Settings):
     """How a gradient moves the weights."""
 
-    type: Literal["adamw", "muon"] = Field(
-        "adamw", description="muon for matrices, with adamw for the rest"
-    )
+    type: Literal["adamw", "muon"] = Field("adamw", description="muon for matrices, with adamw for the rest")
     lr: float = Field(
-        1e-5,
-        gt=0,
-        description="learning rate, constant; adapters take about ten times that of all weights",
+        1e-5, gt=0, description="learning rate, constant; adapters take about ten times that of all weights"
     )
     betas: tuple[float, float] = Field((0.9, 0.999), description="decay of AdamW's two averages")
     weight_decay: float = Field(0.0, ge=0, description="pull of the weights towards 0")
-    ema: float | None = Field(
-        None, gt=0, lt=1, description="decay of an average of the weights; sampled and exported"
-    )
+    ema: float | None = Field(None, gt=0, lt=1, description="decay of an average of the weights; sampled and exported")
 
 
 class RunConfig(Settings):
@@ -160,24 +109,16 @@ class RunConfig(Settings):
 
     out: str = Field("runs/latest", description="folder of the run")
     iterations: int = Field(100, ge=1, description="rollouts in all, each with its updates")
-    resume: Literal["auto", "never"] = Field(
-        "auto", description="`auto` goes on from the newest whole checkpoint"
-    )
+    resume: Literal["auto", "never"] = Field("auto", description="`auto` goes on from the newest whole checkpoint")
     save_every: int = Field(10, ge=1, description="iterations between checkpoints")
     keep: int = Field(2, ge=1, description="checkpoints kept")
-    checkpoints: str | None = Field(
-        None, description="a folder or s3://bucket/folder; none means run.out/checkpoints"
-    )
+    checkpoints: str | None = Field(None, description="a folder or s3://bucket/folder; none means run.out/checkpoints")
     hang_minutes: float = Field(
-        30.0,
-        ge=0,
-        description="without progress for so long a run ends with the stacks of all processes; 0 for never",
+        30.0, ge=0, description="without progress for so long a run ends with the stacks of all processes; 0 for never"
     )
     sample_every: int = Field(25, ge=0, description="sample videos at fixed seeds; 0 for none")
     samples: int = Field(6, ge=1, description="prompts of the sample videos")
-    samples_each: int = Field(
-        1, ge=1, description="videos of each of them; the monitor `diversity` needs two"
-    )
+    samples_each: int = Field(1, ge=1, description="videos of each of them; the monitor `diversity` needs two")
     trackers: tuple[str, ...] = Field(
         ("tensorboard",), description="besides metrics.jsonl: tensorboard, wandb, trackio"
     )
@@ -191,47 +132,23 @@ class GaugeConfig(Settings):
     """Limits are relative to the start of the run; crossing one warns or stops."""
 
     every: int = Field(5, ge=0, description="iterations between measurements; 0 for none")
-    action: Literal["warn", "stop"] = Field(
-        "warn", description="what crossing a limit does to the run"
-    )
+    action: Literal["warn", "stop"] = Field("warn", description="what crossing a limit does to the run")
     kl_initial: float | None = Field(None, gt=0, description="largest KL to the initial policy")
-    base_error: float = Field(
-        1.5, gt=1, description="largest ratio of the base model's error on the policy's videos"
-    )
-    diversity: float = Field(
-        0.5, ge=0, lt=1, description="smallest share of the diversity within a group"
-    )
-    saturation: float = Field(
-        0.15, gt=0, description="largest rise of the share of black or white pixels"
-    )
-    exposure: float = Field(
-        0.15, gt=0, description="largest change of mean brightness, of the full range"
-    )
-    motion: float = Field(
-        0.4, ge=0, lt=1, description="smallest share of the change from frame to frame"
-    )
+    base_error: float = Field(1.5, gt=1, description="largest ratio of the base model's error on the policy's videos")
+    diversity: float = Field(0.5, ge=0, lt=1, description="smallest share of the diversity within a group")
+    saturation: float = Field(0.15, gt=0, description="largest rise of the share of black or white pixels")
+    exposure: float = Field(0.15, gt=0, description="largest change of mean brightness, of the full range")
+    motion: float = Field(0.4, ge=0, lt=1, description="smallest share of the change from frame to frame")
 
 
 class RecipeConfig(AlgorithmConfig):
     model: ModelConfig = Field(ModelConfig(), description="what is post-trained")
-    rewards: tuple[RewardConfig, ...] = Field(
-        (), description="scorers whose weighted sum is trained on"
-    )
-    monitors: tuple[RewardConfig, ...] = Field(
-        (), description="scores of the sample videos, never trained on"
-    )
-    prompts: PromptsConfig = Field(
-        PromptsConfig(), description="the texts that videos are made from"
-    )
-    tuning: TuningConfig = Field(
-        TuningConfig(), description="what is trained, and how it fits into memory"
-    )
-    parallel: ParallelConfig = Field(
-        ParallelConfig(), description="the processes that the recipe is laid out for"
-    )
-    optimizer: OptimizerConfig = Field(
-        OptimizerConfig(), description="how a gradient moves the weights"
-    )
+    rewards: tuple[RewardConfig, ...] = Field((), description="scorers whose weighted sum is trained on")
+    monitors: tuple[RewardConfig, ...] = Field((), description="scores of the sample videos, never trained on")
+    prompts: PromptsConfig = Field(PromptsConfig(), description="the texts that videos are made from")
+    tuning: TuningConfig = Field(TuningConfig(), description="what is trained, and how it fits into memory")
+    parallel: ParallelConfig = Field(ParallelConfig(), description="the processes that the recipe is laid out for")
+    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="how a gradient moves the weights")
     run: RunConfig = Field(RunConfig(), description="how long, and what is written where")
     gauge: GaugeConfig = Field(GaugeConfig(), description="limits of drift")
 

@@ -9,6 +9,4 @@ def anchor_is_due(config: KLConfig, updates: int) -> bool:
     """Copy the policy at the start, and every N updates if the anchor moves."""
     if config.anchor == "none":
         return False
-    return updates == 0 or (
-        config.anchor == "moving" and updates % config.ref_model_sync_steps == 0
-    )
+    return updates == 0 or (config.anchor == "moving" and updates % config.ref_model_sync_steps == 0)

@@ -44,10 +44,7 @@ def check_replay(
     stored, worst = list(trajectory.transitions), 0.0
     chosen = sorted({0, len(stored) // 2, max(len(stored) - together, 0)})
     for steps in ([*stored[i : i + together]] for i in chosen):
-        first, second = (
-            torch.cat([v.detach() for v in velocities(model, trajectory, steps, table)])
-            for _ in "ab"
-        )
+        first, second = (torch.cat([v.detach() for v in velocities(model, trajectory, steps, table)]) for _ in "ab")
         expected = torch.cat([trajectory.transitions[step].velocity for step in steps])
         moved, size = (first.float() - expected.float()).norm(), expected.float().norm()
         off = _worst(moved / size.clamp(min=torch.finfo(size.dtype).tiny), comm)
@@ -60,13 +57,7 @@ def check_replay(
                     if limit
                     else "must be exactly 0, for the rollout serves several updates and their ratios start at 1: "
                 )
-                + _cause(
-                    model,
-                    trajectory,
-                    torch.equal(first, second),
-                    exact,
-                    off <= rounding(model, first),
-                )
+                + _cause(model, trajectory, torch.equal(first, second), exact, off <= rounding(model, first))
             )
         worst = max(worst, off)
     return worst
@@ -85,9 +76,7 @@ def _worst(value: Tensor, comm: Comm | None) -> float:
     return (comm.gather(mine) if comm else mine).max().item()
 
 
-def _cause(
-    model: VideoModel, trajectory: Trajectory, steady: bool, exact: bool, small: bool
-) -> str:
+def _cause(model: VideoModel, trajectory: Trajectory, steady: bool, exact: bool, small: bool) -> str:
     x = next(iter(trajectory.transitions.values())).x
     now, then = circumstances(model, x), trajectory.circumstances
     changed = [
@@ -96,15 +85,9 @@ def _cause(
         if now[name] != then[name]
     ]
     if not steady:
-        random = [
-            name
-            for name, m in model.module.named_modules()
-            if "Drop" in type(m).__name__ and m.training
-        ]
+        random = [name for name, m in model.module.named_modules() if "Drop" in type(m).__name__ and m.training]
         where = f" ({', '.join(random[:3])})" if random else ""
-        changed.append(
-            f"the network answers differently each time: switch off dropout and other random layers{where}"
-        )
+        changed.append(f"the network answers differently each time: switch off dropout and other random layers{where}")
     if not changed and exact and small:
         changed.append(
             "this is rounding: kernels differ with and without gradient, or with the batch. Make one update of a "
@@ -118,18 +101,12 @@ def _cause(
 
 
 def check_training(
-    model: VideoModel,
-    trajectory: Trajectory,
-    table: Table,
-    config: AlgorithmConfig,
-    comm: Comm | None = None,
+    model: VideoModel, trajectory: Trajectory, table: Table, config: AlgorithmConfig, comm: Comm | None = None
 ) -> None:
     """Probe the way from the loss to every trained parameter, and name where it is cut."""
     trained = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
     if not trained:
-        raise SilentTraining(
-            "nothing is trained: every parameter of the model is frozen (requires_grad is False)"
-        )
+        raise SilentTraining("nothing is trained: every parameter of the model is frozen (requires_grad is False)")
     uneven = _uneven_blocks(model.shard_blocks, model.module, model.unused)
     if uneven:
         raise SilentTraining(uneven)
@@ -137,14 +114,10 @@ def check_training(
     taken, k = trajectory.transitions[steps[0]], table.k[steps[0]].item()
     (v,) = velocities(model, trajectory, steps[:1], table)
     if not v.requires_grad:
-        raise SilentTraining(
-            "the velocity has no gradient: look for no_grad or detach in the model's velocity()"
-        )
+        raise SilentTraining("the velocity has no gradient: look for no_grad or detach in the model's velocity()")
     _check_loss(v.detach().requires_grad_(True), taken.noise, k, config)
     torch.autograd.backward((v * taken.noise).mean())
-    if any(
-        p.grad is None for p in trained.values()
-    ):  # a mixture has another expert at the other end of the noise
+    if any(p.grad is None for p in trained.values()):  # a mixture has another expert at the other end of the noise
         late = velocity_at(model, taken.x, table.sigma[-1].item(), trajectory.condition)
         torch.autograd.backward((late * taken.noise).mean())
     cut = [name for name, p in trained.items() if p.grad is None]
@@ -173,13 +146,9 @@ def _check_loss(v: Tensor, noise: Tensor, k: float, config: AlgorithmConfig) -> 
     if config.kl.high > 0 and len(parts) > 1:
         parts["the KL penalty"] = apart.penalty
     for name, part in parts.items():
-        found = (
-            torch.autograd.grad(part.sum(), v, retain_graph=True)[0] if part.requires_grad else None
-        )
+        found = torch.autograd.grad(part.sum(), v, retain_graph=True)[0] if part.requires_grad else None
         if found is None or not bool(found.any()):
-            raise SilentTraining(
-                f"{name} has no gradient: it is computed under no_grad or from a detached velocity"
-            )
+            raise SilentTraining(f"{name} has no gradient: it is computed under no_grad or from a detached velocity")
 
 
 def _uneven_blocks(blocks: Sequence[nn.Module], module: nn.Module, unused: Sequence[str]) -> str:
@@ -197,15 +166,10 @@ def _uneven_blocks(blocks: Sequence[nn.Module], module: nn.Module, unused: Seque
             lost = sorted(
                 n
                 for n in trained - mine
-                if n.split(".lora_")[0] in there
-                and not any(re.search(u, f"{place}.{n}") for u in unused)
+                if n.split(".lora_")[0] in there and not any(re.search(u, f"{place}.{n}") for u in unused)
             )
             if lost or not mine:
-                what = (
-                    f"{lost[0]} and {len(lost) - 1} more parameters"
-                    if lost
-                    else "no parameter at all"
-                )
+                what = f"{lost[0]} and {len(lost) - 1} more parameters" if lost else "no parameter at all"
                 return (
                     f"{place} does not train what the other {len(alike) - 1} blocks do: {what}; "
                     "wrap or unfreeze every block alike"

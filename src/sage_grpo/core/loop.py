@@ -11,16 +11,7 @@ from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.anchors import ANCHOR, anchor_is_due
 from sage_grpo.core.checks import check_replay, check_training
 from sage_grpo.core.copy_bank import CopyBank
-from sage_grpo.core.protocols import (
-    Comm,
-    Prompt,
-    PromptSource,
-    Reward,
-    Scores,
-    SingleProcess,
-    VideoModel,
-    WeightsBank,
-)
+from sage_grpo.core.protocols import Comm, Prompt, PromptSource, Reward, Scores, SingleProcess, VideoModel, WeightsBank
 from sage_grpo.core.rollout import Key, Trajectory, keyed_rng, sample
 from sage_grpo.core.update import Batch, UpdateResult, trained_steps, update
 from sage_grpo.errors import UserError
@@ -44,9 +35,7 @@ class Rollouts:
     prompts: list[Prompt]
     trajectories: list[Trajectory] = field(default_factory=list)
     videos: list[Tensor] = field(default_factory=list)
-    scores: list[Callable[[], Scores]] = field(
-        default_factory=list
-    )  # of videos in order, as they are asked for
+    scores: list[Callable[[], Scores]] = field(default_factory=list)  # of videos in order, as they are asked for
 
 
 def my_samples(rollouts: int, comm: Comm) -> range:
@@ -60,9 +49,7 @@ class Callback:
 
     def on_start(self, loop: "Loop") -> None: ...
     def on_scores(self, loop: "Loop", scores: Scores) -> None: ...  # of one batch of this rank
-    def on_rollout(
-        self, loop: "Loop", rollouts: Rollouts, scores: Tensor, valid: Tensor
-    ) -> None: ...
+    def on_rollout(self, loop: "Loop", rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None: ...
     def on_update(self, loop: "Loop", result: UpdateResult) -> None: ...
     def on_iteration(self, loop: "Loop", metrics: Metrics) -> None: ...
     def on_end(self, loop: "Loop") -> None: ...
@@ -84,17 +71,13 @@ class Loop:
         self.model, self.reward, self.prompts, self.config = model, reward, prompts, config
         self.optimizer, self.callbacks = optimizer, list(callbacks)
         self.bank, self.comm = bank or CopyBank(model.module), comm or SingleProcess()
-        self.rule = KLRule(
-            **{name: getattr(config.kl, name) for name in KLRule.__dataclass_fields__}
-        )
+        self.rule = KLRule(**{name: getattr(config.kl, name) for name in KLRule.__dataclass_fields__})
         self.kl_weight = initial_weight(self.rule)
         self.iteration, self.updates, self._checked = 0, 0, False
         self.stop_reason: str | None = None
         self.table = self._full_table()
         # From the full table, not the window: a window that moves must not change a step's weight.
-        self.equalizer = (
-            equalizer(self.table) if config.policy.equalizer else self.table.stochastic.double()
-        )
+        self.equalizer = equalizer(self.table) if config.policy.equalizer else self.table.stochastic.double()
         config.check_layout(self.comm.world)
 
     def _full_table(self) -> Table:
@@ -103,9 +86,7 @@ class Loop:
         if s.last_step == "ode":
             table = table.ode_outside(table.sigma_next > 0)
         if not table.stochastic.any():
-            raise ValueError(
-                f"kernel {s.kernel!r} with eta={s.eta} has no noise to learn from; raise eta"
-            )
+            raise ValueError(f"kernel {s.kernel!r} with eta={s.eta} has no noise to learn from; raise eta")
         return table
 
     def window(self) -> Table:
@@ -122,9 +103,7 @@ class Loop:
         """This rank's part of P prompts × G rollouts. Noise is keyed by the global sample, never by rank."""
         config, iteration, size = self.config, self.iteration, self.config.policy.batch_size
         group = config.policy.num_generations
-        prompts = self.prompts(
-            iteration * config.policy.prompts_per_iteration, config.policy.prompts_per_iteration
-        )
+        prompts = self.prompts(iteration * config.policy.prompts_per_iteration, config.policy.prompts_per_iteration)
         mine = my_samples(config.rollouts, self.comm)
         out = Rollouts([prompts[i // group] for i in mine])
         for first in mine[::size]:
@@ -132,9 +111,7 @@ class Loop:
             samples: list[Key] = [(config.seed, iteration, i) for i in batch]
             shared: list[Key] = [(config.seed, iteration, i // group * group) for i in batch]
             initial = shared if config.sampling.shared_initial_noise else samples
-            trajectory = sample(
-                self.model, [prompts[i // group] for i in batch], table, initial, samples
-            )
+            trajectory = sample(self.model, [prompts[i // group] for i in batch], table, initial, samples)
             out.trajectories.append(trajectory)
             out.videos.append(self.model.decode(trajectory.x0))
             self._begin_scoring(out)
@@ -150,9 +127,7 @@ class Loop:
             videos = held[0] if len(held) == 1 else torch.cat(held)
             rollouts.videos[fresh] = torch.split(videos, batch)  # views: no video is held twice
             for part in torch.split(videos, size):
-                rollouts.scores.append(
-                    self.reward.begin(part, rollouts.prompts[len(rollouts.scores) * size :][:size])
-                )
+                rollouts.scores.append(self.reward.begin(part, rollouts.prompts[len(rollouts.scores) * size :][:size]))
 
     def score(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
         """Scores of all ranks (N, R) and which of them are valid."""
@@ -177,21 +152,15 @@ class Loop:
         checked: Metrics = {}
         if not self._checked:
             first, exact = rollouts.trajectories[0], policy.updates_per_rollout > 1
-            off = check_replay(
-                self.model, first, table, policy.replay_timesteps, self.comm, exact=exact
-            )
+            off = check_replay(self.model, first, table, policy.replay_timesteps, self.comm, exact=exact)
             check_training(self.model, first, table, self.config, self.comm)
             self._checked = True
-            checked = (
-                {} if self.iteration else {"replay_deviation": off}
-            )  # a resumed run logs as an unbroken one
+            checked = {} if self.iteration else {"replay_deviation": off}  # a resumed run logs as an unbroken one
         scores, valid = self.score(rollouts)
         self._tell("on_rollout", rollouts, scores, valid)
         paths = rollouts.trajectories
         del rollouts  # the videos are scored and seen: training needs their room
-        reward, ok = (
-            x.view(-1, group) for x in weighted_reward(scores, valid, policy.reward_weights)
-        )
+        reward, ok = (x.view(-1, group) for x in weighted_reward(scores, valid, policy.reward_weights))
         if 1 - ok.double().mean().item() > policy.max_failed_rewards:
             raise RewardFailure(
                 f"{(~ok).sum().item()} of {ok.numel()} rewards failed in iteration {self.iteration}; at most "
@@ -199,9 +168,7 @@ class Loop:
             )
         advantage, used = group_advantages(reward, ok, limit=limit)
         if policy.aggregation == "advantages":
-            advantage, used = dimension_advantages(
-                scores, valid, policy.reward_weights, group, limit=limit
-            )
+            advantage, used = dimension_advantages(scores, valid, policy.reward_weights, group, limit=limit)
         results = self._train(table, paths, advantage, used) if used.any() else []
         metrics = self._metrics(reward[ok], advantage, used, results) | checked
         metrics["reward/failed"] = (~ok).double().mean().item()
@@ -209,20 +176,13 @@ class Loop:
         self._tell("on_iteration", metrics)
         return metrics
 
-    def _train(
-        self, table: Table, paths: list[Trajectory], advantage: Tensor, used: Tensor
-    ) -> list[UpdateResult]:
+    def _train(self, table: Table, paths: list[Trajectory], advantage: Tensor, used: Tensor) -> list[UpdateResult]:
         x0, first = paths[0].x0, self.comm.rank * len(paths)
-        rows = (
-            torch.split(x.flatten().to(x0.device), len(x0))[first : first + len(paths)]
-            for x in (advantage, used)
-        )
+        rows = (torch.split(x.flatten().to(x0.device), len(x0))[first : first + len(paths)] for x in (advantage, used))
         batches = [Batch(*batch) for batch in zip(paths, *rows, strict=True)]
         results: list[UpdateResult] = []
         for epoch in range(self.config.policy.num_iterations):
-            for steps in trained_steps(
-                list(paths[0].transitions), self.config, self.iteration, epoch
-            ):
+            for steps in trained_steps(list(paths[0].transitions), self.config, self.iteration, epoch):
                 if anchor_is_due(self.config.kl, self.updates):
                     self.bank.save(ANCHOR)
                 results.append(
@@ -247,9 +207,7 @@ class Loop:
                 self._tell("on_update", results[-1])
         return results
 
-    def _metrics(
-        self, reward: Tensor, advantage: Tensor, used: Tensor, results: list[UpdateResult]
-    ) -> Metrics:
+    def _metrics(self, reward: Tensor, advantage: Tensor, used: Tensor, results: list[UpdateResult]) -> Metrics:
         flat = used.any(1) & (advantage.abs().amax(1) < 1e-6)
         metrics = {
             "zero_std_ratio": flat.double().mean().item(),
@@ -266,14 +224,9 @@ class Loop:
             "loss": "loss",
         }
         if len(reward):
-            metrics |= {
-                "reward/mean": reward.mean().item(),
-                "reward/std": reward.std(correction=0).item(),
-            }
+            metrics |= {"reward/mean": reward.mean().item(), "reward/std": reward.std(correction=0).item()}
         if results:
-            metrics |= {
-                name: sum(r.mean(c) for r in results) / len(results) for name, c in names.items()
-            }
+            metrics |= {name: sum(r.mean(c) for r in results) / len(results) for name, c in names.items()}
             metrics["grad_norm"] = sum(r.grad_norm for r in results) / len(results)
         return metrics
 
@@ -293,9 +246,7 @@ class Loop:
 
     def state_dict(self) -> dict[str, Any]:
         """All that shapes the future. Noise and order follow from seed and position alone."""
-        trained = {
-            n: p.detach() for n, p in self.model.module.named_parameters() if p.requires_grad
-        }
+        trained = {n: p.detach() for n, p in self.model.module.named_parameters() if p.requires_grad}
         return {
             "model": trained | dict(self.model.module.named_buffers()),
             "optimizer": self.optimizer.state_dict(),
@@ -307,16 +258,12 @@ class Loop:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        targets = dict(self.model.module.named_parameters()) | dict(
-            self.model.module.named_buffers()
-        )
+        targets = dict(self.model.module.named_parameters()) | dict(self.model.module.named_buffers())
         with torch.no_grad():
             for name, value in state["model"].items():
                 targets[name].copy_(value)
         self.optimizer.load_state_dict(state["optimizer"])
         self.bank.load_state_dict(state["bank"])
-        self.kl_weight = KLWeight(
-            **state["kl_weight"] | {"recent": tuple(state["kl_weight"]["recent"])}
-        )
+        self.kl_weight = KLWeight(**state["kl_weight"] | {"recent": tuple(state["kl_weight"]["recent"])})
         self.iteration, self.updates = state["iteration"], state["updates"]
         torch.set_rng_state(state["torch_rng"])

@@ -12,17 +12,13 @@ from torch import Tensor, nn
 
 from sage_grpo.errors import UserError
 
-Condition = Mapping[
-    str, Tensor
-]  # what the network is told; every tensor has the samples as first axis
+Condition = Mapping[str, Tensor]  # what the network is told; every tensor has the samples as first axis
 
 
 @dataclass(frozen=True)
 class Prompt:
     text: str
-    columns: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # `image` for image-to-video, anything for rewards
+    columns: Mapping[str, Any] = field(default_factory=dict)  # `image` for image-to-video, anything for rewards
 
 
 class Exchange(Protocol):
@@ -72,9 +68,7 @@ class VideoModel:
     resizable: bool = False  # has `tiny()` and `outline()`: the same classes at toy size, or whole without weights
     encoders: Sequence[str] = ()  # components that are only needed to encode
     blocks: str | None = None  # name of the repeated layers inside a network
-    typical_text: int | None = (
-        None  # tokens of a prompt that a plan counts, where it is not always the same
-    )
+    typical_text: int | None = None  # tokens of a prompt that a plan counts, where it is not always the same
 
     @property
     def shard_blocks(self) -> Sequence[nn.Module]:
@@ -108,9 +102,7 @@ class VideoModel:
 
     def share_sequence(self, exchange: Exchange) -> None:
         """Let the processes of a video have its tokens in parts."""
-        raise UserError(
-            f"parallel.sequence: {type(self).__name__} cannot share one video; use parallel.sequence=1"
-        )
+        raise UserError(f"parallel.sequence: {type(self).__name__} cannot share one video; use parallel.sequence=1")
 
     def blank_condition(self, batch: int) -> Condition | None:
         """What `encode` would give, in size only; none if it must be asked."""
@@ -140,9 +132,7 @@ class Scores:
 
     def __post_init__(self) -> None:
         if self.valid.shape != self.values.shape:
-            raise ValueError(
-                f"{tuple(self.values.shape)} scores with a mask of {tuple(self.valid.shape)}"
-            )
+            raise ValueError(f"{tuple(self.values.shape)} scores with a mask of {tuple(self.valid.shape)}")
         object.__setattr__(self, "valid", self.valid.bool() & self.values.isfinite())
 
     @classmethod
@@ -157,17 +147,12 @@ class Scores:
     @classmethod
     def rows(cls, parts: Sequence["Scores"]) -> Self:
         """The same scores of more videos."""
-        return cls(
-            torch.cat([part.values for part in parts]), torch.cat([part.valid for part in parts])
-        )
+        return cls(torch.cat([part.values for part in parts]), torch.cat([part.valid for part in parts]))
 
     @classmethod
     def columns(cls, parts: Sequence["Scores"]) -> Self:
         """More scores of the same videos."""
-        return cls(
-            torch.cat([part.values for part in parts], 1),
-            torch.cat([part.valid for part in parts], 1),
-        )
+        return cls(torch.cat([part.values for part in parts], 1), torch.cat([part.valid for part in parts], 1))
 
     def on_host(self) -> "Scores":
         """In double precision: what is summed and compared."""
@@ -180,20 +165,12 @@ class Reward:
     Nobody asks a reward for anything else, and whatever wraps one must pass all of it on.
     """
 
-    names: Sequence[
-        str
-    ] = ()  # of its scores; a class that knows them only once it is made leaves them out
-    groupwise: bool = (
-        False  # compares the videos of a prompt, and must be given all of them at once
-    )
+    names: Sequence[str] = ()  # of its scores; a class that knows them only once it is made leaves them out
+    groupwise: bool = False  # compares the videos of a prompt, and must be given all of them at once
     waited: float = 0.0  # seconds that callers stood still for its scores, since it was made
-    reasons: Mapping[int, str] = MappingProxyType(
-        {}
-    )  # why videos of the last call are masked, by their number
+    reasons: Mapping[int, str] = MappingProxyType({})  # why videos of the last call are masked, by their number
     lower_is_better: Sequence[str] = ()  # of its names
-    presets: Mapping[str, Mapping[str, float]] = MappingProxyType(
-        {}
-    )  # weights by name of the score
+    presets: Mapping[str, Mapping[str, float]] = MappingProxyType({})  # weights by name of the score
     monitor_only: str | None = None  # why it must not be trained on
     laboratory: bool = False  # judges clips of a made-up world alone
     device_bytes: int = 0  # of its weights, where a plan should count them
@@ -211,9 +188,7 @@ class PromptSource(Protocol):
     """Prompts by position: a resumed run asks for the position it had reached."""
 
     @property
-    def fingerprint(
-        self,
-    ) -> str | None: ...  # of their content, so that a resumed run gets the same; none if unknown
+    def fingerprint(self) -> str | None: ...  # of their content, so that a resumed run gets the same; none if unknown
     def __call__(self, start: int, count: int) -> Sequence[Prompt]: ...
 
 

@@ -66,18 +66,12 @@ def circumstances(model: VideoModel, x: Tensor) -> dict[str, str]:
 
 @torch.no_grad()
 def sample(
-    model: VideoModel,
-    prompts: Sequence[Prompt],
-    table: Table,
-    initial: Sequence[Key],
-    samples: Sequence[Key],
+    model: VideoModel, prompts: Sequence[Prompt], table: Table, initial: Sequence[Key], samples: Sequence[Key]
 ) -> Trajectory:
     """x' = a·x + b·v + s·ε over the whole table, in float32."""
     shapes = {model.latent_shape(prompt) for prompt in prompts}
     if len(shapes) > 1:
-        raise ValueError(
-            f"prompts of one batch need one latent shape, got {sorted(shapes)}; use batch_size=1"
-        )
+        raise ValueError(f"prompts of one batch need one latent shape, got {sorted(shapes)}; use batch_size=1")
     shape, device = shapes.pop(), next(model.module.parameters()).device
     condition = model.encode(prompts)
     x = keyed_noise(shape, [(*key, "initial") for key in initial], device)

@@ -38,50 +38,26 @@ class UpdateResult:
         return sum(self.per_step[name]) / len(self.steps)
 
 
-COLUMNS = (
-    "weight",
-    "loss",
-    "ratio",
-    "log_ratio_sq",
-    "clip_frac",
-    "kl_anchor",
-    "kl_previous",
-    "kl",
-    "gradient",
-)
+COLUMNS = ("weight", "loss", "ratio", "log_ratio_sq", "clip_frac", "kl_anchor", "kl_previous", "kl", "gradient")
 
 
-def trained_steps(
-    steps: Sequence[int], config: AlgorithmConfig, *key: int | str
-) -> list[list[int]]:
+def trained_steps(steps: Sequence[int], config: AlgorithmConfig, *key: int | str) -> list[list[int]]:
     """Which timesteps one pass trains on, in which order, split into its optimizer updates."""
     rng, policy = keyed_rng(config.seed, *key, "timesteps"), config.policy
     order = rng.permutation(len(steps))[: config.trained_steps].tolist()
     order = order if policy.permute_timesteps else sorted(order)
-    return [
-        [steps[i] for i in order[part :: policy.num_minibatches]]
-        for part in range(policy.num_minibatches)
-    ]
+    return [[steps[i] for i in order[part :: policy.num_minibatches]] for part in range(policy.num_minibatches)]
 
 
-def velocities(
-    model: VideoModel, trajectory: Trajectory, steps: Sequence[int], table: Table
-) -> list[Tensor]:
+def velocities(model: VideoModel, trajectory: Trajectory, steps: Sequence[int], table: Table) -> list[Tensor]:
     """The network at several steps of a trajectory, in one forward pass."""
     if len(steps) == 1:
         return [
-            velocity_at(
-                model,
-                trajectory.transitions[steps[0]].x,
-                table.sigma[steps[0]].item(),
-                trajectory.condition,
-            )
+            velocity_at(model, trajectory.transitions[steps[0]].x, table.sigma[steps[0]].item(), trajectory.condition)
         ]
     x = torch.cat([trajectory.transitions[step].x for step in steps])
     sigma = table.sigma[list(steps)].to(x).repeat_interleave(len(trajectory.x0))
-    condition = {
-        name: torch.cat([value] * len(steps)) for name, value in trajectory.condition.items()
-    }
+    condition = {name: torch.cat([value] * len(steps)) for name, value in trajectory.condition.items()}
     return list(torch.split(model.velocity(x, sigma, condition), len(trajectory.x0)))
 
 
@@ -97,13 +73,7 @@ class Terms:
 
 
 def terms(
-    v: Tensor,
-    old: Tensor,
-    noise: Tensor,
-    anchor: Tensor | None,
-    advantage: Tensor,
-    k: float,
-    config: AlgorithmConfig,
+    v: Tensor, old: Tensor, noise: Tensor, anchor: Tensor | None, advantage: Tensor, k: float, config: AlgorithmConfig
 ) -> Terms:
     policy, trust = config.policy, config.kl
     logs = log_ratio(v, old, noise, k, policy.reduction)
@@ -135,15 +105,10 @@ def update(
     old velocity is then the network's own, and its ratio 1, even where replay rounds differently than the rollout.
     """
     policy, size = config.policy, config.policy.replay_timesteps
-    items = [
-        (list(steps[i : i + size]), batch) for i in range(0, len(steps), size) for batch in batches
-    ]
+    items = [(list(steps[i : i + size]), batch) for i in range(0, len(steps), size) for batch in batches]
     anchored = config.kl.anchor != "none"
     with torch.no_grad(), bank.using(ANCHOR) if anchored else nullcontext():
-        anchors = [
-            velocities(model, b.trajectory, chunk, table) if anchored else None
-            for chunk, b in items
-        ]
+        anchors = [velocities(model, b.trajectory, chunk, table) if anchored else None for chunk, b in items]
 
     optimizer.zero_grad(set_to_none=True)
     scale = comm.world / (samples * len(steps))  # ranks average their gradients
@@ -151,42 +116,22 @@ def update(
     for (chunk, batch), reference in zip(items, anchors, strict=True):
         losses = []
         for i, v in enumerate(velocities(model, batch.trajectory, chunk, table)):
-            step, k, taken = (
-                chunk[i],
-                table.k[chunk[i]].item(),
-                batch.trajectory.transitions[chunk[i]],
-            )
+            step, k, taken = chunk[i], table.k[chunk[i]].item(), batch.trajectory.transitions[chunk[i]]
             old = v.detach() if fresh else taken.velocity
-            t = terms(
-                v, old, taken.noise, reference[i] if reference else None, batch.advantage, k, config
-            )
+            t = terms(v, old, taken.noise, reference[i] if reference else None, batch.advantage, k, config)
             loss = sage_loss(t.surrogate, equalizer[step].item(), kl_weight, t.penalty)
             losses.append((loss * batch.weight).sum())
             held = clipped(t.logs, batch.advantage, policy.clip)
-            with (
-                torch.no_grad()
-            ):  # before equalizing; times equalizer[step] it is what the network gets
+            with torch.no_grad():  # before equalizing; times equalizer[step] it is what the network gets
                 force = pull(v, old, taken.noise, k, policy.reduction)
                 gradient = velocity_gradient(t.logs, batch.advantage, policy.clip, force)
             ones, ratio = torch.ones_like(loss), t.logs.double().exp()
-            seen = (
-                ones,
-                loss,
-                ratio,
-                t.logs.square(),
-                held,
-                t.position,
-                t.previous,
-                t.penalty,
-                gradient,
-            )
+            seen = (ones, loss, ratio, t.logs.square(), held, t.position, t.previous, t.penalty, gradient)
             row = torch.stack([(column.detach().double() * batch.weight).sum() for column in seen])
             totals[steps.index(step)] += row.cpu()
         (scale * torch.stack(losses).sum()).backward()  # type: ignore[no-untyped-call]
 
-    norm = comm.clip_grad_norm(
-        (p for p in model.module.parameters() if p.requires_grad), policy.max_grad_norm
-    )
+    norm = comm.clip_grad_norm((p for p in model.module.parameters() if p.requires_grad), policy.max_grad_norm)
     totals = comm.mean(totals)
     stepped = bool(totals.isfinite().all() and norm.isfinite())
     if stepped:

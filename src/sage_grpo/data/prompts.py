@@ -48,19 +48,11 @@ def permuted(index: int, size: int, key: bytes) -> int:
 def check_columns(column: str, found: Iterable[Any], where: str) -> None:
     names = [str(name) for name in found]
     if len(set(names)) < len(names):
-        raise PromptError(
-            f"{where}: a column name is there twice in {', '.join(names)}; rename one"
-        )
+        raise PromptError(f"{where}: a column name is there twice in {', '.join(names)}; rename one")
     if column not in names:
         close = nearest(column, names)
-        hint = (
-            f"did you mean column={close!r}?"
-            if close
-            else f"rename one to {column!r} or pass column="
-        )
-        raise PromptError(
-            f"{where}: no column {column!r}; found {', '.join(map(repr, names)) or 'none'}; {hint}"
-        )
+        hint = f"did you mean column={close!r}?" if close else f"rename one to {column!r} or pass column="
+        raise PromptError(f"{where}: no column {column!r}; found {', '.join(map(repr, names)) or 'none'}; {hint}")
 
 
 def checked_text(row: Mapping[str, Any], column: str, where: str) -> str:
@@ -68,17 +60,13 @@ def checked_text(row: Mapping[str, Any], column: str, where: str) -> str:
         check_columns(column, row, where)
     text = row[column]
     if not isinstance(text, str):
-        raise PromptError(
-            f"{where}: {column!r} is {type(text).__name__}, needs a string; quote it or pass column="
-        )
+        raise PromptError(f"{where}: {column!r} is {type(text).__name__}, needs a string; quote it or pass column=")
     if not text.strip():
         raise PromptError(f"{where}: {column!r} is empty; write a prompt or remove the record")
     try:
         text.encode()  # JSON can spell half a surrogate pair, which no tokenizer takes
     except UnicodeEncodeError as error:
-        raise PromptError(
-            f"{where}: {column!r} has half a \\u surrogate pair; write the character"
-        ) from error
+        raise PromptError(f"{where}: {column!r} has half a \\u surrogate pair; write the character") from error
     return text
 
 
@@ -86,9 +74,7 @@ def check_image(row: Mapping[str, Any], folder: Path, where: str) -> None:
     """A picture that is missing is told now, not in the middle of a run."""
     image = row.get("image")
     if isinstance(image, str) and image and not (folder / image).is_file():
-        raise PromptError(
-            f"{where}: no image {image!r}; its path is relative to {folder}, URLs are not fetched"
-        )
+        raise PromptError(f"{where}: no image {image!r}; its path is relative to {folder}, URLs are not fetched")
 
 
 class LineRows:
@@ -99,9 +85,7 @@ class LineRows:
     def __init__(self, path: Path, column: str) -> None:
         self.path, self.column, self.line = str(path), column, 0
         with path.open("rb") as file, TemporaryFile() as starts:
-            self.offset = start = file.seek(
-                3 if file.read(3) == b"\xef\xbb\xbf" else 0
-            )  # a byte order mark is no text
+            self.offset = start = file.seek(3 if file.read(3) == b"\xef\xbb\xbf" else 0)  # a byte order mark is no text
             where = f"{path}, line 1"
             try:
                 for row in self.parse(self.lines(file)):
@@ -113,16 +97,12 @@ class LineRows:
             except PromptError:
                 raise
             except (ValueError, RecursionError, csv.Error) as error:
-                raise PromptError(
-                    f"{where}: {str(error).replace('line 1 ', '')}; {self.fix}"
-                ) from error
+                raise PromptError(f"{where}: {str(error).replace('line 1 ', '')}; {self.fix}") from error
             starts.flush()
             self.starts = np.memmap(starts, "<i8", "r") if starts.tell() else np.empty(0)
 
     def lines(self, file: BinaryIO) -> Iterator[str]:
-        for self.line, line in enumerate(
-            file, 1
-        ):  # only \n ends a line; str.splitlines would also cut at U+2028
+        for self.line, line in enumerate(file, 1):  # only \n ends a line; str.splitlines would also cut at U+2028
             self.offset += len(line)
             try:
                 yield line.decode()
@@ -139,9 +119,7 @@ class LineRows:
         return len(self.starts)
 
     def row(self, index: int) -> Row:
-        with open(
-            self.path, "rb"
-        ) as file:  # anew each time: processes then share no position in the file
+        with open(self.path, "rb") as file:  # anew each time: processes then share no position in the file
             file.seek(int(self.starts[index]))
             return next(self.parse(self.lines(file))) or {}
 
@@ -181,16 +159,12 @@ class ParquetRows:
         try:
             arrow, self.parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
         except ImportError as error:
-            raise PromptError(
-                "reading .parquet needs pyarrow: pip install 'sage-grpo[parquet]'"
-            ) from error
+            raise PromptError("reading .parquet needs pyarrow: pip install 'sage-grpo[parquet]'") from error
         self.path, self.group, self.table, count = path, -1, arrow.table({}), 0
         try:
             with self.parquet.ParquetFile(path) as file:
                 meta = file.metadata
-                self.ends = np.cumsum(
-                    [0] + [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
-                )
+                self.ends = np.cumsum([0] + [meta.row_group(i).num_rows for i in range(meta.num_row_groups)])
                 check_columns(column, file.schema_arrow.names, str(path))
                 for batch in file.iter_batches(256):
                     batch.validate(full=True)  # the strings of every column are UTF-8
@@ -200,9 +174,7 @@ class ParquetRows:
                         checked_text(row, column, f"{path}, row {count}")
                         check_image(row, path.parent, f"{path}, row {count}")
         except (arrow.ArrowException, OSError) as error:
-            raise PromptError(
-                f"{path}, after row {count}: broken parquet ({error}); write it again"
-            ) from error
+            raise PromptError(f"{path}, after row {count}: broken parquet ({error}); write it again") from error
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -227,15 +199,11 @@ class ObjectRows:
             )
         for number, row in enumerate(self.scan()):
             text = checked_text(row, column, f"row {number}").encode()
-            digest.update(
-                b"%d:%s" % (len(text), text)
-            )  # texts only: the repr of an image has an address in it
+            digest.update(b"%d:%s" % (len(text), text))  # texts only: the repr of an image has an address in it
         self.fingerprint = digest.hexdigest()
 
     def scan(self) -> Iterator[Row]:
-        if hasattr(
-            self.source, "select_columns"
-        ):  # a datasets.Dataset: no need to decode every image in it
+        if hasattr(self.source, "select_columns"):  # a datasets.Dataset: no need to decode every image in it
             check_columns(self.column, self.source.column_names, "the dataset")
             for batch in self.source.select_columns([self.column]).iter(1000):
                 yield from ({self.column: text} for text in batch[self.column])
@@ -250,13 +218,9 @@ class ObjectRows:
             row = self.source[index]
         except (KeyError, TypeError) as error:  # a table by column, a dict of splits
             name = type(self.source).__name__
-            raise PromptError(
-                f"{name} has no rows by number; pass one split, or a list of strings or dicts"
-            ) from error
+            raise PromptError(f"{name} has no rows by number; pass one split, or a list of strings or dicts") from error
         if not isinstance(row, str | Mapping):
-            raise PromptError(
-                f"row {index}: {type(row).__name__} in place of a string or a dict with {self.column!r}"
-            )
+            raise PromptError(f"row {index}: {type(row).__name__} in place of a string or a dict with {self.column!r}")
         return {self.column: row} if isinstance(row, str) else dict(row)
 
 
@@ -271,26 +235,14 @@ FORMATS: dict[str, Callable[[Path, str], Rows]] = {
 def found_file(path: Path) -> Path:
     if not path.is_file():
         folder = path if path.is_dir() else path.parent
-        names = (
-            sorted(p.name for p in folder.iterdir() if p.suffix.lower() in FORMATS)
-            if folder.is_dir()
-            else []
-        )
+        names = sorted(p.name for p in folder.iterdir() if p.suffix.lower() in FORMATS) if folder.is_dir() else []
         near = nearest(path.name, names) or " or ".join(names[:3])
         hint = f"did you mean {near}?" if near else f"nor any {', '.join(FORMATS)} in {folder}"
-        raise PromptError(
-            f"{path}: {'a folder, not a' if path.is_dir() else 'no such'} file; {hint}"
-        )
+        raise PromptError(f"{path}: {'a folder, not a' if path.is_dir() else 'no such'} file; {hint}")
     if path.suffix.lower() not in FORMATS:
         close = nearest(path.suffix.lower(), FORMATS)
-        hint = (
-            f"did you mean {close}?"
-            if close
-            else "convert it, or pass a list or a datasets.Dataset"
-        )
-        raise PromptError(
-            f"{path}: unknown extension {path.suffix!r}; needs {', '.join(FORMATS)}; {hint}"
-        )
+        hint = f"did you mean {close}?" if close else "convert it, or pass a list or a datasets.Dataset"
+        raise PromptError(f"{path}: unknown extension {path.suffix!r}; needs {', '.join(FORMATS)}; {hint}")
     return path
 
 
@@ -307,16 +259,8 @@ class Prompts:
     """A `PromptSource`: position p is in epoch p // N, at place p % N of that epoch's order."""
 
     def __init__(self, source: Any, seed: int, shuffle: bool, column: str) -> None:
-        self.seed, self.shuffle, self.column = (
-            int(seed),
-            shuffle,
-            column,
-        )  # int: the repr of np.int64(0) is another
-        self.path = (
-            found_file(Path(source).expanduser().absolute())
-            if isinstance(source, str | PathLike)
-            else None
-        )
+        self.seed, self.shuffle, self.column = int(seed), shuffle, column  # int: the repr of np.int64(0) is another
+        self.path = found_file(Path(source).expanduser().absolute()) if isinstance(source, str | PathLike) else None
         self.rows: Rows
         if self.path:
             self.stamp, self.fingerprint = stamp_of(self.path), digest_of(self.path)
@@ -325,9 +269,7 @@ class Prompts:
             self.rows = objects = ObjectRows(source, column)
             self.fingerprint = objects.fingerprint
         if not len(self.rows):
-            raise PromptError(
-                f"{self.path or type(source).__name__}: empty; needs at least one prompt"
-            )
+            raise PromptError(f"{self.path or type(source).__name__}: empty; needs at least one prompt")
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -336,12 +278,8 @@ class Prompts:
         if start < 0 or count < 0:
             raise PromptError(f"prompts({start}, {count}): positions and counts start at 0")
         if self.path and self.stamp != (stamp := stamp_of(self.path)):
-            if (
-                digest_of(self.path) != self.fingerprint
-            ):  # offsets would cut the new content anywhere
-                raise PromptError(
-                    f"{self.path}: changed since it was opened; put it back, or start again with it"
-                )
+            if digest_of(self.path) != self.fingerprint:  # offsets would cut the new content anywhere
+                raise PromptError(f"{self.path}: changed since it was opened; put it back, or start again with it")
             self.stamp = stamp
         return [self._at(position) for position in range(start, start + count)]
 
@@ -369,11 +307,7 @@ class PromptFunction:
 
 
 def open_prompts(
-    source: str | PathLike[str] | Any,
-    *,
-    seed: int = 0,
-    shuffle: bool = True,
-    column: str = "prompt",
+    source: str | PathLike[str] | Any, *, seed: int = 0, shuffle: bool = True, column: str = "prompt"
 ) -> Prompts:
     """Prompts of a .txt, .jsonl, .csv or .parquet file, a dataset or a list; every record is checked now."""
     return Prompts(source, seed, shuffle, column)

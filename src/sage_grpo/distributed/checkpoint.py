@@ -31,16 +31,12 @@ from sage_grpo.distributed.storage import Storage
 from sage_grpo.errors import UserError
 
 # On one process DCP says on every call, in a thread of its own too, that there is one process.
-warnings.filterwarnings(
-    "ignore", message=".*assuming the intent is to (save|load) in a single process.*"
-)
+warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load) in a single process.*")
 
 log = logging.getLogger(__name__)
 
 MANIFEST, STATE, TENSORS = "manifest.json", "state.json", "tensors"
-Sharded = Callable[
-    [str], bool
-]  # which tensors, by their place in the state, are cut like the weights
+Sharded = Callable[[str], bool]  # which tensors, by their place in the state, are cut like the weights
 Root = str | Path  # a folder, or a URL that fsspec knows
 
 
@@ -56,22 +52,14 @@ def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     """Nested state as JSON; tensors go into `tensors` and leave a reference."""
     if isinstance(value, Tensor):
         tensors[place] = value.detach()
-        return {
-            "tensor": place,
-            "shape": list(value.shape),
-            "dtype": str(value.dtype).removeprefix("torch."),
-        }
+        return {"tensor": place, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
     if isinstance(value, Mapping):
         return {"dict": [[k, _pack(v, f"{place}/{k}", tensors)] for k, v in value.items()]}
     if isinstance(value, list | tuple):
-        return {
-            type(value).__name__: [_pack(v, f"{place}/{i}", tensors) for i, v in enumerate(value)]
-        }
+        return {type(value).__name__: [_pack(v, f"{place}/{i}", tensors) for i, v in enumerate(value)]}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
-    raise TypeError(
-        f"{place} is a {type(value).__name__}: a checkpoint holds tensors, numbers, texts and containers"
-    )
+    raise TypeError(f"{place} is a {type(value).__name__}: a checkpoint holds tensors, numbers, texts and containers")
 
 
 def saved_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -112,9 +100,7 @@ class Saver:
         if self.main:
             try:
                 work = self.storage.begin(name)
-            except (
-                Exception
-            ) as error:  # of whatever kind the storage has: the others wait for a word
+            except Exception as error:  # of whatever kind the storage has: the others wait for a word
                 problem = _reason(error)
         (work, problem), *_ = self._tell((work, problem))
         self._agree(step, [problem])
@@ -138,9 +124,7 @@ class Saver:
     def _tell(self, value: Any) -> list[Any]:
         return self.processes.everybody(value, self.group) if self.processes else [value]
 
-    def _finish(
-        self, step: int, name: str, work: str, packed: bytes, written: "Future[Any]"
-    ) -> None:
+    def _finish(self, step: int, name: str, work: str, packed: bytes, written: "Future[Any]") -> None:
         hashes: dict[str, str] = {}
         problem = None
         try:
@@ -151,18 +135,13 @@ class Saver:
                 mine += [f"{work}/{STATE}", f"{work}/{TENSORS}/{INDEX}"]
             hashes = {path.removeprefix(f"{work}/"): self.storage.digest(path) for path in mine}
         except (Exception, CheckpointException) as error:
-            problem = (
-                os.strerror(errno.ENOSPC) if self.storage.full() else _reason(error)
-            )  # torch says it in riddles
+            problem = os.strerror(errno.ENOSPC) if self.storage.full() else _reason(error)  # torch says it in riddles
         told = self._tell((problem, hashes))
         self._agree(step, [problem for problem, _ in told], work)
         if self.main:
             try:
                 every = {path: digest for _, part in told for path, digest in sorted(part.items())}
-                self.storage.write(
-                    f"{work}/{MANIFEST}",
-                    json.dumps({"step": step, "sha256": every}, indent=1).encode(),
-                )
+                self.storage.write(f"{work}/{MANIFEST}", json.dumps({"step": step, "sha256": every}, indent=1).encode())
                 for folder in (f"{work}/{TENSORS}", work):
                     self.storage.sync(folder)
                 self.storage.publish(work, name)
@@ -178,11 +157,7 @@ class Saver:
             for old in self.storage.steps()[: -self.keep]:
                 self.storage.remove(old)
         except Exception as error:
-            log.warning(
-                "an old checkpoint in %s could not be removed: %s",
-                self.storage.root,
-                _reason(error),
-            )
+            log.warning("an old checkpoint in %s could not be removed: %s", self.storage.root, _reason(error))
 
     def _agree(self, step: int, problems: list[str | None], work: str = "") -> None:
         """What went wrong for one process stops all of them."""
@@ -228,19 +203,14 @@ def _problem(storage: Storage, name: str, processes: Processes | None) -> str | 
             if storage.digest(f"{name}/{file}") != hashes[file]:
                 return f"{storage.url(name)}/{file} is not the file that was saved"
     except FileNotFoundError as error:
-        return (
-            f"{storage.url(name)} is not a whole checkpoint: {error.filename or error} is missing"
-        )
+        return f"{storage.url(name)} is not a whole checkpoint: {error.filename or error} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{storage.url(name)} is not a whole checkpoint: {error}"
     return None
 
 
 def load_checkpoint(
-    root: Root,
-    name: str,
-    processes: Processes | None = None,
-    sharded: Sharded = lambda place: False,
+    root: Root, name: str, processes: Processes | None = None, sharded: Sharded = lambda place: False
 ) -> dict[str, Any]:
     """Check every hash, each process some of them, then read this process's shards in today's layout."""
     storage = Storage(root)
@@ -256,9 +226,7 @@ def load_checkpoint(
         place, dtype = entry["tensor"], getattr(torch, entry["dtype"])
         cut = mesh is not None and bool(entry["shape"]) and sharded(place)
         tensors[place] = (
-            _shards(entry["shape"], dtype, mesh)
-            if cut and mesh
-            else torch.empty(entry["shape"], dtype=dtype)
+            _shards(entry["shape"], dtype, mesh) if cut and mesh else torch.empty(entry["shape"], dtype=dtype)
         )
         return tensors[place]
 
@@ -267,9 +235,7 @@ def load_checkpoint(
         load(tensors, storage_reader=storage.reader(f"{name}/{TENSORS}"), no_dist=processes is None)
     except CheckpointException as error:  # on all processes alike
         reason = _reason(error).splitlines()[0]
-        raise DamagedCheckpoint(
-            f"{storage.url(name)} does not hold the tensors of a checkpoint: {reason}"
-        ) from error
+        raise DamagedCheckpoint(f"{storage.url(name)} does not hold the tensors of a checkpoint: {reason}") from error
     assert isinstance(state, dict)
     return state
 

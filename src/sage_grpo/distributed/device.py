@@ -26,16 +26,12 @@ def choose_device(name: str = "auto", local_rank: int | None = None) -> torch.de
         try:
             device = torch.device(name)
         except RuntimeError as error:
-            raise DeviceError(
-                f"tuning.device={name!r} is not a device; use auto, cpu, cuda or cuda:1"
-            ) from error
+            raise DeviceError(f"tuning.device={name!r} is not a device; use auto, cpu, cuda or cuda:1") from error
     if device.type == HOST.type:
         return HOST
     if accelerator is None or accelerator.type != device.type:
         there = accelerator.type if accelerator else "none"
-        raise DeviceError(
-            f"tuning.device={name!r} is not available here (accelerator: {there}); use auto or cpu"
-        )
+        raise DeviceError(f"tuning.device={name!r} is not available here (accelerator: {there}); use auto or cpu")
     return _numbered(device, local_rank)
 
 
@@ -50,9 +46,7 @@ def _numbered(device: torch.device, local_rank: int | None) -> torch.device:
     if index >= count:
         there = f"this machine has {count} of {device.type}, counted from 0"
         if named is None:
-            raise DeviceError(
-                f"process {index} has no device of its own: {there}; start {count} processes"
-            )
+            raise DeviceError(f"process {index} has no device of its own: {there}; start {count} processes")
         raise DeviceError(f"tuning.device={str(device)!r} is not there: {there}")
     torch.accelerator.set_device_index(index)
     return torch.device(device.type, index)

@@ -64,15 +64,8 @@ class FakeStreams:
 
 def sharding_modules() -> list[Any]:
     """Those of FSDP2 that ask for streams."""
-    names = [
-        f"{fully_shard.__name__}.{found.name}"
-        for found in pkgutil.iter_modules(fully_shard.__path__)
-    ]
-    return [
-        module
-        for module in map(importlib.import_module, names)
-        if hasattr(module, "_get_device_handle")
-    ]
+    names = [f"{fully_shard.__name__}.{found.name}" for found in pkgutil.iter_modules(fully_shard.__path__)]
+    return [module for module in map(importlib.import_module, names) if hasattr(module, "_get_device_handle")]
 
 
 @contextmanager
@@ -82,12 +75,7 @@ def first_of(processes: int) -> Iterator[None]:
         yield
         return
     launcher = {"WORLD_SIZE": str(processes), "RANK": "0", "LOCAL_RANK": "0"}
-    wrap, new_group, mean, gather = (
-        _DistWrapper.__init__,
-        dist.new_group,
-        Processes.mean,
-        Processes.gather,
-    )
+    wrap, new_group, mean, gather = _DistWrapper.__init__, dist.new_group, Processes.mean, Processes.gather
 
     def alone(self: Any, group: Any, use_dist: bool, coordinator_rank: int) -> None:
         wrap(self, group, False, coordinator_rank)
@@ -105,22 +93,10 @@ def first_of(processes: int) -> Iterator[None]:
 
     patches = [
         (_DistWrapper, "__init__", alone),  # a checkpoint holds the shards of this process alone …
-        (
-            default_planner,
-            "_validate_global_plan",
-            lambda *plan: [],
-        ),  # … and is therefore not whole
+        (default_planner, "_validate_global_plan", lambda *plan: []),  # … and is therefore not whole
         (dist, "new_group", fake_too),  # a real one would wait for the others
-        (
-            Processes,
-            "mean",
-            same_mean,
-        ),  # small news travels to the device and back, where values are lost:
-        (
-            Processes,
-            "gather",
-            same_gather,
-        ),  # the journey is made, and the values are those of before
+        (Processes, "mean", same_mean),  # small news travels to the device and back, where values are lost:
+        (Processes, "gather", same_gather),  # the journey is made, and the values are those of before
     ]
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ, launcher))
@@ -131,9 +107,7 @@ def first_of(processes: int) -> Iterator[None]:
 
 
 @contextmanager
-def pretend(
-    processes: int, sequence: int = 1, replicate: int = 1, rank: int = 0
-) -> Iterator[Processes]:
+def pretend(processes: int, sequence: int = 1, replicate: int = 1, rank: int = 0) -> Iterator[Processes]:
     """One process of many, as it would see them. Nothing that it sends arrives."""
     if dist.is_initialized():
         raise RuntimeError("a plan needs a process of its own: this one belongs to a run")

@@ -12,9 +12,7 @@ STDERR = 2
 REPORT = "report.txt"
 
 
-def report_hang(
-    folder: Path, rank: int, world: int, progress: str, minutes: float, grace: float
-) -> None:
+def report_hang(folder: Path, rank: int, world: int, progress: str, minutes: float, grace: float) -> None:
     """Write this process's stacks, and wait for those of the others; the first of those who wrote sums up.
 
     `progress` starts with a number that tells who is behind. Nothing is asked of the other processes but their files.
@@ -28,38 +26,23 @@ def report_hang(
         _write(folder / REPORT, text)
         os.write(STDERR, text.encode())  # not print: the main thread may hold what that needs
     else:
-        _wait(
-            (folder / REPORT).exists, grace
-        )  # the launcher kills all others when one process ends
+        _wait((folder / REPORT).exists, grace)  # the launcher kills all others when one process ends
 
 
 def stacks() -> str:
     """Of all threads, the main one first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    frames = sorted(
-        sys._current_frames().items(), key=lambda pair: pair[0] != threading.main_thread().ident
-    )
-    return "\n".join(
-        f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
-        for ident, frame in frames
-    )
+    frames = sorted(sys._current_frames().items(), key=lambda pair: pair[0] != threading.main_thread().ident)
+    return "\n".join(f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames)
 
 
 def _summary(folder: Path, world: int, minutes: float) -> str:
     ranks = _ranks(folder)
-    places = sorted(
-        (path.read_text().splitlines()[0] for path in ranks.values()),
-        key=lambda x: int(x.split()[0]),
-    )
-    silent = [
-        f"nothing from rank {rank}: dead, or without this folder"
-        for rank in range(world)
-        if rank not in ranks
-    ]
+    places = sorted((path.read_text().splitlines()[0] for path in ranks.values()), key=lambda x: int(x.split()[0]))
+    silent = [f"nothing from rank {rank}: dead, or without this folder" for rank in range(world) if rank not in ranks]
     return (
         f"error: no progress for {minutes:g} minutes (run.hang_minutes): this run hangs and is ended. The stacks of "
-        f"every rank are in {folder}; least progress first:\n"
-        + "".join(f"  {line}\n" for line in silent + places)
+        f"every rank are in {folder}; least progress first:\n" + "".join(f"  {line}\n" for line in silent + places)
     )
 
 

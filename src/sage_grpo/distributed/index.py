@@ -32,20 +32,10 @@ def to_json(metadata: Metadata, places: dict[MetadataIndex, _StorageInfo]) -> by
         dtype = str(kind.properties.dtype).removeprefix("torch.")
         found[name] = {"dtype": dtype, "shape": list(kind.size), "pieces": []}
         for i, chunk in enumerate(kind.chunks):
-            index = next(
-                key
-                for key in (MetadataIndex(name, chunk.offsets, i), MetadataIndex(name))
-                if key in places
-            )
+            index = next(key for key in (MetadataIndex(name, chunk.offsets, i), MetadataIndex(name)) if key in places)
             place = places[index]
             found[name]["pieces"].append(
-                [
-                    list(chunk.offsets),
-                    list(chunk.sizes),
-                    place.relative_path,
-                    place.offset,
-                    place.length,
-                ]
+                [list(chunk.offsets), list(chunk.sizes), place.relative_path, place.offset, place.length]
             )
     return json.dumps(found, separators=(",", ":")).encode()
 
@@ -60,16 +50,10 @@ def from_json(data: bytes) -> Metadata:
         chunks = []
         for i, (offsets, sizes, file, start, length) in enumerate(entry["pieces"]):
             if "/" in file or not file.endswith(".distcp"):
-                raise ValueError(
-                    f"{name} is said to lie in {file!r}, which is no file of a checkpoint"
-                )
+                raise ValueError(f"{name} is said to lie in {file!r}, which is no file of a checkpoint")
             chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
-            places[MetadataIndex(name, torch.Size(offsets), i)] = _StorageInfo(
-                file, int(start), int(length)
-            )
-        tensors[name] = TensorStorageMetadata(
-            TensorProperties(dtype), torch.Size(entry["shape"]), chunks
-        )
+            places[MetadataIndex(name, torch.Size(offsets), i)] = _StorageInfo(file, int(start), int(length))
+        tensors[name] = TensorStorageMetadata(TensorProperties(dtype), torch.Size(entry["shape"]), chunks)
     return Metadata(tensors, storage_data=places)
 
 

@@ -20,20 +20,10 @@ class ProcessFailure(UserError, RuntimeError):
 
 
 def launch(
-    processes: int,
-    module: str,
-    arguments: Sequence[str],
-    folder: Path,
-    look: Callable[[], None] = lambda: None,
+    processes: int, module: str, arguments: Sequence[str], folder: Path, look: Callable[[], None] = lambda: None
 ) -> None:
     """Run `python -m module` that many times; `look` is called now and then. What they print goes to a log."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={processes}",
-    ]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     # what this process can import, the others can: a reward of the user's may lie beside the recipe
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
     settings = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": paths}
@@ -50,9 +40,7 @@ def launch(
                 started.terminate()
                 started.wait()
     if started.returncode:
-        raise ProcessFailure(
-            _first_failure(folder) or f"a process was killed; {_tail(folder / LOG)}"
-        )
+        raise ProcessFailure(_first_failure(folder) or f"a process was killed; {_tail(folder / LOG)}")
 
 
 @contextmanager
@@ -61,11 +49,7 @@ def failures_told(folder: Path, rank: int, world: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        text = (
-            str(error)
-            if isinstance(error, UserError)
-            else "".join(traceback.format_exception(error)).rstrip()
-        )
+        text = str(error) if isinstance(error, UserError) else "".join(traceback.format_exception(error)).rstrip()
         told = {"time": time.time(), "text": f"process {rank} of {world}: {text}"}
         (folder / FAILURES).mkdir(exist_ok=True)
         (folder / FAILURES / f"{rank}.json").write_text(json.dumps(told))

@@ -42,9 +42,7 @@ class Processes:
         sharded = mesh[SHARD, RING, ULYSSES]._flatten("weights")
         self.weights_mesh = mesh[REPLICATE, "weights"] if mesh.size(0) > 1 else sharded
         shared = mesh[RING, ULYSSES]._flatten("sequence")
-        self.exchange = (
-            Exchange(mesh, shared, device) if shared.size() > 1 else None
-        )  # between those of one video
+        self.exchange = Exchange(mesh, shared, device) if shared.size() > 1 else None  # between those of one video
         self.rank, self.world = self.data.get_local_rank(), self.data.size()
         self.global_rank, self.global_world = dist.get_rank(), dist.get_world_size()
         self.main = self.global_rank == 0  # the one that writes files and talks to people
@@ -83,13 +81,7 @@ class Processes:
 
 
 def join(
-    processes: int,
-    sequence: int,
-    replicate: int,
-    device: str = "auto",
-    *,
-    ring: int = 1,
-    minutes: float = 30.0,
+    processes: int, sequence: int, replicate: int, device: str = "auto", *, ring: int = 1, minutes: float = 30.0
 ) -> Processes | None:
     """Meet the other processes; None when there is one alone."""
     started = launched()
@@ -106,21 +98,14 @@ def join(
     if not dist.is_initialized():
         limit, rank = timedelta(minutes=minutes), int(os.environ["RANK"])
         store = meeting_place(next(rendezvous("env://", timeout=limit))[0], rank, processes, limit)
-        dist.init_process_group(
-            backend_for(chosen), store=store, rank=rank, world_size=processes, timeout=limit
-        )
+        dist.init_process_group(backend_for(chosen), store=store, rank=rank, world_size=processes, timeout=limit)
     return lay_out(processes, sequence, replicate, chosen, ring)
 
 
-def lay_out(
-    processes: int, sequence: int, replicate: int, device: torch.device, ring: int = 1
-) -> Processes:
+def lay_out(processes: int, sequence: int, replicate: int, device: torch.device, ring: int = 1) -> Processes:
     """Copies of the weights, shards of each copy, processes that share a video."""
     shape = (replicate, processes // (replicate * sequence), ring, sequence // ring)
-    return Processes(
-        init_device_mesh(device.type, shape, mesh_dim_names=(REPLICATE, SHARD, RING, ULYSSES)),
-        device,
-    )
+    return Processes(init_device_mesh(device.type, shape, mesh_dim_names=(REPLICATE, SHARD, RING, ULYSSES)), device)
 
 
 def meeting_place(store: Store, rank: int, world: int, limit: timedelta) -> Store:
@@ -145,9 +130,7 @@ def meeting_place(store: Store, rank: int, world: int, limit: timedelta) -> Stor
         if store.check([welcome]) and store.get(welcome).decode() == mine:
             return PrefixStore(leader, store)
         time.sleep(0.1)
-    raise TimeoutError(
-        f"process {rank} met no others within {limit.total_seconds() / 60:.0f} minutes of its start"
-    )
+    raise TimeoutError(f"process {rank} met no others within {limit.total_seconds() / 60:.0f} minutes of its start")
 
 
 def leave() -> None:

@@ -26,9 +26,7 @@ def shard(model: VideoModel, mesh: DeviceMesh, compute: torch.dtype | None = Non
     """
     for block in model.shard_blocks:
         if compute and not _adapted(block) and not _compiled(block):
-            _shard_matrices(
-                block, mesh, MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False)
-            )
+            _shard_matrices(block, mesh, MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False))
         fully_shard(block, mesh=mesh)
     for part in networks(model.module).values():
         # By default the outermost unit stays gathered after a forward pass: copies, anchors and checkpoints made
@@ -49,17 +47,11 @@ def _compiled(block: nn.Module) -> bool:
 def _shard_matrices(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
     """Units inside a block, as large as they can be; norms and tables, which autocast leaves alone, stay outside."""
     for child in module.children():
-        own = [
-            layer
-            for layer in child.modules()
-            if next(layer.parameters(recurse=False), None) is not None
-        ]
+        own = [layer for layer in child.modules() if next(layer.parameters(recurse=False), None) is not None]
         others = [layer for layer in own if not isinstance(layer, MATRICES)]
         if len(own) == len(others):
             continue  # no matrix inside: it goes with the block
-        if child in others or isinstance(
-            child, nn.ModuleList | nn.ModuleDict
-        ):  # its own, or nobody calls it
+        if child in others or isinstance(child, nn.ModuleList | nn.ModuleDict):  # its own, or nobody calls it
             _shard_matrices(child, mesh, policy)
             continue
         for layer in others:
@@ -103,15 +95,10 @@ def fill(model: VideoModel, folder: Path, device: torch.device, adapter: Adapter
     `adapter(name, shape)` makes the weights that a checkpoint does not have.
     """
     for component, part in networks(model.module).items():
-        files, buffers = (
-            CheckpointFiles(folder / component),
-            {n: b.clone() for n, b in part.named_buffers()},
-        )
+        files, buffers = CheckpointFiles(folder / component), {n: b.clone() for n, b in part.named_buffers()}
         part.to_empty(device=device)
         for name, buffer in part.named_buffers():
-            buffer.copy_(
-                files.read(name, my_slice(buffer)) if name in files.files else buffers[name]
-            )
+            buffer.copy_(files.read(name, my_slice(buffer)) if name in files.files else buffers[name])
         prefix = f"{component}." if isinstance(model.module, nn.ModuleDict) else ""
         for name, parameter in part.named_parameters():
             if ".lora_" in name:

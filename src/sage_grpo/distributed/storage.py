@@ -38,11 +38,7 @@ class Storage:
             self.fs, self.base = fsspec.url_to_fs(self.root)
         except (ImportError, ValueError) as error:
             package = re.search(r"[Ii]nstall (\w+)", str(error))
-            fix = (
-                f"pip install {package.group(1)}"
-                if package
-                else "use a folder, or s3://bucket/folder"
-            )
+            fix = f"pip install {package.group(1)}" if package else "use a folder, or s3://bucket/folder"
             raise StorageError(f"run.checkpoints={self.root}: {error}; {fix}") from error
 
     def _path(self, name: str) -> str:

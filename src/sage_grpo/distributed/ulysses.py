@@ -17,16 +17,9 @@ class Exchange:
     """What the processes of one video trade. A model's `share_sequence` puts these calls in their places."""
 
     def __init__(self, mesh: DeviceMesh, shared: DeviceMesh, device: torch.device) -> None:
-        self.mesh, self.device = (
-            mesh,
-            device,
-        )  # the mesh has the axes that diffusers looks for: ring and ulysses
+        self.mesh, self.device = mesh, device  # the mesh has the axes that diffusers looks for: ring and ulysses
         self.ring, self.ulysses = mesh[RING].size(), mesh[ULYSSES].size()
-        self.group, self.size, self.rank = (
-            shared.get_group(),
-            shared.size(),
-            shared.get_local_rank(),
-        )
+        self.group, self.size, self.rank = shared.get_group(), shared.size(), shared.get_local_rank()
         self.lengths: list[int] = []  # tokens of each process, as they were last cut
 
     def mine(self, x: Tensor, dim: int) -> Tensor:
@@ -40,29 +33,19 @@ class Exchange:
         longest = max(self.lengths)
         padded = pad(x, [0, 0] * (x.ndim - 1 - dim) + [0, longest - x.shape[dim]])
         parts = torch.split(self._gather(padded, dim), longest, dim)
-        return torch.cat(
-            [part.narrow(dim, 0, n) for part, n in zip(parts, self.lengths, strict=True)], dim
-        )
+        return torch.cat([part.narrow(dim, 0, n) for part, n in zip(parts, self.lengths, strict=True)], dim)
 
     def to_heads(self, x: Tensor) -> Tensor:
         """(B, my tokens, heads, D) → (B, tokens, my heads, D)"""
         batch, count, heads, width = x.shape
-        sent = (
-            x.reshape(batch, count, self.size, heads // self.size, width)
-            .permute(2, 1, 0, 3, 4)
-            .flatten(0, 1)
-        )
+        sent = x.reshape(batch, count, self.size, heads // self.size, width).permute(2, 1, 0, 3, 4).flatten(0, 1)
         return self._trade(sent, [count] * self.size, self.lengths).transpose(0, 1)
 
     def to_tokens(self, x: Tensor) -> Tensor:
         """(B, tokens, my heads, D) → (B, my tokens, heads, D)"""
         count = self.lengths[self.rank]
         received = self._trade(x.transpose(0, 1), self.lengths, [count] * self.size)
-        return (
-            received.view(self.size, count, *received.shape[1:])
-            .permute(2, 1, 0, 3, 4)
-            .flatten(2, 3)
-        )
+        return received.view(self.size, count, *received.shape[1:]).permute(2, 1, 0, 3, 4).flatten(2, 3)
 
     def my_heads(self, x: Tensor) -> Tensor:
         """Of tokens that every process holds, such as those of the text."""

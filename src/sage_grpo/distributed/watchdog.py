@@ -32,19 +32,11 @@ class Watchdog(Callback):
 
     on_start, on_scores = _event("the first iteration"), _event("a scored batch")
     on_rollout = _event("the rewards of all ranks")
-    on_update, on_iteration, on_end = (
-        _event("an update"),
-        _event("the end of an iteration"),
-        _event("the end"),
-    )
+    on_update, on_iteration, on_end = _event("an update"), _event("the end of an iteration"), _event("the end")
 
-    def __init__(
-        self, loop: Loop, folder: Path, minutes: float, processes: Processes | None = None
-    ) -> None:
+    def __init__(self, loop: Loop, folder: Path, minutes: float, processes: Processes | None = None) -> None:
         self.loop, self.limit, self.grace = loop, minutes * 60, min(GRACE, minutes * 60)
-        self.rank, self.world = (
-            (processes.global_rank, processes.global_world) if processes else (0, 1)
-        )
+        self.rank, self.world = (processes.global_rank, processes.global_world) if processes else (0, 1)
         start = time.strftime("%Y%m%d-%H%M%S")
         self.folder = folder / "hang" / (processes.everybody(start)[0] if processes else start)
         self.marks, self.place, self.at = 0, "the start", time.monotonic()
@@ -61,10 +53,7 @@ class Watchdog(Callback):
         parts = networks(self.loop.model.module).values()
         # Before the hook of FSDP2, which waits for the others: a rank that waits has come further. A function and no
         # method, for whoever copies the network would copy the watchdog with it.
-        hooks = [
-            part.register_forward_pre_hook(lambda *details: self._pass(), prepend=True)
-            for part in parts
-        ]
+        hooks = [part.register_forward_pre_hook(lambda *details: self._pass(), prepend=True) for part in parts]
         thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self.mark("the start")
         self._last_resort(self.limit + self.grace / 2)
@@ -97,10 +86,6 @@ class Watchdog(Callback):
 
     def _report(self) -> None:
         self._last_resort(4 * self.grace)
-        done = (
-            f"{self.marks} marks, {self.loop.iteration} iterations and {self.loop.updates} updates"
-        )
+        done = f"{self.marks} marks, {self.loop.iteration} iterations and {self.loop.updates} updates"
         place = f"last seen at {self.place} {(time.monotonic() - self.at) / 60:.1f} min ago"
-        report_hang(
-            self.folder, self.rank, self.world, f"{done}, {place}", self.limit / 60, self.grace
-        )
+        report_hang(self.folder, self.rank, self.world, f"{done}, {place}", self.limit / 60, self.grace)

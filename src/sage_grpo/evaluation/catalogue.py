@@ -43,9 +43,7 @@ def entry(name: str, alone: bool = True) -> Entry:
         found = build.resolve(name, build.REWARDS, "reward")
     except ConfigError as error:
         library = getattr(error.__cause__, "name", None)
-        return Entry(
-            name, _first_line(_doc(module)), missing=str(error), install=build.install_line(library)
-        )
+        return Entry(name, _first_line(_doc(module)), missing=str(error), install=build.install_line(library))
     options = build.parameters(found, found)
     return Entry(
         name,
@@ -53,9 +51,7 @@ def entry(name: str, alone: bool = True) -> Entry:
         scores=tuple(found.names) or None,
         groupwise=found.groupwise,
         required=tuple(option for option, p in options.items() if p.default is Parameter.empty),
-        defaults={
-            option: p.default for option, p in options.items() if p.default is not Parameter.empty
-        },
+        defaults={option: p.default for option, p in options.items() if p.default is not Parameter.empty},
         presets=dict(found.presets),
         downloads="revision" in options,
         laboratory=found.laboratory,
@@ -74,6 +70,4 @@ def _first_line(text: str) -> str:
 
 def catalogue() -> list[Entry]:
     shared = Counter(target.split(":")[0] for target in build.REWARDS.values())
-    return [
-        entry(name, shared[target.split(":")[0]] == 1) for name, target in build.REWARDS.items()
-    ]
+    return [entry(name, shared[target.split(":")[0]] == 1) for name, target in build.REWARDS.items()]

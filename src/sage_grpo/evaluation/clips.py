@@ -17,9 +17,7 @@ FILMS = (".mp4", ".webm", ".mkv", ".mov", ".avi", ".m4v", ".mpg", ".mpeg", ".gif
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 THROUGH_PILLOW = (".gif", *PICTURES)
 MEGAPIXELS = 200.0  # 600 MB of frames: 5 s of 1280 × 720 at 24 frames a second are 111
-WHOLE = (
-    0.9  # of the frames that a file declares: some count one too many, a torn file has many too few
-)
+WHOLE = 0.9  # of the frames that a file declares: some count one too many, a torn file has many too few
 
 
 class Unreadable(ValueError):
@@ -32,9 +30,7 @@ class Video:
     fps: float | None
 
 
-def find_videos(
-    places: list[Path], kinds: Sequence[tuple[str, ...]] = (FILMS, PICTURES)
-) -> list[Path]:
+def find_videos(places: list[Path], kinds: Sequence[tuple[str, ...]] = (FILMS, PICTURES)) -> list[Path]:
     """Files as they are given; of a folder those in it and below of the first of `kinds` that it has any of.
 
     So a folder of films with pictures beside them is one of films.
@@ -46,9 +42,7 @@ def find_videos(
         elif place.is_file():
             found.append(place)
         else:
-            raise ConfigError(
-                f"there is no file or folder {place}; name a folder of videos, or a video"
-            )
+            raise ConfigError(f"there is no file or folder {place}; name a folder of videos, or a video")
     return found
 
 
@@ -66,24 +60,18 @@ def open_video(path: Path, megapixels: float = MEGAPIXELS) -> Video:
     if not path.stat().st_size:
         raise Unreadable("the file is empty")
     try:
-        return (_through_pillow if path.suffix.lower() in THROUGH_PILLOW else _through_av)(
-            path, megapixels
-        )
+        return (_through_pillow if path.suffix.lower() in THROUGH_PILLOW else _through_av)(path, megapixels)
     except Unreadable:
         raise
     except (av.error.FFmpegError, UnidentifiedImageError) as error:
         raise Unreadable(f"it is not a video, or a damaged one ({_short(error)})") from error
     except Exception as error:  # decoders meet bytes that nobody thought of
-        raise Unreadable(
-            f"it cannot be decoded ({type(error).__name__}: {_short(error)})"
-        ) from error
+        raise Unreadable(f"it cannot be decoded ({type(error).__name__}: {_short(error)})") from error
 
 
 def _short(error: Exception) -> str:
     said = getattr(error, "strerror", None) or str(error)
-    return (
-        " ".join(said.split())[:120] if "identify image" not in said else "no known picture format"
-    )
+    return " ".join(said.split())[:120] if "identify image" not in said else "no known picture format"
 
 
 def bound(frames: int, width: int, height: int, megapixels: float, declared: bool = True) -> None:
@@ -99,15 +87,11 @@ def bound(frames: int, width: int, height: int, megapixels: float, declared: boo
 def _through_av(path: Path, megapixels: float) -> Video:
     with av.open(str(path)) as container:
         if not container.streams.video:
-            raise Unreadable(
-                "it has no picture, only sound" if container.streams.audio else "it has no picture"
-            )
+            raise Unreadable("it has no picture, only sound" if container.streams.audio else "it has no picture")
         stream = container.streams.video[0]
         width, height, rate = stream.width or 0, stream.height or 0, stream.average_rate
         if not width or not height:
-            raise Unreadable(
-                "it does not say how large its frames are: it is damaged or not a video"
-            )
+            raise Unreadable("it does not say how large its frames are: it is damaged or not a video")
         declared = stream.frames or _from_duration(stream, container)
         bound(max(declared, 1), width, height, megapixels)
         # A frame may be larger inside than the file says outside: the decoder is told too.
@@ -155,7 +139,5 @@ def _stacked(pictures: list[Frames]) -> Tensor:
     if not pictures:
         raise Unreadable("it has no frames")
     if sizes := {picture.shape for picture in pictures} - {pictures[0].shape}:
-        raise Unreadable(
-            f"its frames change their size, from {pictures[0].shape[:2]} to {sorted(sizes)[0][:2]}"
-        )
+        raise Unreadable(f"its frames change their size, from {pictures[0].shape[:2]} to {sorted(sizes)[0][:2]}")
     return torch.from_numpy(np.stack(pictures))

@@ -78,11 +78,7 @@ def _name(path: Path, root: Path) -> str:
 
 
 def _score_groups(
-    videos: Sequence[Path],
-    prompts: Sequence[Prompt],
-    rows: list[Row],
-    judges: list[Judge],
-    megapixels: float,
+    videos: Sequence[Path], prompts: Sequence[Prompt], rows: list[Row], judges: list[Judge], megapixels: float
 ) -> None:
     """Scorers that compare get the readable videos of one prompt at once."""
     groups: dict[str | None, list[int]] = {}
@@ -92,11 +88,7 @@ def _score_groups(
     for text, group in groups.items():
         reason = _no_group(text, [rows[i] for i in group], megapixels)
         try:
-            stack = (
-                None
-                if reason
-                else torch.stack([open_video(videos[i], megapixels).frames for i in group])
-            )
+            stack = None if reason else torch.stack([open_video(videos[i], megapixels).frames for i in group])
         except (Unreadable, OSError) as error:
             stack, reason = None, str(error)
         for judge in judges:
@@ -104,9 +96,7 @@ def _score_groups(
                 for i in group:
                     rows[i].mask([judge], reason)
                 continue
-            for i, answer in zip(
-                group, ask(judge, stack, [prompts[i] for i in group]), strict=True
-            ):
+            for i, answer in zip(group, ask(judge, stack, [prompts[i] for i in group]), strict=True):
                 rows[i].take(answer)
 
 
@@ -169,9 +159,7 @@ def document(rows: Sequence[Row], judges: Sequence[Judge]) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    atomic_write(
-        path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-    )
+    atomic_write(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n")
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -26,9 +26,7 @@ def make_page(
 ) -> Page:
     reference, first = found["reference"], found["scores"][0]["name"]
     digits = digits_of(found)[first]
-    against = [
-        row for row in found["comparisons"] if row["against"] == reference and row["score"] == first
-    ]
+    against = [row for row in found["comparisons"] if row["against"] == reference and row["score"] == first]
     headlines = [
         Headline(
             f"{row['source']} − {reference}, {first}",
@@ -45,11 +43,7 @@ def make_page(
         + "Intervals are of 95 % and by bootstrap over prompts: they say how far the result would move with other "
         f"prompts of this kind, not with another training run.\n\n{losses(found)}"
     )
-    many = (
-        f"{len(others)} models against {reference}"
-        if len(others) > 3
-        else ", ".join(found["sources"])
-    )
+    many = f"{len(others)} models against {reference}" if len(others) > 3 else ", ".join(found["sources"])
     return Page(
         f"Evaluation: {many}",
         summary,
@@ -63,18 +57,13 @@ def make_page(
 def _table(grid: Grid) -> Table:
     places = grid.ranks or {}
     rows = [
-        [
-            f"{cell} {PLACES[places[r, c]]}" if (r, c) in places else cell
-            for c, cell in enumerate(row)
-        ]
+        [f"{cell} {PLACES[places[r, c]]}" if (r, c) in places else cell for c, cell in enumerate(row)]
         for r, row in enumerate(grid.rows)
     ]
     for row in rows:
         for plain_sign, firm in (("-", "\N{NON-BREAKING HYPHEN}"), (" ", "\N{NO-BREAK SPACE}")):
             row[0] = row[0].replace(plain_sign, firm)  # a narrow column would part a name
-    return Table(
-        grid.title, grid.header, rows, ("①②③ best, second, third. " if places else "") + grid.note
-    )
+    return Table(grid.title, grid.header, rows, ("①②③ best, second, third. " if places else "") + grid.note)
 
 
 def _pairs(
@@ -91,18 +80,12 @@ def _pairs(
     for name in others:
         before, after = values[reference][score], values[name][score]
         gains = (after - before).flatten()
-        order = np.argsort(-gains, kind="stable")[
-            : int((~np.isnan(gains)).sum())
-        ]  # those without a score come last
-        places = np.unique(
-            np.linspace(0, len(order) - 1, min(each, len(order))).round().astype(int)
-        )
+        order = np.argsort(-gains, kind="stable")[: int((~np.isnan(gains)).sum())]  # those without a score come last
+        places = np.unique(np.linspace(0, len(order) - 1, min(each, len(order))).round().astype(int))
         for place in order[places]:
             row, column = divmod(int(place), len(seeds))
             task, seed = tasks[row], seeds[column]
-            clips = [
-                folder.video(source, task.id, seed).read_bytes() for source in (reference, name)
-            ]
+            clips = [folder.video(source, task.id, seed).read_bytes() for source in (reference, name)]
             room -= sum(map(len, clips))
             if room < 0:
                 return

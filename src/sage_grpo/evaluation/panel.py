@@ -63,9 +63,7 @@ def choose(names: Sequence[str], recipe: Path | None) -> Panel:
         trained, advantages = list(config.rewards), config.policy.aggregation == "advantages"
         entries += [*trained, *config.monitors]
         if not entries:
-            raise ConfigError(
-                f"{recipe} names no rewards; write such as `rewards: [{{type: motion}}]`"
-            )
+            raise ConfigError(f"{recipe} names no rewards; write such as `rewards: [{{type: motion}}]`")
     if entries:
         rewards = [build.build_reward(entry) for entry in entries]
         return Panel(named(entries, rewards, trained), {}, advantages)
@@ -81,11 +79,7 @@ def _ready_ones() -> Panel:
         try:
             rewards.append(build.build_reward(RewardConfig(type=known.name)))
             entries.append(RewardConfig(type=known.name))
-        except (
-            ValueError,
-            OSError,
-            ImportError,
-        ) as error:  # not asked for by name, so it may stay away
+        except (ValueError, OSError, ImportError) as error:  # not asked for by name, so it may stay away
             left_out[known.name] = str(error)
     return Panel(named(entries, rewards, []), left_out)
 
@@ -98,9 +92,7 @@ def _why_not(known: Entry) -> str:
     return "for the laboratory only" if known.laboratory else "fetches weights: ask for it by name"
 
 
-def named(
-    entries: Sequence[RewardConfig], rewards: Sequence[Reward], trained: Sequence[RewardConfig]
-) -> list[Judge]:
+def named(entries: Sequence[RewardConfig], rewards: Sequence[Reward], trained: Sequence[RewardConfig]) -> list[Judge]:
     """Judges whose scores have each a name of its own; those of `trained`, by identity, have their weights."""
     count = Counter(name for reward in rewards for name in set(reward.names))
     judges: list[Judge] = []
@@ -109,14 +101,7 @@ def named(
         taken = {key for judge in judges for key in judge.keys}
         keys = tuple(key if key not in taken else f"{key}.{len(judges) + 1}" for key in own)
         part = any(entry is one for one in trained)
-        judges.append(
-            Judge(
-                reward,
-                entry.type,
-                keys,
-                tuple(build.reward_weights(entry, reward)) if part else None,
-            )
-        )
+        judges.append(Judge(reward, entry.type, keys, tuple(build.reward_weights(entry, reward)) if part else None))
     return judges
 
 
@@ -154,20 +139,14 @@ def ask(judge: Judge, videos: Tensor, prompts: Sequence[Prompt]) -> list[Answer]
         except Exception as error:
             values = valid = [[False] * len(judge.keys)] * len(videos)
             found = dict(judge.reward.reasons)
-            if isinstance(
-                error, MissingPrompt
-            ):  # it may have failed before it came to look at the prompt
+            if isinstance(error, MissingPrompt):  # it may have failed before it came to look at the prompt
                 reasons = {i: reason for i, reason in found.items() if i == 0 and len(videos) == 1}
             general = str(error) if isinstance(error, MissingPrompt) else _told(error)
     answers = []
     for i, (row, good) in enumerate(zip(values, valid, strict=True)):
-        found_scores = {
-            key: float(value) for key, value, ok in zip(judge.keys, row, good, strict=True) if ok
-        }
+        found_scores = {key: float(value) for key, value, ok in zip(judge.keys, row, good, strict=True) if ok}
         why = reasons.get(i, general)
-        answers.append(
-            Answer(found_scores, {key: why for key in judge.keys if key not in found_scores})
-        )
+        answers.append(Answer(found_scores, {key: why for key in judge.keys if key not in found_scores}))
     return answers
 
 

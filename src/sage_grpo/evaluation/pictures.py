@@ -40,14 +40,7 @@ def draw_distributions(path: Path, rows: Sequence[Row], keys: Sequence[str]) -> 
         ax.set_title(f"{key}  ({len(values)} scored{masked})", fontsize=10)
         ax.spines[["top", "right", "left"]].set_visible(False)
         if not len(values):
-            ax.text(
-                0.5,
-                0.5,
-                "no video has this score",
-                ha="center",
-                color=FAINT,
-                transform=ax.transAxes,
-            )
+            ax.text(0.5, 0.5, "no video has this score", ha="center", color=FAINT, transform=ax.transAxes)
             ax.set_axis_off()
             continue
         _histogram(ax, values)
@@ -62,9 +55,7 @@ def draw_distributions(path: Path, rows: Sequence[Row], keys: Sequence[str]) -> 
 def _histogram(ax: Axes, values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> None:
     width = float(np.ptp(values)) or max(abs(float(values[0])) * 0.1, 0.1)
     middle = float(values.min() + values.max()) / 2
-    bars = 1 + 2 * min(
-        15, max(3, round(len(values) ** 0.5))
-    )  # odd: equal scores stand in the middle of one
+    bars = 1 + 2 * min(15, max(3, round(len(values) ** 0.5)))  # odd: equal scores stand in the middle of one
     edges = np.linspace(middle - width * 0.55, middle + width * 0.55, bars + 1)
     counts, _, _ = ax.hist(values, bins=edges.tolist(), color=BAR, alpha=0.7, rwidth=0.94)
     most = float(np.max(counts))
@@ -93,9 +84,7 @@ def draw_audit(path: Path, result: Result) -> None:
     figure = Figure(figsize=(0.82 * wide + 3.2, 0.46 * high + 2.3), layout="constrained")
     ax: Axes = figure.subplots()
     cells = [[result.cells[key][name] for name in result.degradations] for key in keys]
-    changes = np.array(
-        [[np.nan if cell.change is None else cell.change for cell in row] for row in cells]
-    )
+    changes = np.array([[np.nan if cell.change is None else cell.change for cell in row] for row in cells])
     norm = TwoSlopeNorm(0, -STRONGEST, STRONGEST)
     ax.set_facecolor("#eeeeee")
     image = ax.imshow(changes.clip(-STRONGEST, STRONGEST), cmap="RdBu_r", norm=norm, aspect="auto")
@@ -139,7 +128,5 @@ def markdown(result: Result) -> str:
     for key in result.scored:
         cells = [cell_text(result.cells[key][name]) for name in result.degradations]
         marked = [f"**{text}**" if text.endswith("▲") else text for text in cells]
-        lines.append(
-            "| " + " | ".join([f"`{key}`", str(result.natural[key]["clips"]), *marked]) + " |"
-        )
+        lines.append("| " + " | ".join([f"`{key}`", str(result.natural[key]["clips"]), *marked]) + " |")
     return "\n".join(lines) + "\n"

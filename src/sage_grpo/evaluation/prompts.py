@@ -38,24 +38,15 @@ class Task:
 
 def shipped_sets() -> list[str]:
     folder = files("sage_grpo.data").joinpath("prompt_sets")
-    return sorted(
-        item.name.removesuffix(".jsonl")
-        for item in folder.iterdir()
-        if item.name.endswith(".jsonl")
-    )
+    return sorted(item.name.removesuffix(".jsonl") for item in folder.iterdir() if item.name.endswith(".jsonl"))
 
 
-def find_tasks(
-    source: str | None, model: str, tags: Sequence[str] = (), limit: int | None = None
-) -> list[Task]:
+def find_tasks(source: str | None, model: str, tags: Sequence[str] = (), limit: int | None = None) -> list[Task]:
     """`source`: a file or a shipped set; none: the world's own prompts for its model, else the set `videos`."""
     if source is None and model in build.OWN_PROMPTS:
         texts: list[str] = build.resolve(model, build.OWN_PROMPTS, "world")()
         tagged = OWN_TAGS.get(model, _untagged)
-        found = [
-            _task(i, Prompt(text, {"tags": tagged(text)}), len(texts), model)
-            for i, text in enumerate(texts)
-        ]
+        found = [_task(i, Prompt(text, {"tags": tagged(text)}), len(texts), model) for i, text in enumerate(texts)]
     else:
         found = _read(source or SHIPPED)
     chosen = _having(found, tags)
@@ -79,9 +70,7 @@ def _read(source: str) -> list[Task]:
         with as_file(files("sage_grpo.data").joinpath("prompt_sets", f"{source}.jsonl")) as path:
             return _rows(path)
     if not Path(source).suffix and not Path(source).exists():
-        raise PromptError(
-            f"{source}: neither a file nor a set that ships ({', '.join(shipped_sets())})"
-        )
+        raise PromptError(f"{source}: neither a file nor a set that ships ({', '.join(shipped_sets())})")
     return _rows(Path(source))
 
 
@@ -91,9 +80,7 @@ def _rows(path: Path) -> list[Task]:
     seen: dict[str, int] = {}
     for i, task in enumerate(found):
         if task.id in seen:
-            raise PromptError(
-                f"{path}: prompts {seen[task.id] + 1} and {i + 1} share the id {task.id!r}; give others"
-            )
+            raise PromptError(f"{path}: prompts {seen[task.id] + 1} and {i + 1} share the id {task.id!r}; give others")
         seen[task.id] = i
     return found
 
@@ -102,9 +89,7 @@ def _task(number: int, prompt: Prompt, total: int, where: str) -> Task:
     columns = dict(prompt.columns)
     name = str(columns.pop("id", "") or f"{number:0{len(str(total - 1))}d}")
     if not ID.fullmatch(name):
-        raise PromptError(
-            f"{where}: the id {name!r} is not fit for a file's name; use letters, digits, . _ and -"
-        )
+        raise PromptError(f"{where}: the id {name!r} is not fit for a file's name; use letters, digits, . _ and -")
     given = columns.pop("tags", None) or {}
     if isinstance(given, str):  # a parquet or csv file may hold the object as text
         try:
@@ -112,13 +97,9 @@ def _task(number: int, prompt: Prompt, total: int, where: str) -> Task:
         except ValueError:
             given = None
     if not isinstance(given, Mapping):
-        raise PromptError(
-            f'{where}: tags of prompt {name} are no object; write such as {{"subject": "animal"}}'
-        )
+        raise PromptError(f'{where}: tags of prompt {name} are no object; write such as {{"subject": "animal"}}')
     tags = {str(key): str(value) for key, value in given.items() if value is not None}
-    tags |= {
-        key.removeprefix(TAG): str(columns.pop(key)) for key in list(columns) if key.startswith(TAG)
-    }
+    tags |= {key.removeprefix(TAG): str(columns.pop(key)) for key in list(columns) if key.startswith(TAG)}
     return Task(name, Prompt(prompt.text, columns), tags)
 
 
@@ -130,16 +111,10 @@ def _having(found: list[Task], tags: Sequence[str]) -> list[Task]:
         known = sorted({task.tags[key] for task in found if key in task.tags})
         if not sign or not known:
             names = ", ".join(sorted({name for task in found for name in task.tags})) or "none"
-            raise ConfigError(
-                f"--tag {text}: write NAME=VALUE; these prompts have the tags {names}"
-            )
+            raise ConfigError(f"--tag {text}: write NAME=VALUE; these prompts have the tags {names}")
         build.refuse_unknown([value], set(known), f"--tag {key}: no prompt has the value {{!r}}")
         wanted.setdefault(key, set()).add(value)
-    chosen = [
-        task
-        for task in found
-        if all(task.tags.get(key) in values for key, values in wanted.items())
-    ]
+    chosen = [task for task in found if all(task.tags.get(key) in values for key, values in wanted.items())]
     if not chosen:
         raise ConfigError(f"no prompt has {' and '.join(tags)} at once; leave one out")
     return chosen

@@ -13,13 +13,7 @@ from sage_grpo.rewards.kid import Inception, Reference
 
 
 def make_reference(
-    files: list[Path],
-    target: Path,
-    *,
-    device: torch.device,
-    frames: int = 4,
-    megapixels: float,
-    tell: Tell,
+    files: list[Path], target: Path, *, device: torch.device, frames: int = 4, megapixels: float, tell: Tell
 ) -> dict[str, Any]:
     """Write `target`; a file that cannot be read is told of and left out. Returns what it holds."""
     if target.exists():

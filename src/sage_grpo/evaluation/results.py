@@ -78,19 +78,11 @@ def compute(
     """All figures; `values` is by source, the reference first, and by score."""
     names = list(values)
     means = {
-        name: {
-            s.name: interval(by_prompt(values[name][s.name])) | _counts(values[name][s.name])
-            for s in scores
-        }
+        name: {s.name: interval(by_prompt(values[name][s.name])) | _counts(values[name][s.name]) for s in scores}
         for name in names
     }
     pairs = [
-        {
-            "source": a,
-            "against": b,
-            "score": s.name,
-            **compare(values[a][s.name], values[b][s.name], s.lower),
-        }
+        {"source": a, "against": b, "score": s.name, **compare(values[a][s.name], values[b][s.name], s.lower)}
         for b, a in itertools.combinations(names, 2)
         for s in scores
     ]

@@ -49,16 +49,12 @@ def silent(what: str) -> AbstractContextManager[Tell]:
     return nullcontext(lambda done, total, now: None)
 
 
-def evaluate(
-    plan: Plan, progress: Progress = silent, processes: Processes | None = None
-) -> dict[str, Any] | None:
+def evaluate(plan: Plan, progress: Progress = silent, processes: Processes | None = None) -> dict[str, Any] | None:
     """The results, on the process that writes them."""
     rank, world = (processes.rank, processes.world) if processes else (0, 1)
     mine = plan.tasks[rank::world]
     folder = Folder(plan.out)
-    entries, trained = choose_scorers(
-        plan.candidates, plan.scorers
-    )  # mistakes come before hours of work
+    entries, trained = choose_scorers(plan.candidates, plan.scorers)  # mistakes come before hours of work
     if rank == 0:
         write_json(plan.out / "manifest.json", _manifest(plan))
     with progress("videos") as tell:
@@ -74,14 +70,9 @@ def evaluate(
     return _finish(plan, folder, panel) if rank == 0 else None
 
 
-def _make(
-    plan: Plan, folder: Folder, mine: Sequence[Task], tell: Tell, processes: Processes | None
-) -> None:
+def _make(plan: Plan, folder: Folder, mine: Sequence[Task], tell: Tell, processes: Processes | None) -> None:
     todo = {c.name: missing_videos(folder, c, mine, plan.seeds) for c in plan.candidates}
-    total, done = (
-        sum(map(len, todo.values())),
-        0,
-    )  # what is there already tells nothing of the time left
+    total, done = sum(map(len, todo.values())), 0  # what is there already tells nothing of the time left
     overrides = [f"tuning.device={processes.device}"] if processes else []
 
     def count(now: str) -> None:
@@ -115,15 +106,11 @@ def _finish(plan: Plan, folder: Folder, panel: Panel) -> dict[str, Any]:
     scores = panel.scores
     values, masked = {}, {}
     for candidate in plan.candidates:
-        rows, masked[candidate.name] = collect(
-            folder, candidate.name, plan.tasks, plan.seeds, panel
-        )
+        rows, masked[candidate.name] = collect(folder, candidate.name, plan.tasks, plan.seeds, panel)
         arrays = {key: results.as_array(table) for key, table in rows.items()}
         values[candidate.name] = results.with_overall(arrays, scores)
     if all(np.isnan(array).all() for one in values.values() for array in one.values()):
-        reason = next(
-            (why for one in masked.values() for found in one.values() for why in found), ""
-        )
+        reason = next((why for one in masked.values() for found in one.values() for why in found), "")
         raise ConfigError(f"no video has any score: {reason}")
     found = {
         "version": 1,
@@ -134,16 +121,11 @@ def _finish(plan: Plan, folder: Folder, panel: Panel) -> dict[str, Any]:
         "scores": [asdict(score) for score in scores],
         "note": differences_in_sampling(plan.candidates),
         **results.compute(values, scores, plan.tasks),
-        "masked": {
-            name: {key: why for key, why in one.items() if why} for name, one in masked.items()
-        },
+        "masked": {name: {key: why for key, why in one.items() if why} for name, one in masked.items()},
     }
     write_json(plan.out / "results.json", found)
     atomic_write(plan.out / "table.md", markdown(found).encode())
-    write_page(
-        make_page(found, values, plan.tasks, plan.seeds, folder, plan.command),
-        plan.out / "report.html",
-    )
+    write_page(make_page(found, values, plan.tasks, plan.seeds, folder, plan.command), plan.out / "report.html")
     return found
 
 

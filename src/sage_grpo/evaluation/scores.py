@@ -68,9 +68,7 @@ def read_scorers(names: Sequence[str], file: Path | None) -> list[RewardConfig]:
     try:
         content = yaml.safe_load(file.read_text())
     except FileNotFoundError:
-        raise ConfigError(
-            f"there is no file {file}; it holds a list such as `- type: motion`"
-        ) from None
+        raise ConfigError(f"there is no file {file}; it holds a list such as `- type: motion`") from None
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not valid YAML: {error}") from None
     if isinstance(content, dict):
@@ -102,9 +100,7 @@ def choose_scorers(
     for entry in (*(e for one in candidates for e in one.config.monitors), *own, *more):
         found.setdefault(_key(entry), (entry, False))
     if not found:
-        raise ConfigError(
-            "no recipe has rewards or monitors; name scorers with --scorer or --scorers"
-        )
+        raise ConfigError("no recipe has rewards or monitors; name scorers with --scorer or --scorers")
     for entry, _ in found.values():
         build.find_reward(entry)
     return [entry for entry, _ in found.values()], [trained for _, trained in found.values()]
@@ -114,21 +110,14 @@ def _key(entry: RewardConfig) -> str:
     return digest([entry.type, entry.options])
 
 
-def build_panel(
-    entries: list[RewardConfig], trained: list[bool], candidates: Sequence[Candidate]
-) -> Panel:
+def build_panel(entries: list[RewardConfig], trained: list[bool], candidates: Sequence[Candidate]) -> Panel:
     """Loads the scorers."""
     first = next((one.config for one in candidates if one.config.rewards), None)
     weighted = [e for e in entries if first and any(e is reward for reward in first.rewards)]
     judges = named(entries, [build.build_reward(entry) for entry in entries], weighted)
-    if (
-        first and first.policy.reward_weights
-    ):  # the trainer heeds these before the weights of the rewards
+    if first and first.policy.reward_weights:  # the trainer heeds these before the weights of the rewards
         given = iter(first.policy.reward_weights)
-        judges = [
-            replace(j, weights=tuple(next(given) for _ in j.weights)) if j.weights else j
-            for j in judges
-        ]
+        judges = [replace(j, weights=tuple(next(given) for _ in j.weights)) if j.weights else j for j in judges]
     return Panel(judges, entries, trained)
 
 
@@ -142,13 +131,7 @@ def read_lines(path: Path) -> dict[str, Line]:
 
 
 def score_task(
-    folder: Folder,
-    source: str,
-    task: Task,
-    seeds: Sequence[int],
-    panel: Panel,
-    *,
-    retry: bool = False,
+    folder: Folder, source: str, task: Task, seeds: Sequence[int], panel: Panel, *, retry: bool = False
 ) -> bool:
     """Ask the scorers for what they have not said yet; `retry` asks again where they failed. Whether any was asked."""
     path = folder.scores(source, task.id)
@@ -162,9 +145,7 @@ def score_task(
             if line["frames"] == frames.hashes.get(int(seed)) and not (retry and line["masked"])
         }
         todo = [seed for seed in seeds if str(seed) not in known]
-        if judge.groupwise and (
-            todo or len(known) != len(seeds)
-        ):  # compared with others than before
+        if judge.groupwise and (todo or len(known) != len(seeds)):  # compared with others than before
             known, todo = {}, list(seeds)
         for seed, answer in _ask(judge, task, todo, frames).items():
             known[str(seed)] = {"frames": frames.hashes[seed], **_by_name(judge, answer)}
@@ -212,12 +193,8 @@ def collect(
     folder: Folder, source: str, tasks: Sequence[Task], seeds: Sequence[int], panel: Panel
 ) -> tuple[dict[str, list[list[float | None]]], dict[str, dict[str, int]]]:
     """Of every score a row a prompt and a column a seed, with None where it is masked; and the reasons, counted."""
-    table = {
-        key: [[None] * len(seeds) for _ in tasks] for judge in panel.judges for key in judge.keys
-    }
-    values: dict[str, list[list[float | None]]] = {
-        key: list(map(list, rows)) for key, rows in table.items()
-    }
+    table = {key: [[None] * len(seeds) for _ in tasks] for judge in panel.judges for key in judge.keys}
+    values: dict[str, list[list[float | None]]] = {key: list(map(list, rows)) for key, rows in table.items()}
     reasons: dict[str, dict[str, int]] = {key: {} for key in values}
     for row, task in enumerate(tasks):
         lines = read_lines(folder.scores(source, task.id))

@@ -39,9 +39,7 @@ def digest(content: Any) -> str:
     return sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def find_sources(
-    texts: Sequence[str], *, base: bool, average: bool, steps: int | None
-) -> list[Candidate]:
+def find_sources(texts: Sequence[str], *, base: bool, average: bool, steps: int | None) -> list[Candidate]:
     """`name=path` or a path alone. Unless there is one named base, the first run's untrained model stands first."""
     pairs = [_split(text) for text in texts]
     if base and BASE not in (name for name, _ in pairs):
@@ -62,25 +60,19 @@ def _split(text: str) -> tuple[str, Path]:
         return name, Path(rest)
     path = Path(text)
     whole = path.resolve()
-    parts = (
-        (whole.parent.parent.name, whole.name) if path.name.startswith("step-") else (whole.stem,)
-    )
+    parts = (whole.parent.parent.name, whole.name) if path.name.startswith("step-") else (whole.stem,)
     return re.sub(r"[^\w.-]", "-", "-".join(parts)) or "model", path
 
 
 def _identify(name: str, path: Path, average: bool, steps: int | None) -> Candidate:
     overrides = [f"sampling.steps={steps}"] if steps else []
     if path.is_dir() and not is_run(path):
-        raise ConfigError(
-            f"{path} is not a run: there is no {path / 'config.yaml'}; give a run, checkpoint or recipe"
-        )
+        raise ConfigError(f"{path} is not a run: there is no {path / 'config.yaml'}; give a run, checkpoint or recipe")
     if is_run(path):
         place = find_run(path)
         step = place.step or place.newest()
         try:
-            written = Storage(place.root).read(
-                f"{step}/{MANIFEST}"
-            )  # it has the hash of every file
+            written = Storage(place.root).read(f"{step}/{MANIFEST}")  # it has the hash of every file
         except OSError as error:
             raise ConfigError(f"{place.root}/{step} is not a whole checkpoint: {error}") from error
         path, weights = place.folder / "checkpoints" / step, [sha256(written).hexdigest(), average]
@@ -92,15 +84,7 @@ def _identify(name: str, path: Path, average: bool, steps: int | None) -> Candid
     # An untrained model has no adapters yet that could change its videos.
     adapters = [tuning.mode, tuning.rank, tuning.alpha, tuning.targets] if step != UNTRAINED else []
     model = config.model.model_dump(mode="json", exclude={"guidance_gradient"})
-    made_by = [
-        model,
-        adapters,
-        tuning.precision,
-        tuning.vae_tiling,
-        sampling.steps,
-        sampling.shift,
-        weights,
-    ]
+    made_by = [model, adapters, tuning.precision, tuning.vae_tiling, sampling.steps, sampling.shift, weights]
     return Candidate(name, path, config, step, digest(made_by))
 
 
@@ -118,9 +102,7 @@ def _refuse_mixtures(found: Sequence[Candidate]) -> None:
     for one in found:
         if names.count(one.name) > 1:
             same = ", ".join(str(other.path) for other in found if other.name == one.name)
-            raise ConfigError(
-                f"two sources are named {one.name!r} ({same}); name each, such as {one.name}-2=PATH"
-            )
+            raise ConfigError(f"two sources are named {one.name!r} ({same}); name each, such as {one.name}-2=PATH")
         if one.size != found[0].size:
             raise ConfigError(
                 f"{one.name} makes videos of {_told(one)} and {found[0].name} of {_told(found[0])} (frames, height, "
@@ -137,11 +119,7 @@ def differences_in_sampling(found: Sequence[Candidate]) -> str | None:
     """A word for the reader where models are sampled in different ways."""
     ways: dict[str, list[str]] = {}
     for one in found:
-        ways.setdefault(
-            f"{one.config.sampling.steps} steps, shift {one.config.sampling.shift:g}", []
-        ).append(one.name)
+        ways.setdefault(f"{one.config.sampling.steps} steps, shift {one.config.sampling.shift:g}", []).append(one.name)
     if len(ways) == 1:
         return None
-    return "Sampled in different ways: " + "; ".join(
-        f"{', '.join(names)} in {way}" for way, names in ways.items()
-    )
+    return "Sampled in different ways: " + "; ".join(f"{', '.join(names)} in {way}" for way, names in ways.items())

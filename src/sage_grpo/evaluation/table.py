@@ -31,11 +31,7 @@ def ranked(values: Sequence[float | None], lower: bool = False) -> list[int | No
     known = [value for value in values if value is not None]
     places: list[int | None] = []
     for value in values:
-        better = (
-            sum(other < value if lower else other > value for other in known)
-            if value is not None
-            else 3
-        )
+        better = sum(other < value if lower else other > value for other in known) if value is not None else 3
         places.append(better + 1 if better < 3 else None)
     return places
 
@@ -73,10 +69,7 @@ def arrow(score: Mapping[str, Any]) -> str:
 
 
 def digits_of(found: Results) -> dict[str, int]:
-    return {
-        s["name"]: decimals([one[s["name"]]["mean"] for one in found["means"].values()])
-        for s in found["scores"]
-    }
+    return {s["name"]: decimals([one[s["name"]]["mean"] for one in found["means"].values()]) for s in found["scores"]}
 
 
 def main_table(found: Results) -> Grid:
@@ -90,8 +83,9 @@ def main_table(found: Results) -> Grid:
             if place:
                 ranks[row, column] = place
     size = f"{found['prompts']} prompts × {len(found['seeds'])} seeds"
-    remark = found["note"] + ". " if found["note"] else ""
-    note = f"Means over {size}. {remark}{_overall(scores)}{_masked(found)}".strip()
+    note = (
+        f"Means over {size}. {found['note'] + '. ' if found['note'] else ''}{_overall(scores)}{_masked(found)}".strip()
+    )
     return Grid("Scores", ["source", *map(heading, scores)], rows, note, ranks)
 
 
@@ -109,20 +103,12 @@ def _masked(found: Results) -> str:
             for why, count in one.get(score["name"], {}).items():
                 reasons[why] = reasons.get(why, 0) + count
         if reasons:
-            told.append(
-                f"{score['name']} of {sum(reasons.values())} videos ({max(reasons, key=lambda w: reasons[w])})"
-            )
+            told.append(f"{score['name']} of {sum(reasons.values())} videos ({max(reasons, key=lambda w: reasons[w])})")
     return f"Not scored, and in no mean: {'; '.join(told)}. " if told else ""
 
 
 def mark(row: Mapping[str, Any]) -> str:
-    return (
-        f" {STANDS}"
-        if row["stands"] and row["excludes_zero"]
-        else f" {ALONE}"
-        if row["excludes_zero"]
-        else ""
-    )
+    return f" {STANDS}" if row["stands"] and row["excludes_zero"] else f" {ALONE}" if row["excludes_zero"] else ""
 
 
 def differences(found: Results) -> Iterator[Grid]:
@@ -134,20 +120,12 @@ def differences(found: Results) -> Iterator[Grid]:
         if row["against"] == reference
     }
     names = [name for name in found["sources"] if name != reference]
-    notes = [
-        f"Pairs of one prompt and seed; 95 % intervals by bootstrap over prompts (BCa). {KEY}",
-        losses(found),
-    ]
+    notes = [f"Pairs of one prompt and seed; 95 % intervals by bootstrap over prompts (BCa). {KEY}", losses(found)]
     for trained, kind in ((True, "trained on"), (False, "held out")):
         scores = [score for score in found["scores"] if score["trained"] == trained]
         if scores:
             rows = [[name, *(cells[name, score["name"]] for score in scores)] for name in names]
-            yield Grid(
-                f"Difference to {reference}, {kind}",
-                ["source", *map(arrow, scores)],
-                rows,
-                notes.pop(0),
-            )
+            yield Grid(f"Difference to {reference}, {kind}", ["source", *map(arrow, scores)], rows, notes.pop(0))
 
 
 def losses(found: Results) -> str:
@@ -163,14 +141,8 @@ def losses(found: Results) -> str:
             and (row["mean"] > 0) == score["lower"]
         ]
         if names:
-            told.append(
-                f"{score['name']}{'' if score['trained'] else ', held out'} ({', '.join(names)})"
-            )
-    return (
-        f"Worse than {found['reference']} by a difference that stands ({STANDS}): {'; '.join(told)}."
-        if told
-        else ""
-    )
+            told.append(f"{score['name']}{'' if score['trained'] else ', held out'} ({', '.join(names)})")
+    return f"Worse than {found['reference']} by a difference that stands ({STANDS}): {'; '.join(told)}." if told else ""
 
 
 def win_rates(found: Results) -> Grid:
@@ -183,15 +155,11 @@ def win_rates(found: Results) -> Grid:
     names = [name for name in found["sources"] if name != reference]
     rows = [[name, *(cells[name, score["name"]] for score in found["scores"])] for name in names]
     note = "Share of the pairs of one prompt and seed in which the source is better; ties count a half."
-    return Grid(
-        f"Win rate against {reference}, %", ["source", *map(heading, found["scores"])], rows, note
-    )
+    return Grid(f"Win rate against {reference}, %", ["source", *map(heading, found["scores"])], rows, note)
 
 
 def percent(found: Mapping[str, Any]) -> str:
-    scaled = {
-        key: None if found[key] is None else 100 * found[key] for key in ("mean", "low", "high")
-    }
+    scaled = {key: None if found[key] is None else 100 * found[key] for key in ("mean", "low", "high")}
     return with_interval(scaled, 0, "")
 
 
@@ -201,9 +169,7 @@ def duels(found: Results) -> Grid | None:
     if len(names) < 3:
         return None
     cells = {
-        (row["source"], row["against"]): row["wins"]
-        for row in found["comparisons"]
-        if row["score"] == score["name"]
+        (row["source"], row["against"]): row["wins"] for row in found["comparisons"] if row["score"] == score["name"]
     }
     turned = {
         (b, a): {"mean": _rest(w["mean"]), "low": _rest(w["high"]), "high": _rest(w["low"])}
@@ -222,11 +188,7 @@ def by_tag(found: Results) -> Iterator[Grid]:
     """A table a source: differences to the reference for every value of every tag; parts of the overall score aside."""
     digits = digits_of(found)
     whole = sum(bool(score["weight"]) for score in found["scores"]) > 1
-    scores = [
-        score
-        for score in found["scores"]
-        if not (whole and score["trained"]) or score is found["scores"][0]
-    ]
+    scores = [score for score in found["scores"] if not (whole and score["trained"]) or score is found["scores"][0]]
     aside = "All but Overall are held out; its parts are in results.json. "
     header = [heading(scores[0]), *map(arrow if whole else heading, scores[1:])]
     note = f"{aside if whole else ''}{KEY}"
@@ -240,23 +202,16 @@ def by_tag(found: Results) -> Iterator[Grid]:
                 [
                     f"{tag}: {value}",
                     str(max(row["prompts"] for row in cells.values())),
-                    *(
-                        with_interval(cells[s["name"]], digits[s["name"]]) + mark(cells[s["name"]])
-                        for s in scores
-                    ),
+                    *(with_interval(cells[s["name"]], digits[s["name"]]) + mark(cells[s["name"]]) for s in scores),
                 ]
                 for (tag, value), cells in lines.items()
             ]
-            yield Grid(
-                f"{name} − {found['reference']} by tag", ["tag", "prompts", *header], rows, note
-            )
+            yield Grid(f"{name} − {found['reference']} by tag", ["tag", "prompts", *header], rows, note)
             note = ""  # once
 
 
 def grids(found: Results) -> list[Grid]:
-    several = (
-        [*differences(found), win_rates(found), duels(found)] if len(found["sources"]) > 1 else []
-    )
+    several = [*differences(found), win_rates(found), duels(found)] if len(found["sources"]) > 1 else []
     return [main_table(found), *(grid for grid in several if grid), *by_tag(found)]
 
 
@@ -266,10 +221,7 @@ def markdown(found: Results) -> str:
         lines = [f"## {grid.title}", "", _row(grid.header), "|" + "---|" * len(grid.header)]
         for r, row in enumerate(grid.rows):
             places = grid.ranks or {}
-            cells = [
-                MARKS[places[r, c]].format(cell) if (r, c) in places else cell
-                for c, cell in enumerate(row)
-            ]
+            cells = [MARKS[places[r, c]].format(cell) if (r, c) in places else cell for c, cell in enumerate(row)]
             lines.append(_row(cells))
         legend = "**Best**, <u>second</u>, *third*. " if i == 0 else ""
         parts.append("\n".join([*lines, "", legend + grid.note]).rstrip() + "\n")

@@ -54,11 +54,7 @@ def _rows(file: Path, videos: Sequence[Path], root: Path) -> Iterator[tuple[Path
         if not name and SPLIT in prompt.text:
             name, _, text = prompt.text.partition(SPLIT)
             prompt = Prompt(text.strip(), prompt.columns)
-        keys = (
-            [prompt.text]
-            if not name
-            else [name.removeprefix("./"), Path(name).name, Path(name).stem]
-        )
+        keys = [prompt.text] if not name else [name.removeprefix("./"), Path(name).name, Path(name).stem]
         for path in next((wanted[key] for key in keys if key in wanted), []):
             yield path, prompt
 

@@ -58,16 +58,12 @@ class Folder:
 
 def noise_seed(prompt: Prompt, seed: int) -> int:
     """Of prompt and seed alone: not of the source, so that videos are pairs, nor of the place in a list or process."""
-    return int.from_bytes(
-        blake2b(repr((prompt.text, seed)).encode(), digest_size=7).digest(), "little"
-    )
+    return int.from_bytes(blake2b(repr((prompt.text, seed)).encode(), digest_size=7).digest(), "little")
 
 
 def made_from(candidate: Candidate, prompt: Prompt, seed: int) -> str:
     image = prompt.columns.get("image")
-    picture = (
-        sha256(Path(image).read_bytes()).hexdigest() if isinstance(image, str) and image else None
-    )
+    picture = sha256(Path(image).read_bytes()).hexdigest() if isinstance(image, str) and image else None
     return digest([candidate.identity, prompt.text, picture, seed])
 
 
@@ -98,12 +94,7 @@ def _hash(path: Path) -> str | None:
 def missing_videos(
     folder: Folder, candidate: Candidate, tasks: Sequence[Task], seeds: Sequence[int]
 ) -> list[tuple[Task, int]]:
-    return [
-        (task, seed)
-        for task in tasks
-        for seed in seeds
-        if not is_made(folder, candidate, task, seed)
-    ]
+    return [(task, seed) for task in tasks for seed in seeds if not is_made(folder, candidate, task, seed)]
 
 
 def make_videos(
@@ -123,9 +114,7 @@ def make_videos(
     for i, (task, seed) in enumerate(todo):
         tell(f"{candidate.name}: {task.short}")
         with torch.no_grad():
-            latents = generate(
-                source.model, [task.prompt], candidate.config, [noise_seed(task.prompt, seed)]
-            )
+            latents = generate(source.model, [task.prompt], candidate.config, [noise_seed(task.prompt, seed)])
             video = source.model.decode(latents)[0].cpu()
         keep(folder, candidate, task, seed, video)
         if i == 0:
@@ -139,13 +128,8 @@ def keep(folder: Folder, candidate: Candidate, task: Task, seed: int, video: Ten
     content = {folder.video(*place): mp4_bytes(video), folder.frames(*place): lossless(video)}
     for path, data in content.items():
         atomic_write(path, data)
-    files = {
-        path.relative_to(folder.root).as_posix(): sha256(data).hexdigest()
-        for path, data in content.items()
-    }
-    record = Record(
-        made_from(candidate, task.prompt, seed), hash_of(video), tuple(video.shape), files
-    )
+    files = {path.relative_to(folder.root).as_posix(): sha256(data).hexdigest() for path, data in content.items()}
+    record = Record(made_from(candidate, task.prompt, seed), hash_of(video), tuple(video.shape), files)
     atomic_write(folder.record(*place), json.dumps(asdict(record)).encode())
 
 
@@ -156,20 +140,12 @@ def hash_of(video: Tensor) -> str:
 def lossless(video: Tensor) -> bytes:
     """H.264 in RGB at quantiser 0: a twentieth to a half of the pixels' size, and not one of them changed."""
     out, array = io.BytesIO(), video.numpy()
-    bitexact = {
-        "fflags": "bitexact"
-    }  # the same video is the same file: no random number of the container's own
+    bitexact = {"fflags": "bitexact"}  # the same video is the same file: no random number of the container's own
     with av.open(out, "w", format="matroska", options=bitexact) as container:
-        stream = container.add_stream(
-            "libx264rgb", rate=8, options={"qp": "0", "preset": "veryfast"}
-        )
+        stream = container.add_stream("libx264rgb", rate=8, options={"qp": "0", "preset": "veryfast"})
         stream.height, stream.width, stream.pix_fmt = array.shape[1], array.shape[2], "rgb24"
         for picture in array:
-            container.mux(
-                stream.encode(
-                    av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
-                )
-            )
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")))
         container.mux(stream.encode())
     return out.getvalue()
 
@@ -178,19 +154,13 @@ def load_frames(folder: Folder, source: str, task: str, seed: int, wanted: str) 
     """The pixels as they were made, checked by their hash."""
     path = folder.frames(source, task, seed)
     with av.open(str(path)) as container:
-        video = torch.from_numpy(
-            np.stack([f.to_ndarray(format="rgb24") for f in container.decode(video=0)])
-        )
+        video = torch.from_numpy(np.stack([f.to_ndarray(format="rgb24") for f in container.decode(video=0)]))
     if hash_of(video) != wanted:
-        raise RuntimeError(
-            f"{path} does not give back the frames that were made; remove it, and it is made again"
-        )
+        raise RuntimeError(f"{path} does not give back the frames that were made; remove it, and it is made again")
     return video
 
 
-def refuse_sizes(
-    folder: Folder, candidates: Sequence[Candidate], tasks: Sequence[Task], seeds: Sequence[int]
-) -> None:
+def refuse_sizes(folder: Folder, candidates: Sequence[Candidate], tasks: Sequence[Task], seeds: Sequence[int]) -> None:
     """Recipes that leave the size to the model are told apart by the first video of each."""
     first: dict[tuple[int, ...], str] = {}
     for candidate in candidates:
@@ -198,9 +168,7 @@ def refuse_sizes(
         if record:
             first.setdefault(record.shape, candidate.name)
     if len(first) > 1:
-        told = " and ".join(
-            f"{name} of {' × '.join(map(str, shape[:3]))}" for shape, name in first.items()
-        )
+        told = " and ".join(f"{name} of {' × '.join(map(str, shape[:3]))}" for shape, name in first.items())
         raise ConfigError(
             f"videos of {told} (frames, height, width) are not compared: make model.frames, height and width the same"
         )

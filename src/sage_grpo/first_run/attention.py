@@ -13,10 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from sage_grpo.distributed.device import HOST
 
-SHAPE, SMALL = (
-    (1, 16, 20003, 128),
-    (1, 2, 515, 32),
-)  # batch, heads, tokens, width; the small one is for the host
+SHAPE, SMALL = (1, 16, 20003, 128), (1, 2, 515, 32)  # batch, heads, tokens, width; the small one is for the host
 KERNELS: Mapping[str, SDPBackend | None] = {
     "torch's choice": None,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -40,11 +37,7 @@ def attention_report(device: torch.device) -> list[dict[str, Any]]:
 
 
 def compare(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    kernel: SDPBackend | None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, kernel: SDPBackend | None
 ) -> dict[str, Any]:
     """`equal` is none where the kernel does not take the question."""
 
@@ -58,8 +51,4 @@ def compare(
     except RuntimeError as error:
         return {"equal": None, "why": str(error).splitlines()[0][:120]}
     off = ((gradient - without).float().norm() / without.float().norm()).item()
-    return {
-        "equal": torch.equal(without, gradient),
-        "steady": torch.equal(without, again),
-        "deviation": off,
-    }
+    return {"equal": torch.equal(without, gradient), "steady": torch.equal(without, again), "deviation": off}

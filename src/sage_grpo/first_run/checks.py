@@ -30,11 +30,7 @@ def machine_checks(config: RecipeConfig, plan: Memory, disk: float) -> Iterator[
     device = choose_device(config.tuning.device)
     count = torch.accelerator.device_count() if device != HOST else 1
     processes = config.parallel.processes
-    yield Check(
-        "torch",
-        True,
-        f"{torch.__version__}, built for {torch.version.cuda or torch.version.hip or HOST}",
-    )
+    yield Check("torch", True, f"{torch.__version__}, built for {torch.version.cuda or torch.version.hip or HOST}")
     yield Check(
         "devices",
         device == HOST or count >= processes,
@@ -63,13 +59,7 @@ def files_checks(config: RecipeConfig) -> Iterator[Check]:
     if path is not None:
         local = Path(path).expanduser()
         missing = path.startswith((".", "/", "~")) and not local.is_dir()
-        found = (
-            "is here"
-            if local.is_dir()
-            else "is not there"
-            if missing
-            else "is a hub name, downloaded when needed"
-        )
+        found = "is here" if local.is_dir() else "is not there" if missing else "is a hub name, downloaded when needed"
         yield Check("checkpoint", not missing, f"{path} {found}", "model.path=FOLDER")
     try:
         build.build_prompts(config)

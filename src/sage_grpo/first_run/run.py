@@ -36,12 +36,7 @@ def guess_gpu(name: str) -> str | None:
 
 
 def first_run(
-    source: str | Path,
-    overrides: Sequence[str],
-    folder: Path,
-    count: int,
-    gpu: str | None,
-    tell: Tell = print,
+    source: str | Path, overrides: Sequence[str], folder: Path, count: int, gpu: str | None, tell: Tell = print
 ) -> dict[str, Any]:
     """The report; it is also in `folder`, and is written there whatever happens."""
     config = recipe_for(source, overrides, folder, count)
@@ -84,16 +79,9 @@ def passed(checks: Iterable[Check], report: dict[str, Any]) -> None:
         raise ConfigError("\n".join(wrong))
 
 
-def recipe_for(
-    source: str | Path, overrides: Sequence[str], folder: Path, count: int
-) -> RecipeConfig:
+def recipe_for(source: str | Path, overrides: Sequence[str], folder: Path, count: int) -> RecipeConfig:
     """The recipe itself but for its length, its folder, and that it saves and samples within it."""
-    short = [
-        f"run.iterations={count}",
-        f"run.out={folder / 'run'}",
-        f"run.save_every={count}",
-        "run.resume=never",
-    ]
+    short = [f"run.iterations={count}", f"run.out={folder / 'run'}", f"run.save_every={count}", "run.resume=never"]
     return load_recipe(source, [*overrides, *short, f"run.sample_every={count}", "run.trackers=[]"])
 
 
@@ -114,27 +102,18 @@ def measured(config: RecipeConfig, folder: Path, plan: Plan) -> dict[str, Any]:
     """Seconds by phase, memory and deviation of replay, beside what was planned."""
     rows = read_metrics(folder / "run" / "metrics.jsonl")
     later = rows[1:] or rows  # the first one warms up
-    seconds = {
-        phase: median(row.get(f"seconds/{phase}") or 0.0 for row in later) for phase in PHASES
-    }
+    seconds = {phase: median(row.get(f"seconds/{phase}") or 0.0 for row in later) for phase in PHASES}
     planned = {
         "rollout": plan.seconds["rollout"] + plan.seconds["decode"],
         "score": plan.seconds["score"],
         "update": plan.seconds["anchor"] + plan.seconds["train"],
     }
-    peaks = [
-        json.loads(path.read_text()) for path in sorted(folder.glob(iterations.MEMORY.format("*")))
-    ]
+    peaks = [json.loads(path.read_text()) for path in sorted(folder.glob(iterations.MEMORY.format("*")))]
     return {
         "iterations": len(rows),
         "replay_deviation": rows[0].get("replay_deviation"),
-        "seconds": {
-            phase: {"measured": seconds[phase], "planned": planned[phase]} for phase in PHASES
-        },
-        "memory": {
-            "planned": plan.memory.peak,
-            "measured": max(map(max, peaks)) if peaks else None,
-        },
+        "seconds": {phase: {"measured": seconds[phase], "planned": planned[phase]} for phase in PHASES},
+        "memory": {"planned": plan.memory.peak, "measured": max(map(max, peaks)) if peaks else None},
         "reward": [row.get("reward/mean") for row in rows],
         "skipped_updates": sum(row.get("skipped_updates") or 0.0 for row in rows),
     }
@@ -142,8 +121,6 @@ def measured(config: RecipeConfig, folder: Path, plan: Plan) -> dict[str, Any]:
 
 def calibration(config: RecipeConfig, folder: Path, plan: Plan, kind: str) -> Mapping[str, Any]:
     rows = read_metrics(folder / "run" / "metrics.jsonl")
-    found = calibrate(
-        rows, plan.seconds, config.rollouts // config.parallel.replicas, kind, "first run"
-    )
+    found = calibrate(rows, plan.seconds, config.rollouts // config.parallel.replicas, kind, "first run")
     write_calibration(folder / CALIBRATION, found)
     return found.model_dump()

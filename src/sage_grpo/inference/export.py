@@ -22,9 +22,7 @@ def export_run(
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         told = export(run.model, work, merge=merge, dtype=getattr(torch, dtype) if dtype else None)
-        (work / "README.md").write_text(
-            readme(run, told["kind"], out) + precision_note(told["update"])
-        )
+        (work / "README.md").write_text(readme(run, told["kind"], out) + precision_note(told["update"]))
         work.rename(out)
     finally:
         shutil.rmtree(work, ignore_errors=True)

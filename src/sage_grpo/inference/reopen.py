@@ -43,21 +43,15 @@ class Place:
 
 def _none_yet(place: Place) -> ConfigError:
     often = place.config.run.save_every
-    return ConfigError(
-        f"{place.folder} has no checkpoint yet; it is written every {often} iterations"
-    )
+    return ConfigError(f"{place.folder} has no checkpoint yet; it is written every {often} iterations")
 
 
 def find_run(path: Path, overrides: Sequence[str] = ()) -> Place:
     """`path` is a run folder, or one of its checkpoints. Nothing is loaded yet."""
-    folder, step = (
-        (path.parent.parent, path.name) if path.name.startswith("step-") else (path, None)
-    )
+    folder, step = (path.parent.parent, path.name) if path.name.startswith("step-") else (path, None)
     recipe = folder / "config.yaml"
     if not recipe.is_file():
-        raise ConfigError(
-            f"{path} is not a run: there is no {recipe}; give a folder that `sage-grpo train` wrote"
-        )
+        raise ConfigError(f"{path} is not a run: there is no {recipe}; give a folder that `sage-grpo train` wrote")
     config = load_recipe(recipe, overrides)
     # the run folder may have been moved since; a place of its own for checkpoints has not
     root = config.run.checkpoints or str(folder / "checkpoints")

@@ -49,20 +49,13 @@ def sample_videos(
     videos = []
     for i, prompt in enumerate(prompts):
         with torch.no_grad():
-            videos.append(
-                source.model.decode(generate(source.model, [prompt], source.config, [seed + i]))[
-                    0
-                ].cpu()
-            )
+            videos.append(source.model.decode(generate(source.model, [prompt], source.config, [seed + i]))[0].cpu())
         tell()
     return videos
 
 
 def write_samples(
-    folder: Path,
-    prompts: Sequence[Prompt],
-    columns: Sequence[tuple[str, Sequence[Tensor]]],
-    seed: int,
+    folder: Path, prompts: Sequence[Prompt], columns: Sequence[tuple[str, Sequence[Tensor]]], seed: int
 ) -> list[str]:
     """A file a video and one page with all of them; the names of the files."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -73,9 +73,7 @@ def judge(results: Results, direct: dict[str, Any]) -> list[Claim]:
 def _direct(direct: dict[str, Any]) -> list[Claim]:
     claims = []
     ratios = [
-        m / t
-        for kernel in direct["noise"].values()
-        for m, t in zip(kernel["measured"], kernel["theory"], strict=True)
+        m / t for kernel in direct["noise"].values() for m, t in zip(kernel["measured"], kernel["theory"], strict=True)
     ]
     worst = max(abs(r - 1) for r in ratios)
     claims.append(
@@ -88,26 +86,14 @@ def _direct(direct: dict[str, Any]) -> list[Claim]:
         )
     )
     for ending, statement in (
-        (
-            "noisy",
-            "Rollouts with SAGE's kernel stay nearer to the manifold than FlowGRPO's, last step noisy",
-        ),
+        ("noisy", "Rollouts with SAGE's kernel stay nearer to the manifold than FlowGRPO's, last step noisy"),
         ("clean", "The same with a deterministic last step"),
     ):
         found = paired(direct["quality"][f"flow-{ending}"], direct["quality"][f"sage-{ending}"])
         claims.append(
-            Claim(
-                statement,
-                "Fig. 2, 9",
-                f"distance flow − sage {found}",
-                "paired t over rollouts",
-                verdict(found),
-            )
+            Claim(statement, "Fig. 2, 9", f"distance flow − sage {found}", "paired t over rollouts", verdict(found))
         )
-    raw, equal = (
-        max(direct["gradient"][k]["norm"]) / min(direct["gradient"][k]["norm"])
-        for k in ("raw", "equalized")
-    )
+    raw, equal = (max(direct["gradient"][k]["norm"]) / min(direct["gradient"][k]["norm"]) for k in ("raw", "equalized"))
     claims.append(
         Claim(
             "Gradient norms differ by a factor above ten over timesteps; the equalizer brings them within a small one",
@@ -156,11 +142,7 @@ def _kernels(results: Results) -> list[Claim]:
         found = compare(results, "kernel-sage", f"matched-{other}")
         claims.append(
             Claim(
-                f"… and than {other} at equal exploration",
-                "Table 2, matched",
-                f"reward {found}",
-                TEST,
-                verdict(found),
+                f"… and than {other} at equal exploration", "Table 2, matched", f"reward {found}", TEST, verdict(found)
             )
         )
     found = compare(results, "kernel-sage", "noisy-end-sage")
@@ -179,44 +161,17 @@ def _kernels(results: Results) -> list[Claim]:
 def _trust(results: Results) -> list[Claim]:
     dual = "kernel-sage"
 
-    def claim(
-        statement: str,
-        source: str,
-        a: str,
-        b: str,
-        what: str,
-        unit: str,
-        expected: str = "positive",
-    ) -> Claim:
+    def claim(statement: str, source: str, a: str, b: str, what: str, unit: str, expected: str = "positive") -> Claim:
         found = compare(results, a, b, what)
         return Claim(statement, source, f"{unit} {found}", TEST, verdict(found, expected=expected))
 
     std = paired(results.late(dual, "reward/std"), results.late("kl-moving", "reward/std"))
     return [
         claim(
-            "A fixed anchor underfits: a moving one earns more",
-            "Fig. 8a",
-            "kl-moving",
-            "kl-fixed",
-            "gain",
-            "reward",
+            "A fixed anchor underfits: a moving one earns more", "Fig. 8a", "kl-moving", "kl-fixed", "gain", "reward"
         ),
-        claim(
-            "Dual KL earns more reward than moving KL alone",
-            "Fig. 8a",
-            dual,
-            "kl-moving",
-            "gain",
-            "reward",
-        ),
-        claim(
-            "Dual KL earns more reward than no KL",
-            "Fig. 8a, Table 2",
-            dual,
-            "kl-none",
-            "gain",
-            "reward",
-        ),
+        claim("Dual KL earns more reward than moving KL alone", "Fig. 8a", dual, "kl-moving", "gain", "reward"),
+        claim("Dual KL earns more reward than no KL", "Fig. 8a, Table 2", dual, "kl-none", "gain", "reward"),
         claim(
             "Without KL the policy drifts further from the data than with dual KL",
             "Sec. 3.2.2",
@@ -267,27 +222,16 @@ def _weight(results: Results) -> list[Claim]:
         sign: [run["curves"]["kl_weight"][-1][1] for run in results.runs[f"lambda-{sign}"].values()]
         for sign in ("paper", "lagrangian")
     }
-    at_bound = {
-        sign: sum(v <= 0.0051 or v >= 4.99 for v in values) for sign, values in ends.items()
-    }
+    at_bound = {sign: sum(v <= 0.0051 or v >= 4.99 for v in values) for sign, values in ends.items()}
     n = len(ends["paper"])
     shown = f"λ ends at a bound: printed sign {at_bound['paper']} of {n}, Lagrangian {at_bound['lagrangian']} of {n}"
     outcome = "not reproduced" if at_bound["paper"] > at_bound["lagrangian"] else "undecided"
     claims.append(
-        Claim(
-            "The feedback on λ as printed (Eq. 42) holds the KL near its target",
-            "Eq. 42",
-            shown,
-            "count",
-            outcome,
-        )
+        Claim("The feedback on λ as printed (Eq. 42) holds the KL near its target", "Eq. 42", shown, "count", outcome)
     )
     target = 3e-6
     errors = {
-        s: [
-            abs(math.log(max(v, 1e-12) / target))
-            for v in results.late(f"lambda-{s}", "approx_kl", 20)
-        ]
+        s: [abs(math.log(max(v, 1e-12) / target)) for v in results.late(f"lambda-{s}", "approx_kl", 20)]
         for s in ("paper", "lagrangian")
     }
     nearer = paired(errors["paper"], errors["lagrangian"])
@@ -306,14 +250,10 @@ def _weight(results: Results) -> list[Claim]:
 def _gauge(results: Results) -> list[Claim]:
     """A run that is paid for motion alone and held by nothing, beside the paper's choices."""
     paid = effect(
-        [
-            run["evaluation"]["scores"][1] - results.base["scores"][1]
-            for run in results.runs["hacking"].values()
-        ]
+        [run["evaluation"]["scores"][1] - results.base["scores"][1] for run in results.runs["hacking"].values()]
     )
     rang = {
-        name: sum(bool(run["alarms"]) for run in results.runs[name].values())
-        for name in ("hacking", "kernel-sage")
+        name: sum(bool(run["alarms"]) for run in results.runs[name].values()) for name in ("hacking", "kernel-sage")
     }
     n = len(results.runs["hacking"])
     shown = (
@@ -343,11 +283,7 @@ def _best(results: Results) -> list[Claim]:
             verdict(more),
         ),
         Claim(
-            "… and drifts less from the data",
-            "ours",
-            f"distance {nearer}",
-            TEST,
-            verdict(nearer, expected="negative"),
+            "… and drifts less from the data", "ours", f"distance {nearer}", TEST, verdict(nearer, expected="negative")
         ),
     ]
 

@@ -12,19 +12,11 @@ from sage_grpo.lab.claims import Results
 from sage_grpo.lab.grid import KERNELS, TRAINED
 from sage_grpo.report.kernels import STYLE
 
-KL = {
-    "kl-none": "none",
-    "kl-fixed": "fixed",
-    "kl-step": "step",
-    "kl-moving": "moving",
-    "kernel-sage": "dual",
-}
+KL = {"kl-none": "none", "kl-fixed": "fixed", "kl-step": "step", "kl-moving": "moving", "kernel-sage": "dual"}
 COLOURS = ("#666666", "#E69F00", "#009E73", "#56B4E9", "#0072B2")
 
 
-def _band(
-    ax: Axes, runs: dict[int, dict[str, Any]], key: str, label: str, colour: str, smooth: int = 5
-) -> None:
+def _band(ax: Axes, runs: dict[int, dict[str, Any]], key: str, label: str, colour: str, smooth: int = 5) -> None:
     """Mean over seeds of a running mean, with the standard error as band."""
     curves = [run["curves"][key] for run in runs.values()]
     length = min(len(c) for c in curves)
@@ -33,14 +25,9 @@ def _band(
     steps = [point[0] for point in curves[0][:length]]
     values = np.array([[point[1] for point in c[:length]] for c in curves])
     width = min(smooth, length)
-    values = np.apply_along_axis(
-        lambda row: np.convolve(row, np.ones(width) / width, "valid"), 1, values
-    )
+    values = np.apply_along_axis(lambda row: np.convolve(row, np.ones(width) / width, "valid"), 1, values)
     steps = steps[width - 1 :]
-    mean, error = (
-        values.mean(0),
-        values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else values[0] * 0,
-    )
+    mean, error = values.mean(0), values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else values[0] * 0
     ax.plot(steps, mean, color=colour, label=label, linewidth=1.6)
     ax.fill_between(steps, mean - error, mean + error, color=colour, alpha=0.18, linewidth=0)
 
@@ -59,21 +46,11 @@ def figure_3(results: Results, path: Path) -> None:
     axes = figure.subplots(1, len(TRAINED), sharey=True)
     for ax, kernel in zip(axes, TRAINED, strict=True):
         _band(ax, results.runs[f"kernel-{kernel}"], "reward/mean", "equalizer on", "#0072B2", 8)
-        _band(
-            ax,
-            results.runs[f"kernel-{kernel}-unequal"],
-            "reward/mean",
-            "equalizer off",
-            "#D55E00",
-            8,
-        )
+        _band(ax, results.runs[f"kernel-{kernel}-unequal"], "reward/mean", "equalizer off", "#D55E00", 8)
         ax.set_title(kernel, fontsize=11)
         ax.set_xlabel("iteration")
     axes[0].set_ylabel("reward of rollouts")
-    figure.suptitle(
-        "Effect of the gradient equalizer, by kernel (mean ± standard error over seeds)",
-        fontsize=12,
-    )
+    figure.suptitle("Effect of the gradient equalizer, by kernel (mean ± standard error over seeds)", fontsize=12)
     _finish(figure, axes, path, 2)
 
 
@@ -106,9 +83,7 @@ def figure_7(results: Results, path: Path) -> None:
         "lambda-lagrangian": "feedback, Lagrangian",
         "lambda-paper": "feedback, as printed",
     }
-    for (name, label), colour in zip(
-        names.items(), ("#666666", "#E69F00", "#0072B2", "#D55E00"), strict=True
-    ):
+    for (name, label), colour in zip(names.items(), ("#666666", "#E69F00", "#0072B2", "#D55E00"), strict=True):
         for ax, key in zip(axes, ("reward/mean", "kl_weight", "approx_kl"), strict=True):
             _band(ax, results.runs[name], key, label, colour, 8 if key == "reward/mean" else 1)
     for ax, title in zip(axes, ("reward of rollouts", "weight λ", "KL of an update"), strict=True):
@@ -117,12 +92,8 @@ def figure_7(results: Results, path: Path) -> None:
     axes[1].set_yscale("log")
     axes[2].set_yscale("log")
     axes[2].axhline(3e-6, color="#000000", linestyle=":", linewidth=1)
-    axes[2].text(
-        0.02, 3.3e-6, "target of the feedback", fontsize=8, transform=axes[2].get_yaxis_transform()
-    )
-    figure.suptitle(
-        "Schedules and feedback for the KL weight (mean ± standard error over seeds)", fontsize=12
-    )
+    axes[2].text(0.02, 3.3e-6, "target of the feedback", fontsize=8, transform=axes[2].get_yaxis_transform())
+    figure.suptitle("Schedules and feedback for the KL weight (mean ± standard error over seeds)", fontsize=12)
     _finish(figure, axes, path, 4)
 
 
@@ -151,26 +122,15 @@ def figure_9(direct: dict[str, Any], path: Path) -> None:
     for kernel, found in direct["noise"].items():
         colour, marker = STYLE[kernel]
         left.plot(found["sigma"], found["theory"], "-", color=colour, linewidth=1.4)
-        left.plot(
-            found["sigma"], found["measured"], marker, color=colour, markersize=6, label=kernel
-        )
+        left.plot(found["sigma"], found["measured"], marker, color=colour, markersize=6, label=kernel)
     left.set_title("noise after a step / σ' (line: closed form, marks: model)", fontsize=11)
     left.set_xlabel("noise level σ before the step")
     places = np.arange(len(KERNELS))
     for offset, ending, hatch in ((-0.2, "noisy", "//"), (0.2, "clean", "")):
         values = [np.mean(direct["quality"][f"{k}-{ending}"]) for k in KERNELS]
-        right.bar(
-            places + offset,
-            values,
-            0.38,
-            color=[STYLE[k][0] for k in KERNELS],
-            hatch=hatch,
-            edgecolor="white",
-        )
+        right.bar(places + offset, values, 0.38, color=[STYLE[k][0] for k in KERNELS], hatch=hatch, edgecolor="white")
     right.set_xticks(places, KERNELS)
-    right.set_title(
-        "distance of base rollouts to the manifold (hatched: noisy last step)", fontsize=11
-    )
+    right.set_title("distance of base rollouts to the manifold (hatched: noisy last step)", fontsize=11)
     _finish(figure, [left, right], path, 5)
 
 
@@ -193,30 +153,12 @@ def frontier(results: Results, path: Path) -> None:
         x, y, root = np.mean(drift), np.mean(gain), np.sqrt(len(gain))
         colour = {"best": "#D55E00", "kernel-sage": "#0072B2"}.get(name, "#888888")
         errors = {"xerr": np.std(drift, ddof=1) / root, "yerr": np.std(gain, ddof=1) / root}
-        ax.errorbar(
-            x,
-            y,
-            **errors,
-            fmt="o",
-            color=colour,
-            markersize=7 if name in LABELS else 4,
-            linewidth=1,
-        )
+        ax.errorbar(x, y, **errors, fmt="o", color=colour, markersize=7 if name in LABELS else 4, linewidth=1)
         if name in LABELS:
-            ax.annotate(
-                LABELS[name],
-                (x, y),
-                xytext=(8, 7),
-                textcoords="offset points",
-                fontsize=10,
-                color=colour,
-            )
+            ax.annotate(LABELS[name], (x, y), xytext=(8, 7), textcoords="offset points", fontsize=10, color=colour)
     ax.axvline(0, color="#000000", linewidth=0.8)
     ax.grid(alpha=0.25)
     ax.set_xlabel("rise of the distance to the manifold (held out; left is better)")
     ax.set_ylabel("gain in reward on fresh videos")
-    ax.set_title(
-        "Reward against drift, mean ± standard error over seeds (small: other experiments)",
-        fontsize=11,
-    )
+    ax.set_title("Reward against drift, mean ± standard error over seeds (small: other experiments)", fontsize=11)
     figure.savefig(path, dpi=120)

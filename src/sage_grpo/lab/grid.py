@@ -42,13 +42,7 @@ def experiments(matched: Mapping[str, float]) -> dict[str, list[str]]:
     grid["kl-moving"] = ["kl.anchor=moving", "kl.beta_velocity=0"]
     grid["lambda-two-stage"] = ["kl.warmup=40", "kl.low=0.005"]
     for sign in ("lagrangian", "paper"):
-        grid[f"lambda-{sign}"] = [
-            f"kl.feedback={sign}",
-            "kl.low=0.005",
-            "kl.high=5",
-            "kl.target=3e-6",
-            "kl.warmup=0",
-        ]
+        grid[f"lambda-{sign}"] = [f"kl.feedback={sign}", "kl.low=0.005", "kl.high=5", "kl.target=3e-6", "kl.warmup=0"]
     # paid for motion alone, held by nothing: the way to hack it is to show less
     only_motion = "rewards=[{type: shapes, weights: {VQ: 0, MQ: 1, TA: 0}}]"
     grid["hacking"] = [*NO_KL, "optimizer.lr=3e-4", only_motion]
@@ -73,9 +67,7 @@ class Job:
 def forwards(config: RecipeConfig) -> int:
     """Forward passes of one iteration, a video: rollout, anchor and trained ones."""
     trained = config.policy.num_iterations * config.trained_steps
-    return config.rollouts * (
-        config.sampling.steps + trained * (1 if config.kl.anchor == "none" else 2)
-    )
+    return config.rollouts * (config.sampling.steps + trained * (1 if config.kl.anchor == "none" else 2))
 
 
 def iterations_of(recipe: str, iterations: int) -> int:
@@ -132,9 +124,7 @@ def run_job(job: Job) -> Path:
     trainer = Trainer(config=config, console=Console(quiet=True))
     trainer.train()
     log = read_metrics(Path(config.run.out) / "metrics.jsonl")
-    curves = {
-        key: [[row["step"], row[key]] for row in log if row.get(key) is not None] for key in CURVES
-    }
+    curves = {key: [[row["step"], row[key]] for row in log if row.get(key) is not None] for key in CURVES}
     result = {
         "name": job.name,
         "seed": job.seed,
@@ -152,16 +142,12 @@ def run_base(out: Path, samples: int) -> dict[str, Any]:
     path = out / "runs" / f"base-{samples}.json"
     if not path.exists():
         config = load_recipe("lab-paper")
-        atomic_write(
-            path, json.dumps(summary(evaluate(build_model(config), config, samples))).encode()
-        )
+        atomic_write(path, json.dumps(summary(evaluate(build_model(config), config, samples))).encode())
     loaded: dict[str, Any] = json.loads(path.read_text())
     return loaded
 
 
-def run_grid(
-    jobs: list[Job], workers: int | None = None, console: Console | None = None
-) -> list[dict[str, Any]]:
+def run_grid(jobs: list[Job], workers: int | None = None, console: Console | None = None) -> list[dict[str, Any]]:
     """All jobs in parallel processes; those that an earlier, killed call finished are not run again."""
     console = console or Console()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -176,9 +162,7 @@ def run_grid(
     )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=len(jobs), completed=len(jobs) - len(todo))
-        with ProcessPoolExecutor(
-            workers or os.cpu_count(), mp_context=get_context("spawn")
-        ) as pool:
+        with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=get_context("spawn")) as pool:
             for done in as_completed([pool.submit(run_job, job) for job in todo]):
                 progress.update(task, advance=1, description=done.result().stem)
     return [json.loads(job.file.read_text()) for job in jobs]

@@ -34,9 +34,7 @@ def noise_after_a_step(kernel: str, clips: int = 256) -> dict[str, list[float]]:
     x0, condition = render(scene), model.encode([Prompt(text) for text in scene.prompts])
     out: dict[str, list[float]] = {"sigma": [], "theory": [], "measured": []}
     for t in range(1, len(table) - 1):  # inside, where both ends have noise
-        sigma, following, a, b, s = (
-            c[t].item() for c in (table.sigma, table.sigma_next, table.a, table.b, table.s)
-        )
+        sigma, following, a, b, s = (c[t].item() for c in (table.sigma, table.sigma_next, table.a, table.b, table.s))
         z, noise = torch.randn(2, *x0.shape, generator=generator)
         x = (1 - sigma) * x0 + sigma * z
         with torch.no_grad():
@@ -50,20 +48,12 @@ def noise_after_a_step(kernel: str, clips: int = 256) -> dict[str, list[float]]:
 
 @dataclass(frozen=True)
 class Quality:
-    distance: list[
-        float
-    ]  # of each rollout to the manifold, rows of equal index share prompt and initial noise
+    distance: list[float]  # of each rollout to the manifold, rows of equal index share prompt and initial noise
     spread: float  # mean distance of two rollouts from one initial noise, per element: what a kernel explores
 
 
 def rollout_quality(
-    kernel: str,
-    eta: float,
-    *,
-    noisy_end: bool = False,
-    prompts: int = 24,
-    group: int = 4,
-    distances: bool = True,
+    kernel: str, eta: float, *, noisy_end: bool = False, prompts: int = 24, group: int = 4, distances: bool = True
 ) -> Quality:
     """SDE rollouts of the base model."""
     config = load_recipe("lab-paper")
@@ -78,9 +68,7 @@ def rollout_quality(
     return Quality(fit(clips).distance.tolist() if distances else [], diversity(clips, group))
 
 
-def match_exploration(
-    kernels: Sequence[str], reference: str = "sage", eta: float = 0.7
-) -> dict[str, float]:
+def match_exploration(kernels: Sequence[str], reference: str = "sage", eta: float = 0.7) -> dict[str, float]:
     """η at which each kernel spreads a group of rollouts as far as the reference does."""
 
     def spread(kernel: str, eta: float) -> float:
@@ -125,9 +113,7 @@ def gradient_by_step(kernel: str, *, equalize: bool, iterations: int = 3) -> dic
     )
     model = build_model(config)
     reward, weights = build_rewards(config)
-    config = config.model_copy(
-        update={"policy": config.policy.model_copy(update={"reward_weights": weights})}
-    )
+    config = config.model_copy(update={"policy": config.policy.model_copy(update={"reward_weights": weights})})
     norms = _Norms()
     still = torch.optim.SGD(model.module.parameters(), lr=0.0)
     prompts = open_prompts(all_prompts(), seed=0)

@@ -58,9 +58,7 @@ def pretrain(
         model.module,
         multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(EMA),  # type: ignore[no-untyped-call]
     )
-    optimizer = torch.optim.AdamW(
-        model.module.parameters(), lr=lr, betas=(0.9, 0.99), weight_decay=0.01
-    )
+    optimizer = torch.optim.AdamW(model.module.parameters(), lr=lr, betas=(0.9, 0.99), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.05)
     smooth, started = 0.0, time.perf_counter()
     columns = (
@@ -77,9 +75,7 @@ def pretrain(
             scene = chosen.random_scene(batch, generator)
             x0 = chosen.render(scene)
             noise = torch.randn(x0.shape, generator=generator)
-            sigma = torch.sigmoid(
-                chosen.noise + 1.2 * torch.randn(batch, generator=generator)
-            ).clamp(0.02, 0.999)
+            sigma = torch.sigmoid(chosen.noise + 1.2 * torch.randn(batch, generator=generator)).clamp(0.02, 0.999)
             s = sigma.view(-1, 1, 1, 1, 1)
             condition = model.encode([Prompt(text) for text in scene.prompts])
             clean = model.clean((1 - s) * x0 + s * noise, sigma, condition)

@@ -11,12 +11,7 @@ from sage_grpo.files import atomic_write
 from sage_grpo.lab import figures
 from sage_grpo.lab.claims import Claim, Results, as_markdown, judge
 from sage_grpo.lab.grid import KERNELS, MATCHED, Job, experiments, run_base, run_grid
-from sage_grpo.lab.measure import (
-    gradient_by_step,
-    match_exploration,
-    noise_after_a_step,
-    rollout_quality,
-)
+from sage_grpo.lab.measure import gradient_by_step, match_exploration, noise_after_a_step, rollout_quality
 
 
 def measure_directly(out: Path) -> dict[str, Any]:
@@ -30,9 +25,7 @@ def measure_directly(out: Path) -> dict[str, Any]:
                 "equalized": gradient_by_step("sage", equalize=True),
             },
             "quality": {
-                f"{kernel}-{ending}": rollout_quality(
-                    kernel, 0.7, noisy_end=ending == "noisy"
-                ).distance
+                f"{kernel}-{ending}": rollout_quality(kernel, 0.7, noisy_end=ending == "noisy").distance
                 for kernel in KERNELS
                 for ending in ("noisy", "clean")
             },
@@ -60,11 +53,7 @@ def reproduce(
     direct = measure_directly(out)
     grid = experiments(direct["matched"])
     names = only or list(grid)
-    jobs = [
-        Job(name, tuple(grid[name]), seed, iterations, samples, out)
-        for seed in range(seeds)
-        for name in names
-    ]
+    jobs = [Job(name, tuple(grid[name]), seed, iterations, samples, out) for seed in range(seeds) for name in names]
     runs = run_grid(jobs, workers, console)
     results = Results(runs, run_base(out, samples))
     if only:
@@ -76,11 +65,7 @@ def reproduce(
         "samples": samples,
         "claims": [vars(claim) for claim in claims],
         "experiments": {
-            name: {
-                "gain": results.gain(name),
-                "drift": results.drift(name),
-                "diversity": results.diversity(name),
-            }
+            name: {"gain": results.gain(name), "drift": results.drift(name), "diversity": results.diversity(name)}
             for name in results.runs
         },
         "direct": direct,

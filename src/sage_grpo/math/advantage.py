@@ -6,15 +6,11 @@ import torch
 from torch import Tensor
 
 
-def weighted_reward(
-    scores: Tensor, valid: Tensor, weights: Sequence[float] | None = None
-) -> tuple[Tensor, Tensor]:
+def weighted_reward(scores: Tensor, valid: Tensor, weights: Sequence[float] | None = None) -> tuple[Tensor, Tensor]:
     """Eq. 33: R = Σ_r w_r·S_r over the last axis. A sample counts only if every weighted score does."""
     w = torch.ones(scores.shape[-1]) if weights is None else torch.as_tensor(weights)
     if len(w) != scores.shape[-1]:
-        raise ValueError(
-            f"{len(w)} reward weights for {scores.shape[-1]} scores: give one weight a score"
-        )
+        raise ValueError(f"{len(w)} reward weights for {scores.shape[-1]} scores: give one weight a score")
     needed = w.to(scores.device) != 0
     ok = (valid & scores.isfinite()) | ~needed
     # `where` before the product: a failed score may be NaN, and NaN·0 is NaN
@@ -22,9 +18,7 @@ def weighted_reward(
     return reward, ok.all(-1)
 
 
-def group_advantages(
-    reward: Tensor, valid: Tensor, *, limit: float = 5.0, eps: float = 1e-4
-) -> tuple[Tensor, Tensor]:
+def group_advantages(reward: Tensor, valid: Tensor, *, limit: float = 5.0, eps: float = 1e-4) -> tuple[Tensor, Tensor]:
     """Eq. 10 / 35 over the last axis, the group: (r - mean)/(std + ε) of the valid samples, clipped.
 
     Returns the advantages and which samples count: failed ones, and groups left with fewer than two,
@@ -41,12 +35,7 @@ def group_advantages(
 
 
 def dimension_advantages(
-    scores: Tensor,
-    valid: Tensor,
-    weights: Sequence[float] | None,
-    group: int,
-    *,
-    limit: float = 5.0,
+    scores: Tensor, valid: Tensor, weights: Sequence[float] | None, group: int, *, limit: float = 5.0
 ) -> tuple[Tensor, Tensor]:
     """Each score made an advantage of its own, then weighted and summed: none drowns another by its scale.
 
@@ -54,9 +43,7 @@ def dimension_advantages(
     """
     w = torch.ones(scores.shape[-1]) if weights is None else torch.as_tensor(weights)
     _, ok = weighted_reward(scores, valid, weights)
-    by_score = torch.where(ok[:, None] & (w != 0).to(ok.device), scores, 0.0).T.reshape(
-        len(w), -1, group
-    )
+    by_score = torch.where(ok[:, None] & (w != 0).to(ok.device), scores, 0.0).T.reshape(len(w), -1, group)
     each, used = group_advantages(by_score, ok.view(1, -1, group).expand_as(by_score), limit=limit)
     w = w.to(each) / w.abs().sum().clamp(min=1e-9)
     return (w.view(-1, 1, 1) * each).sum(0).clamp(-limit, limit), used[0]

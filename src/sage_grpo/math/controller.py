@@ -28,11 +28,7 @@ class KLWeight:
 
 def warmup(update: int, rule: KLRule) -> float:
     """Eq. 41: linear from `low` to `high` over the first K updates."""
-    return (
-        rule.high
-        if update >= rule.warmup
-        else rule.low + (rule.high - rule.low) * update / rule.warmup
-    )
+    return rule.high if update >= rule.warmup else rule.low + (rule.high - rule.low) * update / rule.warmup
 
 
 def feedback(value: float, recent: tuple[float, ...], rule: KLRule) -> float:
@@ -41,10 +37,7 @@ def feedback(value: float, recent: tuple[float, ...], rule: KLRule) -> float:
     `paper` keeps the printed sign, which is positive feedback: λ runs to a bound.
     """
     mean = sum(recent) / len(recent)
-    too_large, too_small = (
-        mean > (1 + rule.band) * rule.target,
-        mean < (1 - rule.band) * rule.target,
-    )
+    too_large, too_small = mean > (1 + rule.band) * rule.target, mean < (1 - rule.band) * rule.target
     if rule.feedback == "paper":
         too_large, too_small = too_small, too_large
     factor = 1.1 if too_large else 0.9 if too_small else 1.0

@@ -23,17 +23,13 @@ def _difference(v: Tensor, v_other: Tensor) -> Tensor:
     return v.to(dtype) - v_other.to(dtype)
 
 
-def log_ratio(
-    v: Tensor, v_old: Tensor, noise: Tensor, k: float, reduction: Reduction = "mean"
-) -> Tensor:
+def log_ratio(v: Tensor, v_old: Tensor, noise: Tensor, k: float, reduction: Reduction = "mean") -> Tensor:
     """log π_θ/π_old = k⟨ε, δ⟩ - ½k²‖δ‖² with δ = v_θ - v_old: exactly 0 when δ is (Eq. 4, 43)."""
     delta = _difference(v, v_old)
     return k * reduce(noise * delta, reduction) - 0.5 * k**2 * reduce(delta.square(), reduction)
 
 
-def pull(
-    v: Tensor, v_old: Tensor, noise: Tensor, k: float, reduction: Reduction = "mean"
-) -> Tensor:
+def pull(v: Tensor, v_old: Tensor, noise: Tensor, k: float, reduction: Reduction = "mean") -> Tensor:
     """|∂ log-ratio/∂v| of each sample, |k|·‖ε - kδ‖ (Eq. 36 through the velocity)."""
     left = (noise - k * _difference(v, v_old)).flatten(1)
     return abs(k) * left.square().sum(1).sqrt() / (left.shape[1] if reduction == "mean" else 1)

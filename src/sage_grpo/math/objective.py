@@ -25,9 +25,7 @@ def surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
     return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
 
 
-def dual_kl(
-    position: Tensor, velocity: Tensor, beta_position: float, beta_velocity: float
-) -> Tensor:
+def dual_kl(position: Tensor, velocity: Tensor, beta_position: float, beta_velocity: float) -> Tensor:
     """Eq. 14 / 40: L_KL = β_pos·KL(θ‖anchor) + β_vel·KL(θ‖previous)."""
     return beta_position * position + beta_velocity * velocity
 

@@ -21,8 +21,6 @@ def sigma_schedule(steps: int, shift: float = 1.0) -> Tensor:
 def stochastic_window(steps: int, size: int | None = None, start: int = 0) -> Tensor:
     """Which steps may be stochastic (mixed ODE-SDE): `size` of them from `start` on, or all."""
     if size is not None and not (size >= 1 and 0 <= start <= steps - size):
-        raise ValueError(
-            f"a window of {size} steps from step {start} does not fit into {steps} steps"
-        )
+        raise ValueError(f"a window of {size} steps from step {start} does not fit into {steps} steps")
     index = torch.arange(steps)
     return (index >= start) & (index < start + (steps if size is None else size))

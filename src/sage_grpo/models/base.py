@@ -32,9 +32,7 @@ class DiffusersModel(VideoModel, ABC):
     """A diffusers pipeline behind the `VideoModel` contract. No sampling loop, scheduler or training code."""
 
     pipeline_class: ClassVar[type[DiffusionPipeline]]
-    denoisers: ClassVar[Sequence[str]] = (
-        "transformer",
-    )  # what is trained, by its name in the pipeline
+    denoisers: ClassVar[Sequence[str]] = ("transformer",)  # what is trained, by its name in the pipeline
     resizable = autocasts = True
     encoders: Sequence[str] = ("text_encoder",)  # what is only needed to encode
     blocks: str = "transformer_blocks"  # the repeated layers inside a denoiser
@@ -42,9 +40,7 @@ class DiffusersModel(VideoModel, ABC):
     float32_parts: ClassVar[tuple[str, ...]] = ()  # components that lose quality in half precision
     text_tokens: int = 0  # to which texts are filled up, where the model does that
     frame_step: ClassVar[int] = 1  # frames are a multiple of this plus one
-    default_size: ClassVar[
-        tuple[int, int, int]
-    ]  # frames, height, width that the model was made for
+    default_size: ClassVar[tuple[int, int, int]]  # frames, height, width that the model was made for
     tiny_size: ClassVar[tuple[int, int, int]]  # the same for the checkpoint of `tiny()`
     tiny_options: ClassVar[Mapping[str, Any]] = {}
     # For plans: sizes of released encoders, and of networks unlike their class's default by a word in their name.
@@ -69,28 +65,15 @@ class DiffusersModel(VideoModel, ABC):
         for name in (*self.encoders, "vae"):
             if (part := getattr(pipe, name, None)) is not None:
                 part.requires_grad_(False).eval()
-        layers = (
-            layer
-            for block in self.shard_blocks
-            for layer in block.modules()
-            if isinstance(layer, nn.Linear)
-        )
-        self._layer = next(
-            layers
-        )  # tells device and dtype at once; diffusers looks through all parameters
+        layers = (layer for block in self.shard_blocks for layer in block.modules() if isinstance(layer, nn.Linear))
+        self._layer = next(layers)  # tells device and dtype at once; diffusers looks through all parameters
         pipe.vae.enable_slicing()  # one video at a time: some decoders take no more
         defaults = self.own_size()
-        self.frames, self.height, self.width = (
-            frames or defaults[0],
-            height or defaults[1],
-            width or defaults[2],
-        )
+        self.frames, self.height, self.width = frames or defaults[0], height or defaults[1], width or defaults[2]
         self.guidance_scale = self.own_guidance() if guidance_scale is None else guidance_scale
         self.guidance_gradient: Gradient = guidance_gradient
         self.negative_prompt = negative_prompt
-        self.parking: torch.device | None = (
-            None  # where encoders and decoder wait while they are not used
-        )
+        self.parking: torch.device | None = None  # where encoders and decoder wait while they are not used
         self.conditions = ConditionStore(conditions)
         self._fingerprint: str | None = None
         self.check_size()
@@ -123,9 +106,7 @@ class DiffusersModel(VideoModel, ABC):
 
     def text_shapes(self) -> dict[str, tuple[int, ...]]:
         """Of what `embed_text` returns, without the batch. Only a plan asks, for it has nothing to encode with."""
-        raise ModelError(
-            f"{type(self).__name__} does not say how large its conditions are; plan without the peak"
-        )
+        raise ModelError(f"{type(self).__name__} does not say how large its conditions are; plan without the peak")
 
     def image_shapes(self) -> dict[str, tuple[int, ...]]:
         """The same for `embed_image`."""
@@ -160,11 +141,7 @@ class DiffusersModel(VideoModel, ABC):
             raise ModelError(f"model.path: there is no folder {path}")
         kinds = precisions(cls, dtype or torch.float32, frozen_dtype)
         try:
-            folder = (
-                path
-                if Path(path).is_dir() or not empty
-                else cls.pipeline_class.download(path, revision=revision)
-            )
+            folder = path if Path(path).is_dir() or not empty else cls.pipeline_class.download(path, revision=revision)
             parts = empty_parts(cls.pipeline_class, folder, cls.denoisers, kinds) if empty else {}
             pipe = cls.pipeline_class.from_pretrained(
                 folder, dtype=kinds, revision=revision, use_safetensors=True, **parts
@@ -192,12 +169,8 @@ class DiffusersModel(VideoModel, ABC):
         small = cls.tiny()
         sizes = next((sizes for word, sizes in cls.released.items() if word in (path or "")), {})
         kinds = precisions(cls, dtype, frozen_dtype)
-        parts = full_size(
-            small, path, (*cls.denoisers, "vae"), cls.encoders, kinds, cls.encoder_sizes | sizes
-        )
-        own = {
-            name: small.config[name] for name in inspect.signature(cls.pipeline_class).parameters
-        }
+        parts = full_size(small, path, (*cls.denoisers, "vae"), cls.encoders, kinds, cls.encoder_sizes | sizes)
+        own = {name: small.config[name] for name in inspect.signature(cls.pipeline_class).parameters}
         return cls(cls.pipeline_class(**(own | small.components | parts)), **settings)
 
     def _denoisers(self) -> list[Any]:
@@ -212,11 +185,7 @@ class DiffusersModel(VideoModel, ABC):
 
     @property
     def shard_blocks(self) -> Sequence[nn.Module]:
-        return [
-            block
-            for part in self._denoisers()
-            for block in part.get_submodule(self.blocks).children()
-        ]
+        return [block for part in self._denoisers() for block in part.get_submodule(self.blocks).children()]
 
     @property
     def device(self) -> torch.device:
@@ -231,9 +200,7 @@ class DiffusersModel(VideoModel, ABC):
         """Move to the device; with `parking`, encoders and decoder only visit it."""
         self.parking = parking if parking != device else None
         for part in self._denoisers():
-            if (
-                not self._layer.weight.is_meta
-            ):  # weights that are left out come later, shard by shard
+            if not self._layer.weight.is_meta:  # weights that are left out come later, shard by shard
                 part.to(device)
         for name in (*self.encoders, "vae"):
             if (waiting := getattr(self.pipe, name, None)) is not None:
@@ -253,12 +220,8 @@ class DiffusersModel(VideoModel, ABC):
         return {name: torch.cat([row[name] for row in rows]).to(self.device) for name in rows[0]}
 
     def _row(self, prompt: Prompt) -> dict[str, Tensor]:
-        self._fingerprint = self._fingerprint or fingerprint(
-            self.pipe, self.encoders, self._encoding_settings()
-        )
-        found = dict(
-            self._embedded("text", prompt.text.encode(), lambda: self.embed_text(prompt.text))
-        )
+        self._fingerprint = self._fingerprint or fingerprint(self.pipe, self.encoders, self._encoding_settings())
+        found = dict(self._embedded("text", prompt.text.encode(), lambda: self.embed_text(prompt.text)))
         if self.guided:
             text = self.negative_prompt
             against = self._embedded("text", text.encode(), lambda: self.embed_text(text))
@@ -282,21 +245,11 @@ class DiffusersModel(VideoModel, ABC):
 
     def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         inputs = {name: value for name, value in condition.items() if not name.startswith(NEGATIVE)}
-        with (
-            torch.autocast(x.device.type, self.autocast_dtype)
-            if self.autocast_dtype
-            else nullcontext()
-        ):
+        with torch.autocast(x.device.type, self.autocast_dtype) if self.autocast_dtype else nullcontext():
             v = self.predict(x, sigma, inputs)
             if self.guided:
-                against = {
-                    k.removeprefix(NEGATIVE): t
-                    for k, t in condition.items()
-                    if k.startswith(NEGATIVE)
-                }
-                with torch.set_grad_enabled(
-                    torch.is_grad_enabled() and self.guidance_gradient == "both"
-                ):
+                against = {k.removeprefix(NEGATIVE): t for k, t in condition.items() if k.startswith(NEGATIVE)}
+                with torch.set_grad_enabled(torch.is_grad_enabled() and self.guidance_gradient == "both"):
                     unguided = self.predict(x, sigma, inputs | against)
                 if self.branches_in_turn:
                     v, unguided = in_turn(v), in_turn(unguided)
@@ -327,17 +280,13 @@ class DiffusersModel(VideoModel, ABC):
         shapes = self.text_shapes()
         shapes |= {NEGATIVE + name: shape for name, shape in shapes.items()} if self.guided else {}
         shapes |= self.image_shapes() if self.needs_image else {}
-        return {
-            name: torch.zeros(batch, *shape, dtype=self.dtype) for name, shape in shapes.items()
-        }
+        return {name: torch.zeros(batch, *shape, dtype=self.dtype) for name, shape in shapes.items()}
 
     def check_size(self) -> None:
         step, wrong = self.frame_step, []
         if (self.frames - 1) % step:
             near = max(round((self.frames - 1) / step), 0) * step + 1
-            wrong.append(
-                f"model.frames={self.frames} must be a multiple of {step} plus 1; use {near}"
-            )
+            wrong.append(f"model.frames={self.frames} must be a multiple of {step} plus 1; use {near}")
         for name, value in (("height", self.height), ("width", self.width)):
             unit = self.pixel_step()
             if value % unit:

@@ -44,9 +44,7 @@ class ConditionStore:
         self.recent: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
         self.made = 0
 
-    def get(
-        self, space: tuple[str, ...], content: bytes, make: Callable[[], dict[str, Tensor]]
-    ) -> dict[str, Tensor]:
+    def get(self, space: tuple[str, ...], content: bytes, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         key = blake2b(repr(space).encode() + content, digest_size=20).hexdigest()
         found = self.recent.get(key) or self._read(key)
         if found is None:
@@ -80,8 +78,6 @@ class ConditionStore:
         os.close(handle)
         try:
             save_file({k: v.contiguous() for k, v in value.items()}, name)
-            os.replace(
-                name, path
-            )  # several processes may write the same content: the last one wins
+            os.replace(name, path)  # several processes may write the same content: the last one wins
         finally:
             Path(name).unlink(missing_ok=True)

@@ -39,9 +39,7 @@ def make_checkpoint(adapter: type[DiffusersModel], folder: str | Path) -> str:
     return str(folder)
 
 
-def load(
-    adapter: type[DiffusersModel], folder: str, *, guided: bool = True, **settings: Any
-) -> Any:
+def load(adapter: type[DiffusersModel], folder: str, *, guided: bool = True, **settings: Any) -> Any:
     frames, height, width = adapter.tiny_size
     defaults = {"frames": frames, "height": height, "width": width, **adapter.tiny_options}
     defaults |= {"guidance_scale": SCALE if guided else 1.0, "negative_prompt": "blurry"}
@@ -58,9 +56,7 @@ def prompts_for(model: DiffusersModel) -> list[Prompt]:
     return [Prompt(text, column) for text, column in zip(TEXTS, columns, strict=True)]
 
 
-def through_pipeline(
-    model: DiffusersModel, prompt: Prompt, noise: Tensor, output: str, steps: int = STEPS
-) -> Any:
+def through_pipeline(model: DiffusersModel, prompt: Prompt, noise: Tensor, output: str, steps: int = STEPS) -> Any:
     """`pipe(...)` of diffusers with our noise; its Euler scheduler if its own one is of higher order."""
     pipe = model.pipe
     if not isinstance(pipe.scheduler, FlowMatchEulerDiscreteScheduler):
@@ -80,9 +76,7 @@ def through_pipeline(
         "max_sequence_length": model.text_tokens or None,
     }
     known = inspect.signature(pipe.__call__).parameters
-    return pipe(
-        **{k: v for k, v in wanted.items() if k in known and v is not None}, return_dict=False
-    )[0]
+    return pipe(**{k: v for k, v in wanted.items() if k in known and v is not None}, return_dict=False)[0]
 
 
 def check_pipeline(model: DiffusersModel) -> None:
@@ -94,9 +88,7 @@ def check_pipeline(model: DiffusersModel) -> None:
         table = kernel_table("ode", model.pipe.scheduler.sigmas.double(), 0.0)
         got = sample(model, [prompt], table, [key], [key]).x0
         torch.testing.assert_close(got, expected.float(), rtol=1e-4, atol=1e-4)
-        assert (got - noise).abs().mean() > 0.05, (
-            "the sampler did not move: the tiny model's velocity is almost zero"
-        )
+        assert (got - noise).abs().mean() > 0.05, "the sampler did not move: the tiny model's velocity is almost zero"
 
 
 def check_guidance(model: DiffusersModel) -> None:
@@ -105,15 +97,11 @@ def check_guidance(model: DiffusersModel) -> None:
     x = keyed_noise(model.latent_shape(prompts[0]), [("guide", 0)], model.device)
     with torch.no_grad():
         first, other = (velocity_at(model, x, 0.7, model.encode([prompt])) for prompt in prompts)
-        assert not torch.equal(first, other), (
-            "the velocity does not depend on the prompt: look at the tokenizer's cut"
-        )
+        assert not torch.equal(first, other), "the velocity does not depend on the prompt: look at the tokenizer's cut"
         model.negative_prompt = "another negative text"
         changed = velocity_at(model, x, 0.7, model.encode(prompts[:1]))
         model.negative_prompt = "blurry"
-    assert torch.equal(first, changed) != model.guided, (
-        "the negative prompt has no effect, or has one unguided"
-    )
+    assert torch.equal(first, changed) != model.guided, "the negative prompt has no effect, or has one unguided"
 
 
 def check_batch(model: DiffusersModel) -> None:
@@ -123,44 +111,24 @@ def check_batch(model: DiffusersModel) -> None:
     sigma = torch.tensor([0.9, 0.35], device=model.device)
     with torch.no_grad():
         together = model.velocity(x, sigma, model.encode(prompts))
-        alone = [
-            model.velocity(x[i : i + 1], sigma[i : i + 1], model.encode([prompts[i]]))
-            for i in range(2)
-        ]
+        alone = [model.velocity(x[i : i + 1], sigma[i : i + 1], model.encode([prompts[i]])) for i in range(2)]
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-4)
 
 
 def check_gradients(model: DiffusersModel) -> None:
     """A gradient reaches every parameter of the transformer but those named in `unused`, and nothing else."""
     prompts = prompts_for(model)
-    x = keyed_noise(
-        model.latent_shape(prompts[0]), [("gradient", i) for i in range(2)], model.device
-    )
+    x = keyed_noise(model.latent_shape(prompts[0]), [("gradient", i) for i in range(2)], model.device)
     condition = model.encode(prompts)
     for sigma in (0.95, 0.2):  # both experts where there are two
         velocity_at(model, x, sigma, condition).float().square().mean().backward()  # type: ignore[no-untyped-call]
-    named = {
-        n: any(re.search(pattern, n) for pattern in model.unused)
-        for n, _ in model.module.named_parameters()
-    }
+    named = {n: any(re.search(pattern, n) for pattern in model.unused) for n, _ in model.module.named_parameters()}
     missing = [n for n, p in model.module.named_parameters() if p.grad is None and not named[n]]
     assert not missing, f"no gradient reaches {missing[:3]}: name them in `unused`"
-    used = [
-        n
-        for n, p in model.module.named_parameters()
-        if named[n] and p.grad is not None and p.grad.any()
-    ]
-    assert not used, (
-        f"{used[:3]} have a gradient but are named in `unused`: they would not be trained"
-    )
-    held = [
-        part
-        for name in (*model.encoders, "vae")
-        if (part := getattr(model.pipe, name, None)) is not None
-    ]
-    assert not any(
-        p.requires_grad or p.grad is not None for part in held for p in part.parameters()
-    )
+    used = [n for n, p in model.module.named_parameters() if named[n] and p.grad is not None and p.grad.any()]
+    assert not used, f"{used[:3]} have a gradient but are named in `unused`: they would not be trained"
+    held = [part for name in (*model.encoders, "vae") if (part := getattr(model.pipe, name, None)) is not None]
+    assert not any(p.requires_grad or p.grad is not None for part in held for p in part.parameters())
 
 
 def check_decode(model: DiffusersModel) -> None:
@@ -175,9 +143,7 @@ def check_decode(model: DiffusersModel) -> None:
     assert frames.dtype == torch.uint8
     assert frames.shape == (1, model.frames, model.height, model.width, 3)
     off = (frames.float() - expected * 255).abs()
-    assert off.max() <= 1.01, (
-        f"decoded frames differ from the pipeline's by up to {off.max():.1f} of 255"
-    )
+    assert off.max() <= 1.01, f"decoded frames differ from the pipeline's by up to {off.max():.1f} of 255"
 
 
 def check_seeds(model: DiffusersModel) -> None:

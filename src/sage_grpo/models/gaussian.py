@@ -66,9 +66,7 @@ class GaussianModel(VideoModel):
 
     def encode(self, prompts: Sequence[Prompt]) -> Condition:
         """Each text has a mean of its own, on the manifold."""
-        draws = keyed_noise(
-            (self.dim,), [("prompt", prompt.text) for prompt in prompts], self.std.device
-        )
+        draws = keyed_noise((self.dim,), [("prompt", prompt.text) for prompt in prompts], self.std.device)
         return {"mean": torch.where(self.free, 0.5 * draws, 0.0)}
 
     def exact_velocity(self, x: Tensor, sigma: Tensor, mean: Tensor) -> Tensor:
@@ -92,6 +90,4 @@ class GaussianModel(VideoModel):
         return x0.flatten(1)[:, ~self.free].square().mean(1).sqrt() / self.thin
 
     def save_pretrained(self, directory: str) -> None:
-        raise NotImplementedError(
-            "the Gaussian model is made by its arguments; there is nothing to save"
-        )
+        raise NotImplementedError("the Gaussian model is made by its arguments; there is nothing to save")

@@ -36,11 +36,7 @@ class HunyuanVideo15(DiffusersModel):
     typical_text = 300  # tokens that a plan counts for a prompt
     default_size = (121, 480, 848)
     tiny_size = (5, 32, 32)
-    tiny_options: ClassVar[Mapping[str, Any]] = {
-        "text_tokens": 24,
-        "glyph_tokens": 16,
-        "image_tokens": 4,
-    }
+    tiny_options: ClassVar[Mapping[str, Any]] = {"text_tokens": 24, "glyph_tokens": 16, "image_tokens": 4}
     encoder_sizes: ClassVar[dict[str, Mapping[str, Any]]] = {
         "text_encoder": {
             "hidden_size": 3584,
@@ -70,29 +66,18 @@ class HunyuanVideo15(DiffusersModel):
     }
 
     def __init__(
-        self,
-        pipe: Any,
-        *,
-        text_tokens: int = 1000,
-        glyph_tokens: int = 256,
-        image_tokens: int = 729,
-        **settings: Any,
+        self, pipe: Any, *, text_tokens: int = 1000, glyph_tokens: int = 256, image_tokens: int = 729, **settings: Any
     ) -> None:
         pipe.tokenizer_max_length, pipe.tokenizer_2_max_length = text_tokens, glyph_tokens
         pipe.vision_num_semantic_tokens = image_tokens
         super().__init__(pipe, **settings)
         if pipe.transformer.config.use_meanflow:
-            raise ModelError(
-                "this checkpoint is distilled to few steps (use_meanflow); train the undistilled one"
-            )
+            raise ModelError("this checkpoint is distilled to few steps (use_meanflow); train the undistilled one")
         last = len(self.shard_blocks) - 1  # nobody reads the text stream after the last block
         self.unused = (rf"transformer_blocks\.{last}\.(attn\.to_add_out|ff_context)",)
         self.unused += () if self.needs_image else (r"^image_embedder\.",)
         guider = pipe.guider
-        if not isinstance(guider, df.ClassifierFreeGuidance) or (guider._start, guider._stop) != (
-            0.0,
-            1.0,
-        ):
+        if not isinstance(guider, df.ClassifierFreeGuidance) or (guider._start, guider._stop) != (0.0, 1.0):
             raise ModelError(
                 f"the checkpoint's guider is {type(guider).__name__}; training needs ClassifierFreeGuidance over all "
                 "steps: set `guider` in model_index.json, start 0.0 and stop 1.0"
@@ -109,20 +94,14 @@ class HunyuanVideo15(DiffusersModel):
     def share_sequence(self, exchange: Exchange) -> None:
         """Tokens of the video are cut before the first block and gathered after the last; those of the text are not."""
         if exchange.ring > 1:
-            raise ModelError(
-                "parallel.ring: HunyuanVideo-1.5 trades heads only; use parallel.ring=1"
-            )
+            raise ModelError("parallel.ring: HunyuanVideo-1.5 trades heads only; use parallel.ring=1")
         network = self.pipe.transformer
         check_sharing(exchange.size, network.config.num_attention_heads)
-        network.rope.register_forward_hook(
-            lambda module, inputs, out: tuple(exchange.mine(x, 0) for x in out)
-        )
+        network.rope.register_forward_hook(lambda module, inputs, out: tuple(exchange.mine(x, 0) for x in out))
         self.shard_blocks[0].register_forward_pre_hook(
             lambda module, inputs: (exchange.mine(inputs[0], 1), *inputs[1:])
         )
-        network.proj_out.register_forward_hook(
-            lambda module, inputs, out: exchange.everything(out, 1)
-        )
+        network.proj_out.register_forward_hook(lambda module, inputs, out: exchange.everything(out, 1))
         self._attend(JointAttention(exchange))
 
     def own_guidance(self) -> float:
@@ -144,18 +123,13 @@ class HunyuanVideo15(DiffusersModel):
 
     def embed_text(self, text: str) -> dict[str, Tensor]:
         """Without padding. A text that wants nothing written has no glyphs at all."""
-        words, there, glyphs, written = self.pipe.encode_prompt(
-            [text], device=self.device, dtype=self.dtype
-        )
+        words, there, glyphs, written = self.pipe.encode_prompt([text], device=self.device, dtype=self.dtype)
         return {"text": words[:, there[0].bool()], "glyphs": glyphs[:, written[0].bool()]}
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt]) -> Condition:
         found = unpadded.together([self._row(prompt) for prompt in prompts])
-        return {
-            name: x if name.endswith(unpadded.COUNT) else x.to(self.device)
-            for name, x in found.items()
-        }
+        return {name: x if name.endswith(unpadded.COUNT) else x.to(self.device) for name, x in found.items()}
 
     def text_shapes(self) -> dict[str, tuple[int, ...]]:
         """Of a text as people write them: the longest has `text_tokens` and `glyph_tokens`."""
@@ -175,24 +149,18 @@ class HunyuanVideo15(DiffusersModel):
         x = x.to(self.dtype)
         seen = torch.cat([x, *self.first_frame(x, inputs)], dim=1)
         # counts as plain numbers: FSDP2 moves all tensors that a network is given to the device
-        words = {
-            name: y.tolist() if name.endswith(unpadded.COUNT) else y for name, y in inputs.items()
-        }
+        words = {name: y.tolist() if name.endswith(unpadded.COUNT) else y for name, y in inputs.items()}
         out: Tensor = self.pipe.transformer(seen, self.timestep(sigma), words=words)
         return out
 
     def guide(self, positive: Tensor, negative: Tensor, sigma: Tensor) -> Tensor:
         if self.pipe.guider.guidance_scale != self.guidance_scale:
             self.pipe.guider = self.pipe.guider.new(guidance_scale=self.guidance_scale)
-        out: Tensor = self.pipe.guider.forward(
-            positive, negative
-        ).pred  # its own formulation and rescaling
+        out: Tensor = self.pipe.guider.forward(positive, negative).pred  # its own formulation and rescaling
         return out
 
     def to_pixels(self, x0: Tensor) -> Tensor:
-        out: Tensor = self.pipe.vae.decode(
-            x0 / self.pipe.vae.config.scaling_factor, return_dict=False
-        )[0]
+        out: Tensor = self.pipe.vae.decode(x0 / self.pipe.vae.config.scaling_factor, return_dict=False)[0]
         return out
 
     @classmethod
@@ -240,12 +208,8 @@ class HunyuanVideo15ImageToVideo(HunyuanVideo15):
 
     def embed_image(self, image: Image.Image) -> dict[str, Tensor]:
         p = self.pipe
-        image = p.video_processor.resize(
-            image, height=self.height, width=self.width, resize_mode="crop"
-        )
-        latents = p._get_image_latents(
-            p.vae, p.video_processor, image, self.height, self.width, self.device
-        )
+        image = p.video_processor.resize(image, height=self.height, width=self.width, resize_mode="crop")
+        latents = p._get_image_latents(p.vae, p.video_processor, image, self.height, self.width, self.device)
         tokens = p.encode_image(image, batch_size=1, device=self.device, dtype=self.dtype)
         return {"image": tokens, "first_frame": latents.to(self.dtype)}
 

@@ -21,9 +21,7 @@ def precisions(adapter: Any, dtype: torch.dtype, frozen: torch.dtype | None) -> 
     return kinds | dict.fromkeys(adapter.float32_parts, torch.float32)
 
 
-def empty_parts(
-    pipeline: Any, folder: str, names: Sequence[str], kinds: Precisions
-) -> dict[str, Any]:
+def empty_parts(pipeline: Any, folder: str, names: Sequence[str], kinds: Precisions) -> dict[str, Any]:
     """The networks of a checkpoint without their weights, in the precision that loading them would give."""
     from accelerate import init_empty_weights  # noqa: PLC0415 - only for several processes
 
@@ -44,20 +42,14 @@ def default_parts(
     """Networks of a pipeline without weights: at the size that their classes have by default, but for `sizes`."""
     from accelerate import init_empty_weights  # noqa: PLC0415 - only for several processes
 
-    classes = {
-        name: type(part) for name in names if (part := getattr(pipe, name, None)) is not None
-    }
+    classes = {name: type(part) for name in names if (part := getattr(pipe, name, None)) is not None}
     with init_empty_weights(include_buffers=False):
         made = {name: network(**sizes.get(name, {})) for name, network in classes.items()}
     return {name: _as_loaded(part, _precision(kinds, name)) for name, part in made.items()}
 
 
 def empty_encoders(
-    pipe: Any,
-    folder: str | None,
-    names: Sequence[str],
-    kinds: Precisions,
-    sizes: Mapping[str, Mapping[str, Any]],
+    pipe: Any, folder: str | None, names: Sequence[str], kinds: Precisions, sizes: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Encoders of the classes of `pipe` without weights: of a checkpoint folder, or of these sizes."""
     from accelerate import init_empty_weights  # noqa: PLC0415 - only for a plan
@@ -97,11 +89,7 @@ def full_size(
     folder = path if path and Path(path).is_dir() else None
     if folder and not (Path(folder) / "model_index.json").is_file():
         raise ModelError(f"model.path: {folder} is not a checkpoint: it has no model_index.json")
-    made = (
-        empty_parts(type(pipe), folder, networks, kinds)
-        if folder
-        else default_parts(pipe, networks, kinds, sizes)
-    )
+    made = empty_parts(type(pipe), folder, networks, kinds) if folder else default_parts(pipe, networks, kinds, sizes)
     return made | empty_encoders(pipe, folder, encoders, kinds, sizes)
 
 
@@ -111,15 +99,11 @@ def read_image(prompt: Prompt) -> Image.Image:
     if isinstance(value, Mapping):
         value = io.BytesIO(value["bytes"]) if value.get("bytes") else value.get("path")
     if value is None or value == "":
-        raise ModelError(
-            f"image-to-video needs a column `image`; the prompt {prompt.text[:60]!r} has none"
-        )
+        raise ModelError(f"image-to-video needs a column `image`; the prompt {prompt.text[:60]!r} has none")
     if isinstance(value, Image.Image):
         return value.convert("RGB")
     try:
         with Image.open(value) as image:
             return image.convert("RGB")
     except OSError as error:
-        raise ModelError(
-            f"image of the prompt {prompt.text[:60]!r} cannot be read: {error}"
-        ) from error
+        raise ModelError(f"image of the prompt {prompt.text[:60]!r} cannot be read: {error}") from error

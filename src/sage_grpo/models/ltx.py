@@ -23,22 +23,16 @@ class LTXVideo(DiffusersModel):
     tiny_options: ClassVar[Mapping[str, Any]] = {"text_tokens": 24}
     encoder_sizes: ClassVar[dict[str, Mapping[str, Any]]] = {"text_encoder": tiny.T5_XXL}
 
-    def __init__(
-        self, pipe: Any, *, text_tokens: int = 128, frame_rate: int = 25, **settings: Any
-    ) -> None:
+    def __init__(self, pipe: Any, *, text_tokens: int = 128, frame_rate: int = 25, **settings: Any) -> None:
         self.text_tokens, self.frame_rate = text_tokens, frame_rate
         super().__init__(pipe, **settings)
         if pipe.vae.config.timestep_conditioning:
-            raise ModelError(
-                "this LTX decoder adds noise of its own (timestep_conditioning); use a 0.9.0 checkpoint"
-            )
+            raise ModelError("this LTX decoder adds noise of its own (timestep_conditioning); use a 0.9.0 checkpoint")
 
     def share_sequence(self, exchange: Exchange) -> None:
         """The library's plan cuts the text too, which its masked cross-attention cannot bear; ours leaves it whole."""
         network = self.pipe.transformer
-        check_sharing(
-            exchange.size, network.config.num_attention_heads, self.latent_shape(Prompt(""))[0]
-        )
+        check_sharing(exchange.size, network.config.num_attention_heads, self.latent_shape(Prompt(""))[0])
         stock = network._cp_plan
         tokens = {"hidden_states": stock[""]["hidden_states"]}
         if self.needs_image:  # each token is told its own noise
@@ -50,9 +44,7 @@ class LTXVideo(DiffusersModel):
         return 3.0
 
     def pixel_step(self) -> int:
-        return int(
-            self.pipe.vae_spatial_compression_ratio * self.pipe.transformer_spatial_patch_size
-        )
+        return int(self.pipe.vae_spatial_compression_ratio * self.pipe.transformer_spatial_patch_size)
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -74,10 +66,7 @@ class LTXVideo(DiffusersModel):
 
     def embed_text(self, text: str) -> dict[str, Tensor]:
         found, mask, _, _ = self.pipe.encode_prompt(
-            [text],
-            do_classifier_free_guidance=False,
-            max_sequence_length=self.text_tokens,
-            device=self.device,
+            [text], do_classifier_free_guidance=False, max_sequence_length=self.text_tokens, device=self.device
         )
         return {"text": found.to(self.dtype), "text_mask": mask}
 
@@ -99,11 +88,7 @@ class LTXVideo(DiffusersModel):
             num_frames=frames,
             height=rows,
             width=columns,
-            rope_interpolation_scale=(
-                p.vae_temporal_compression_ratio / self.frame_rate,
-                space,
-                space,
-            ),
+            rope_interpolation_scale=(p.vae_temporal_compression_ratio / self.frame_rate, space, space),
             return_dict=False,
         )[0]
         return out
@@ -115,9 +100,7 @@ class LTXVideo(DiffusersModel):
         p, vae = self.pipe, self.pipe.vae
         patches = (p.transformer_spatial_patch_size, p.transformer_temporal_patch_size)
         latents = p._unpack_latents(x0, *self.grid, *patches)
-        latents = p._denormalize_latents(
-            latents, vae.latents_mean, vae.latents_std, vae.config.scaling_factor
-        )
+        latents = p._denormalize_latents(latents, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
         out: Tensor = vae.decode(latents, None, return_dict=False)[0]
         return out
 

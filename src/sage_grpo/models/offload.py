@@ -24,11 +24,7 @@ def lent(parts: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
         for slot, name, home in slots:
             if home not in copies:
                 there = home.detach().to(device)
-                copies[home] = (
-                    nn.Parameter(there, requires_grad=False)
-                    if isinstance(home, nn.Parameter)
-                    else there
-                )
+                copies[home] = nn.Parameter(there, requires_grad=False) if isinstance(home, nn.Parameter) else there
             slot[name] = copies[home]
         yield
     finally:

@@ -49,9 +49,7 @@ class StableDiffusion3(DiffusersModel):
         self.text_tokens = text_tokens
         super().__init__(pipe, **settings)
         if self.frames != 1:
-            raise ModelError(
-                f"Stable Diffusion makes pictures: model.frames={self.frames} must be 1"
-            )
+            raise ModelError(f"Stable Diffusion makes pictures: model.frames={self.frames} must be 1")
         last = len(self.shard_blocks) - 1  # nobody reads the text stream after the last block
         self.unused = (rf"transformer_blocks\.{last}\.attn\.(to_add_out|norm_added_q|add_q_proj)",)
 
@@ -79,10 +77,7 @@ class StableDiffusion3(DiffusersModel):
     def text_shapes(self) -> dict[str, tuple[int, ...]]:
         config = self.pipe.transformer.config
         tokens = self.pipe.tokenizer_max_length + self.text_tokens
-        return {
-            "text": (tokens, config.joint_attention_dim),
-            "pooled": (config.pooled_projection_dim,),
-        }
+        return {"text": (tokens, config.joint_attention_dim), "pooled": (config.pooled_projection_dim,)}
 
     def _encoding_settings(self) -> str:
         return f"{super()._encoding_settings()} {self.text_tokens}"
@@ -99,9 +94,7 @@ class StableDiffusion3(DiffusersModel):
 
     def to_pixels(self, x0: Tensor) -> Tensor:
         vae = self.pipe.vae
-        out: Tensor = vae.decode(
-            x0 / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False
-        )[0]
+        out: Tensor = vae.decode(x0 / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False)[0]
         return out[:, :, None]
 
     @classmethod

@@ -7,11 +7,7 @@ import torch
 from diffusers import ContextParallelConfig, ParallelConfig
 from diffusers.hooks import apply_context_parallel
 from diffusers.models._modeling_parallel import ContextParallelInput
-from diffusers.models.attention_dispatch import (
-    AttentionBackendName,
-    _AttentionBackendRegistry,
-    dispatch_attention_fn,
-)
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry, dispatch_attention_fn
 from diffusers.models.embeddings import apply_rotary_emb
 from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVideo15AttnProcessor2_0
 from torch import Tensor, nn
@@ -32,37 +28,25 @@ def check_sharing(size: int, heads: int, tokens: int | None = None) -> None:
     if any(count % size for count in counts):
         fits = max(n for n in range(1, size) if not any(count % n for count in counts))
         what = f"{heads} heads" + (f" and {tokens} tokens of a video" if tokens is not None else "")
-        raise ModelError(
-            f"parallel.sequence={size} does not divide the model's {what}; use parallel.sequence={fits}"
-        )
+        raise ModelError(f"parallel.sequence={size} does not divide the model's {what}; use parallel.sequence={fits}")
 
 
-def share_by_plan(
-    network: Any, attentions: Iterable[Any], exchange: Exchange, plan: Mapping[str, Any]
-) -> None:
+def share_by_plan(network: Any, attentions: Iterable[Any], exchange: Exchange, plan: Mapping[str, Any]) -> None:
     """diffusers' context parallelism: it cuts and gathers as `plan` says, and trades inside the `attentions`."""
     if any(layer._compiled_call_impl is not None for layer in network.modules()):
         raise ModelError(
             "tuning.compile: this model's blocks cannot be compiled while processes share a video, for diffusers hooks "
             "into them; leave tuning.compile out, or use parallel.sequence=1"
         )
-    own = ContextParallelConfig(
-        ring_degree=exchange.ring, ulysses_degree=exchange.ulysses, mesh=exchange.mesh
-    )
+    own = ContextParallelConfig(ring_degree=exchange.ring, ulysses_degree=exchange.ulysses, mesh=exchange.mesh)
     config = ParallelConfig(context_parallel_config=own)
     config.setup(exchange.rank, exchange.mesh.size(), exchange.device, mesh=exchange.mesh)
     for attention in attentions:
         name = attention.processor._attention_backend
-        backend = (
-            AttentionBackendName(name)
-            if name
-            else _AttentionBackendRegistry.get_active_backend()[0]
-        )
+        backend = AttentionBackendName(name) if name else _AttentionBackendRegistry.get_active_backend()[0]
         if not _AttentionBackendRegistry._is_context_parallel_available(backend):
             known = ", ".join(sorted(_AttentionBackendRegistry._supports_context_parallel))
-            raise ModelError(
-                f"tuning.attention={name!r} cannot share a video (parallel.sequence); use one of {known}"
-            )
+            raise ModelError(f"tuning.attention={name!r} cannot share a video (parallel.sequence); use one of {known}")
         attention.processor._parallel_config = config
     apply_context_parallel(network, own, dict(plan))
 
@@ -116,24 +100,14 @@ class JointAttention:
             heads(attn.add_v_proj(text)),
         )
         if exchange:
-            video, words = (
-                tuple(map(exchange.to_heads, video)),
-                tuple(map(exchange.my_heads, words)),
-            )
-        out = self._attend(
-            [torch.cat(pair, dim=1) for pair in zip(video, words, strict=True)],
-            attention_mask,
-            text,
-        )
+            video, words = tuple(map(exchange.to_heads, video)), tuple(map(exchange.my_heads, words))
+        out = self._attend([torch.cat(pair, dim=1) for pair in zip(video, words, strict=True)], attention_mask, text)
         tokens = video[0].shape[1]
         seen, said = out[:, :tokens], out[:, tokens:]
         if exchange:
             seen, said = exchange.to_tokens(seen), exchange.all_heads(said)
         kind = hidden_states.dtype
-        seen, said = (
-            attn.to_out[0](seen.flatten(2).to(kind)),
-            attn.to_add_out(said.flatten(2).to(kind)),
-        )
+        seen, said = attn.to_out[0](seen.flatten(2).to(kind)), attn.to_add_out(said.flatten(2).to(kind))
         return attn.to_out[1](seen), said
 
     def _attend(self, joint: list[Tensor], lengths: tuple[int, ...] | None, text: Tensor) -> Tensor:
@@ -144,11 +118,7 @@ class JointAttention:
         missing = [text.shape[1] - length for length in lengths]
         there = joint[0].shape[1]
         rows = [
-            dispatch_attention_fn(
-                *(x[i : i + 1, : there - n] for x in joint), backend=self._attention_backend
-            )
+            dispatch_attention_fn(*(x[i : i + 1, : there - n] for x in joint), backend=self._attention_backend)
             for i, n in enumerate(missing)
         ]
-        return torch.cat(
-            [pad(row, (0, 0, 0, 0, 0, n)) for row, n in zip(rows, missing, strict=True)]
-        )
+        return torch.cat([pad(row, (0, 0, 0, 0, 0, n)) for row, n in zip(rows, missing, strict=True)])

@@ -24,29 +24,20 @@ T5_XXL = {
 
 def unigram_tokenizer(length: int) -> Any:
     """A T5 tokenizer that spells: one token a character."""
-    pieces = [
-        ("<pad>", 0.0),
-        ("</s>", 0.0),
-        ("<unk>", 0.0),
-        *((letter, -1.0) for letter in ["▁", *LETTERS]),
-    ]
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((letter, -1.0) for letter in ["▁", *LETTERS])]
     return hf.T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=length)
 
 
 def clip_tokenizer(length: int) -> Any:
     words = ["<|startoftext|>", "<|endoftext|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    vocabulary = {
-        word: i for i, word in enumerate([*words, *(f"{word}</w>" for word in words[2:])])
-    }
+    vocabulary = {word: i for i, word in enumerate([*words, *(f"{word}</w>" for word in words[2:])])}
     return hf.CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=length)
 
 
 def qwen_tokenizer(header: int) -> Any:
     """Byte level. Its template replaces the system message by filler, so that a prompt starts at token `header`."""
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    vocabulary = {
-        word: i for i, word in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])
-    }
+    vocabulary = {word: i for i, word in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
     tokenizer = hf.Qwen2Tokenizer(
         vocab=vocabulary,
         merges=[],
@@ -58,11 +49,7 @@ def qwen_tokenizer(header: int) -> Any:
     start = "<|im_start|>user\n"
     filler = header - len(start) + len("<|im_start|>") - 1
     tokenizer.chat_template = (
-        "{{ '"
-        + special[0]
-        + "' * "
-        + str(filler)
-        + " }}{% for message in messages %}{% if message.role == 'user' %}"
+        "{{ '" + special[0] + "' * " + str(filler) + " }}{% for message in messages %}{% if message.role == 'user' %}"
         "{{ '<|im_start|>user\n' + message.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
     )
     return tokenizer
@@ -113,12 +100,7 @@ def clip_text(width: int, vocabulary: int, length: int) -> Any:
 
 def vision_encoder(kind: str) -> Any:
     config = getattr(hf, f"{kind}VisionConfig")(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=32,
-        patch_size=16,
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=16
     )
     return getattr(hf, f"{kind}VisionModel")(config).eval()
 

@@ -18,21 +18,12 @@ KINDS = {"text": 0, "glyphs": 1, "image": 2}  # rows of the network's embedding 
 
 def together(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """One batch of conditions. Where texts differ in length the shorter are filled up, and all lengths are told."""
-    counts = {
-        name: [row[name].shape[1] for row in rows]
-        for name in rows[0]
-        if name.endswith(("text", "glyphs"))
-    }
+    counts = {name: [row[name].shape[1] for row in rows] for name in rows[0] if name.endswith(("text", "glyphs"))}
     mixed = any(len(set(lengths)) > 1 for lengths in counts.values())
     if mixed:
-        rows = [
-            {**row, **{name: filled(row[name], max(lengths)) for name, lengths in counts.items()}}
-            for row in rows
-        ]
+        rows = [{**row, **{name: filled(row[name], max(lengths)) for name, lengths in counts.items()}} for row in rows]
     found = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-    return found | (
-        {name + COUNT: torch.tensor(lengths) for name, lengths in counts.items()} if mixed else {}
-    )
+    return found | ({name + COUNT: torch.tensor(lengths) for name, lengths in counts.items()} if mixed else {})
 
 
 def filled(tokens: Tensor, length: int) -> Tensor:
@@ -67,9 +58,7 @@ def unpadded(network: Any, words: Mapping[str, Any], x: Tensor, timestep: Tensor
     return out.permute(0, 4, 1, 5, 2, 6, 3, 7).flatten(6, 7).flatten(4, 5).flatten(2, 3)
 
 
-def told(
-    network: Any, timestep: Tensor, words: Mapping[str, Any]
-) -> tuple[Tensor, tuple[int, ...] | None]:
+def told(network: Any, timestep: Tensor, words: Mapping[str, Any]) -> tuple[Tensor, tuple[int, ...] | None]:
     """Tokens beside the video's; and where samples differ, how many of them each has."""
     if "text" + COUNT not in words:
         return varying(network, embedded(network, timestep, words)), None
@@ -90,10 +79,7 @@ def embedded(network: Any, timestep: Tensor, words: Mapping[str, Tensor]) -> Ten
     parts["text"] = network.context_embedder(varying(network, words["text"]), timestep)
     kinds = network.cond_type_embed
     return torch.cat(
-        [
-            part + kinds(torch.full(part.shape[:2], KINDS[name], device=part.device))
-            for name, part in parts.items()
-        ],
+        [part + kinds(torch.full(part.shape[:2], KINDS[name], device=part.device)) for name, part in parts.items()],
         dim=1,
     )
 

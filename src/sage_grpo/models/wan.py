@@ -40,9 +40,7 @@ class Wan(DiffusersModel):
             "patch_size": 14,
         },
     }
-    released: ClassVar[
-        Mapping[str, dict[str, Mapping[str, Any]]]
-    ] = {  # its class is the 14B by default
+    released: ClassVar[Mapping[str, dict[str, Mapping[str, Any]]]] = {  # its class is the 14B by default
         "1.3B": {"transformer": {"num_attention_heads": 12, "num_layers": 30, "ffn_dim": 8960}},
         "5B": {
             "transformer": {
@@ -68,22 +66,12 @@ class Wan(DiffusersModel):
     }
 
     def __init__(
-        self,
-        pipe: Any,
-        *,
-        text_tokens: int = 512,
-        guidance_scale_2: float | None = None,
-        **settings: Any,
+        self, pipe: Any, *, text_tokens: int = 512, guidance_scale_2: float | None = None, **settings: Any
     ) -> None:
         self.text_tokens = text_tokens
         super().__init__(pipe, **settings)
-        self.guidance_scale_2 = (
-            self.guidance_scale if guidance_scale_2 is None else guidance_scale_2
-        )
-        for setting, meaning in (
-            ("boundary_ratio", "two experts"),
-            ("expand_timesteps", "a noise level a token"),
-        ):
+        self.guidance_scale_2 = self.guidance_scale if guidance_scale_2 is None else guidance_scale_2
+        for setting, meaning in (("boundary_ratio", "two experts"), ("expand_timesteps", "a noise level a token")):
             there, expected = bool(pipe.config[setting]), setting in self.tiny_pipeline
             if there != expected:
                 raise ModelError(
@@ -97,13 +85,9 @@ class Wan(DiffusersModel):
         for network in self._denoisers():
             patches = zip(latents, network.config.patch_size, strict=True)
             check_sharing(
-                exchange.size,
-                network.config.num_attention_heads,
-                math.prod(size // patch for size, patch in patches),
+                exchange.size, network.config.num_attention_heads, math.prod(size // patch for size, patch in patches)
             )
-            plan = {
-                place: cut for place, cut in network._cp_plan.items() if place or self.per_token
-            }
+            plan = {place: cut for place, cut in network._cp_plan.items() if place or self.per_token}
             share_by_plan(network, (block.attn1 for block in network.blocks), exchange, plan)
 
     def own_guidance(self) -> float:
@@ -125,10 +109,7 @@ class Wan(DiffusersModel):
 
     def embed_text(self, text: str) -> dict[str, Tensor]:
         found, _ = self.pipe.encode_prompt(
-            [text],
-            do_classifier_free_guidance=False,
-            max_sequence_length=self.text_tokens,
-            device=self.device,
+            [text], do_classifier_free_guidance=False, max_sequence_length=self.text_tokens, device=self.device
         )
         return {"text": found.to(self.dtype)}
 
@@ -147,17 +128,10 @@ class Wan(DiffusersModel):
     def predict(self, x: Tensor, sigma: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         high = self.high_noise(sigma)
         if bool(high.all()) or bool((~high).all()):
-            return self._ask(
-                self.pipe.transformer if bool(high.all()) else self.pipe.transformer_2,
-                x,
-                sigma,
-                inputs,
-            )
+            return self._ask(self.pipe.transformer if bool(high.all()) else self.pipe.transformer_2, x, sigma, inputs)
         out = torch.empty_like(x, dtype=self.dtype)  # timesteps of both experts in one batch
         for expert, rows in ((self.pipe.transformer, high), (self.pipe.transformer_2, ~high)):
-            out[rows] = self._ask(
-                expert, x[rows], sigma[rows], {k: v[rows] for k, v in inputs.items()}
-            )
+            out[rows] = self._ask(expert, x[rows], sigma[rows], {k: v[rows] for k, v in inputs.items()})
         return out
 
     def _ask(self, expert: Any, x: Tensor, sigma: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -194,10 +168,7 @@ class Wan(DiffusersModel):
 
     def _statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
         config = self.pipe.vae.config
-        mean, std = (
-            like.new_tensor(v).view(1, -1, 1, 1, 1)
-            for v in (config.latents_mean, config.latents_std)
-        )
+        mean, std = (like.new_tensor(v).view(1, -1, 1, 1, 1) for v in (config.latents_mean, config.latents_std))
         return mean, std
 
     # The checkpoints of the family differ in these --------------------------------------------------------------
@@ -230,18 +201,13 @@ class Wan(DiffusersModel):
                 latents_std=[1.5, 2.0, 1.2, 0.8],
             )
             pipe_settings = dict(cls.tiny_pipeline)
-            second = (
-                df.WanTransformer3DModel(**shape) if "boundary_ratio" in pipe_settings else None
-            )
+            second = df.WanTransformer3DModel(**shape) if "boundary_ratio" in pipe_settings else None
             return cls.pipeline_class(
                 tokenizer=tokenizer,
                 text_encoder=tiny.t5_encoder(16, len(tokenizer), "UMT5"),
                 vae=vae,
                 scheduler=df.UniPCMultistepScheduler(
-                    prediction_type="flow_prediction",
-                    use_flow_sigmas=True,
-                    num_train_timesteps=1000,
-                    flow_shift=3.0,
+                    prediction_type="flow_prediction", use_flow_sigmas=True, num_train_timesteps=1000, flow_shift=3.0
                 ),
                 transformer=df.WanTransformer3DModel(**shape),
                 transformer_2=second,
@@ -275,11 +241,7 @@ class WanImageToVideo(Wan):
     pipeline_class = df.WanImageToVideoPipeline
     float32_parts = ("vae", "image_encoder")
     needs_image = True
-    tiny_transformer: ClassVar[Mapping[str, Any]] = {
-        "in_channels": 12,
-        "image_dim": 16,
-        "added_kv_proj_dim": 24,
-    }
+    tiny_transformer: ClassVar[Mapping[str, Any]] = {"in_channels": 12, "image_dim": 16, "added_kv_proj_dim": 24}
 
     def embed_image(self, image: Image.Image) -> dict[str, Tensor]:
         p, found = self.pipe, {}
@@ -314,9 +276,7 @@ class WanImageToVideo(Wan):
     def tiny_image_parts(cls) -> dict[str, Any]:
         if "image_dim" not in cls.tiny_transformer:
             return {"image_encoder": None, "image_processor": None}
-        processor = hf.CLIPImageProcessorPil(
-            size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
-        )
+        processor = hf.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
         return {"image_encoder": tiny.vision_encoder("CLIP"), "image_processor": processor}
 
 

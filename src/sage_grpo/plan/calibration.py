@@ -16,13 +16,9 @@ SCORE_SECONDS = 0.5  # a video, for scorers beside the model, until one is measu
 
 
 class Calibration(Settings):
-    rollout: float = Field(
-        1.0, gt=0, description="seconds planned over seconds measured, of rollout and decoding"
-    )
+    rollout: float = Field(1.0, gt=0, description="seconds planned over seconds measured, of rollout and decoding")
     update: float = Field(1.0, gt=0, description="the same for anchor and training passes")
-    score_seconds: float = Field(
-        SCORE_SECONDS, ge=0, description="seconds that training waits for a video's scores"
-    )
+    score_seconds: float = Field(SCORE_SECONDS, ge=0, description="seconds that training waits for a video's scores")
     gpu: str | None = Field(None, description="on which it was measured")
     measured: str | None = Field(None, description="run that was measured")
 
@@ -36,31 +32,23 @@ def read_calibration(path: Path) -> Calibration:
         ) from None
     except (ValidationError, yaml.YAMLError) as error:
         known = ", ".join(Calibration.model_fields)
-        raise ConfigError(
-            f"{path} is not a calibration: {error}; it has the keys {known}"
-        ) from None
+        raise ConfigError(f"{path} is not a calibration: {error}; it has the keys {known}") from None
 
 
 def write_calibration(path: Path, found: Calibration) -> None:
     lines = ["# Written by `sage-grpo plan --measured`; edit what you know better."]
     for name, field in Calibration.model_fields.items():
         value = getattr(found, name)
-        told = (
-            f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
-        )  # a name may hold # or :
+        told = f"{value:.4g}" if isinstance(value, float) else json.dumps(value)  # a name may hold # or :
         lines.append(f"{name}: {told}  # {field.description}")
     atomic_write(path, ("\n".join(lines) + "\n").encode())
 
 
-def calibrate(
-    rows: list[dict[str, Any]], planned: dict[str, float], videos: int, gpu: str, run: str
-) -> Calibration:
+def calibrate(rows: list[dict[str, Any]], planned: dict[str, float], videos: int, gpu: str, run: str) -> Calibration:
     """From the log of a run and the seconds that an uncalibrated plan gives it. The first iteration warms up."""
     timed = [row for row in rows if row.get("seconds/update") is not None][1:]
     if not timed:
-        raise ConfigError(
-            f"{run} has no timed iteration after its first; let it run for two or more"
-        )
+        raise ConfigError(f"{run} has no timed iteration after its first; let it run for two or more")
 
     def usual(name: str) -> float:
         return float(median(row.get(f"seconds/{name}") or 0.0 for row in timed))

@@ -21,15 +21,7 @@ class Counts:
 
     @property
     def forward(self) -> float:
-        return (
-            self.rollout
-            + self.anchor
-            + self.training
-            + self.untrained
-            + self.again
-            + self.gauge
-            + self.samples
-        )
+        return self.rollout + self.anchor + self.training + self.untrained + self.again + self.gauge + self.samples
 
 
 def stochastic_steps(config: RecipeConfig) -> int:
@@ -42,21 +34,10 @@ def count(config: RecipeConfig, guided: bool, one_sided: bool = False) -> Counts
     videos, branches = config.rollouts, 2 if guided else 1
     trained = videos * config.trained_steps * config.policy.num_iterations
     both = branches if not one_sided else 1
-    every, first = (
-        config.gauge.every,
-        config.policy.batch_size * config.parallel.replicas,
-    )  # it looks at one batch each
-    gauge = (
-        branches * first * (stochastic_steps(config) + len(NOISE_LEVELS)) / every if every else 0.0
-    )
-    shown = (
-        config.run.samples * config.run.samples_each * config.parallel.replicas
-    )  # each replica makes them all
-    samples = (
-        branches * shown * config.sampling.steps / config.run.sample_every
-        if config.run.sample_every
-        else 0.0
-    )
+    every, first = config.gauge.every, config.policy.batch_size * config.parallel.replicas  # it looks at one batch each
+    gauge = branches * first * (stochastic_steps(config) + len(NOISE_LEVELS)) / every if every else 0.0
+    shown = config.run.samples * config.run.samples_each * config.parallel.replicas  # each replica makes them all
+    samples = branches * shown * config.sampling.steps / config.run.sample_every if config.run.sample_every else 0.0
     return Counts(
         rollout=videos * config.sampling.steps * branches,
         anchor=trained * branches if config.kl.anchor != "none" else 0,

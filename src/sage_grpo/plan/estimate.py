@@ -15,9 +15,7 @@ from sage_grpo.training import build
 
 DISK = 2e9  # bytes a second that a node writes
 START = 300.0  # seconds from a failure until the first iteration runs again
-FRACTION = (
-    0.92  # of a GPU's memory that a plan may use: the rest is the allocator's and the driver's
-)
+FRACTION = 0.92  # of a GPU's memory that a plan may use: the rest is the allocator's and the driver's
 PIXELS = 0.1  # bytes a pixel of compressed sample videos
 
 
@@ -53,9 +51,7 @@ class Plan:
     @property
     def lost(self) -> float:
         """Share of the run's time that saves and failures take, as the recipe saves."""
-        return lost_share(
-            self.config.run.save_every * self.iteration, self.saving, self.between_failures
-        )
+        return lost_share(self.config.run.save_every * self.iteration, self.saving, self.between_failures)
 
     @property
     def hours(self) -> float:
@@ -68,9 +64,7 @@ class Plan:
     @property
     def mfu(self) -> float:
         """Share of the GPUs' arithmetic that an iteration uses, recomputation not counted as use."""
-        useful = self.flops * (
-            1 - self.counts.again / (self.counts.forward + 2 * self.counts.backward)
-        )
+        useful = self.flops * (1 - self.counts.again / (self.counts.forward + 2 * self.counts.backward))
         return useful / (self.iteration * self.gpus * self.gpu.flops)
 
     @property
@@ -115,9 +109,7 @@ def probed(config: RecipeConfig) -> Probe:
     shards = min(layout.processes // (layout.replicate * layout.sequence), 8)
     processes = replicate * shards * layout.sequence
     values["parallel"] |= {"processes": processes, "replicate": replicate}
-    values["policy"]["prompts_per_iteration"] = (
-        processes // layout.sequence * config.policy.batch_size
-    )
+    values["policy"]["prompts_per_iteration"] = processes // layout.sequence * config.policy.batch_size
     values |= {"run": {}, "rewards": (), "monitors": ()}
     return _probe(RecipeConfig.model_validate(values).model_dump_json())
 
@@ -146,48 +138,27 @@ def _work(settings: str) -> Work:
     decoded = _decoding(alone(config, batch=config.policy.batch_size).model_dump_json())
     counts = count(config, guided, outline.guidance_gradient == "conditional")
     return Work(
-        guided,
-        outline.typical_text,
-        single,
-        found,
-        decoded,
-        counts,
-        kept,
-        memory(config, found, kept, decoded),
+        guided, outline.typical_text, single, found, decoded, counts, kept, memory(config, found, kept, decoded)
     )
 
 
 def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
     layout, policy = config.parallel, config.policy
     work = _work(config.model_dump_json())
-    single, found, decoded, counts, kept = (
-        work.single,
-        work.passes,
-        work.decoding,
-        work.counts,
-        work.held,
-    )
+    single, found, decoded, counts, kept = work.single, work.passes, work.decoding, work.counts, work.held
     sharded, copies, sequence = groups(config, gpu)
     forward = pass_time(found.forward, gpu, sharded, copies, sequence)
     training = pass_time(found.training, gpu, sharded, copies, sequence)
 
     videos = config.rollouts // layout.replicas
     batches, branches = videos / policy.batch_size, 2 if work.guided else 1
-    per_batch = (
-        policy.batch_size * branches * layout.replicas
-    )  # videos × branches of a pass on all replicas
+    per_batch = policy.batch_size * branches * layout.replicas  # videos × branches of a pass on all replicas
     times = {name: value / per_batch for name, value in asdict(counts).items()}
     trained = batches * config.trained_steps * policy.num_iterations / policy.replay_timesteps
     copied = sum(kept.by_kind[kind] for kind in ("trained weights", "gradients", "optimizer"))
-    step = (
-        policy.num_iterations * policy.num_minibatches * 2 * copied / (MEMORY_SHARE * gpu.bandwidth)
-    )
+    step = policy.num_iterations * policy.num_minibatches * 2 * copied / (MEMORY_SHARE * gpu.bandwidth)
     checkpoint = kept.checkpoint / layout.processes
-    saving = Saving(
-        checkpoint / gpu.host,
-        kept.checkpoint / (DISK * max(layout.processes // gpu.per_node, 1)),
-        START,
-    )
+    saving = Saving(checkpoint / gpu.host, kept.checkpoint / (DISK * max(layout.processes // gpu.per_node, 1)), START)
     rollout, update = known.rollout, known.update
     score = known.score_seconds if config.rewards else 0.0
     seconds = {
@@ -201,8 +172,7 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
     }
     rounds = times["rollout"] + times["anchor"] + times["gauge"] + times["samples"]
     moved = {
-        purpose: rounds * found.forward.sent.get(purpose, 0)
-        + trained * found.training.sent.get(purpose, 0)
+        purpose: rounds * found.forward.sent.get(purpose, 0) + trained * found.training.sent.get(purpose, 0)
         for purpose in ("weights", "gradients", "tokens")
     }
     moved["checkpoint"] = checkpoint / config.run.save_every

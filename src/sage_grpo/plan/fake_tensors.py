@@ -31,25 +31,13 @@ class NoValues(TorchFunctionMode):
     """Answers for tensors without values: every question is true, a mask keeps all rows and its inverse none."""
 
     def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func is Tensor.__bool__ and isinstance(args[0], FakeTensor):
             return True
-        if (
-            func is Tensor.__setitem__
-            and isinstance(args[0], FakeTensor)
-            and isinstance(args[2], int | float)
-        ):
+        if func is Tensor.__setitem__ and isinstance(args[0], FakeTensor) and isinstance(args[2], int | float):
             return None  # some decoders fill masks row by row
-        if (
-            func is Tensor.__getitem__
-            and isinstance(mask := args[1], FakeTensor)
-            and mask.dtype == torch.bool
-        ):
+        if func is Tensor.__getitem__ and isinstance(mask := args[1], FakeTensor) and mask.dtype == torch.bool:
             rows = 0 if getattr(mask, "inverted", False) else mask.numel()
             return Kept.apply(args[0], mask, rows)  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))

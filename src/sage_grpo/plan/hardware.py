@@ -37,11 +37,7 @@ GPUS = {
     "rtx5090-32g": GPU(209 * TERA, 32 * GB, 1.79 * TB, 25 * GB, 1.25 * GB, per_node=1),
     "rtx4090-24g": GPU(165 * TERA, 24 * GB, 1.01 * TB, 12 * GB, 1.25 * GB, per_node=1),
 }
-COMPUTE_SHARE, MEMORY_SHARE, LINK_SHARE = (
-    0.6,
-    0.8,
-    0.8,
-)  # what good kernels reach of the maker's figures
+COMPUTE_SHARE, MEMORY_SHARE, LINK_SHARE = 0.6, 0.8, 0.8  # what good kernels reach of the maker's figures
 HOP = 4e-6  # seconds that a message of a ring needs for each further member
 
 
@@ -88,18 +84,11 @@ class PassTime:
 
     @property
     def bound(self) -> str:
-        parts = {
-            "arithmetic": self.arithmetic,
-            "messages of weights": self.weights - self.arithmetic,
-        }
-        return max((parts | {"messages of tokens": self.tokens}).items(), key=lambda item: item[1])[
-            0
-        ]
+        parts = {"arithmetic": self.arithmetic, "messages of weights": self.weights - self.arithmetic}
+        return max((parts | {"messages of tokens": self.tokens}).items(), key=lambda item: item[1])[0]
 
 
-def pass_time(
-    cost: Cost, gpu: GPU, sharded: Together, replicas: Together, sequence: Together
-) -> PassTime:
+def pass_time(cost: Cost, gpu: GPU, sharded: Together, replicas: Together, sequence: Together) -> PassTime:
     weights = sharded.seconds(
         sum(cost.sent.get(k, 0) for k in ("weights", "gradients")),
         sum(cost.messages.get(k, 0) for k in ("weights", "gradients")),

@@ -34,7 +34,5 @@ def best_interval(saving: Saving, between_failures: float, iteration: float) -> 
     """
     young = math.sqrt(2 * saving.stall * between_failures)
     near = max(young, saving.write, iteration) / iteration
-    choices = [
-        max(n, 1, math.ceil(saving.write / iteration)) for n in (math.floor(near), math.ceil(near))
-    ]
+    choices = [max(n, 1, math.ceil(saving.write / iteration)) for n in (math.floor(near), math.ceil(near))]
     return min(choices, key=lambda n: lost_share(n * iteration, saving, between_failures))

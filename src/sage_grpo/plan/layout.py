@@ -37,9 +37,7 @@ def contents(model: VideoModel, config: RecipeConfig, processes: Processes) -> C
     for weight in trained:
         weight.grad = torch.empty_like(weight)
     optimizer.step()
-    measured = (
-        [INITIAL] if config.gauge.every and config.tuning.mode == "full" else []
-    )  # for adapters it is the base
+    measured = [INITIAL] if config.gauge.every and config.tuning.mode == "full" else []  # for adapters it is the base
     for name in [*build.copies_of(config), *measured]:
         bank.save(name, decay=0.5)  # a first average is a copy, and asks for no value
     nobody: Any = None
@@ -47,16 +45,10 @@ def contents(model: VideoModel, config: RecipeConfig, processes: Processes) -> C
     saved = saved_tensors({"loop": loop.state_dict()})
     held: dict[str, list[Tensor]] = {
         "trained weights": [*trained],
-        "frozen weights": [
-            w for name, w in weights.items() if not w.requires_grad and ".lora_" not in name
-        ],
-        "copies": [
-            tensor for place, tensor in saved.items() if place.startswith("state/loop/bank/")
-        ],
+        "frozen weights": [w for name, w in weights.items() if not w.requires_grad and ".lora_" not in name],
+        "copies": [tensor for place, tensor in saved.items() if place.startswith("state/loop/bank/")],
         "gradients": [weight.grad for weight in trained if weight.grad is not None],
-        "optimizer": [
-            tensor for place, tensor in saved.items() if place.startswith("state/loop/optimizer/")
-        ],
+        "optimizer": [tensor for place, tensor in saved.items() if place.startswith("state/loop/optimizer/")],
         "buffers": list(model.module.buffers()),
     }
     return Contents(held, saved)

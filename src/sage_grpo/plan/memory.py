@@ -24,23 +24,10 @@ from sage_grpo.training import build
 
 FLOAT = 4
 Phase = Literal["encode", "rollout", "decode", "score", "step", "train"]
-PHASES: dict[
-    Phase, tuple[str, ...]
-] = {  # which parts of the memory each phase needs, beside what is always held
+PHASES: dict[Phase, tuple[str, ...]] = {  # which parts of the memory each phase needs, beside what is always held
     "encode": ("text encoders",),
-    "rollout": (
-        "latents of the trajectory",
-        "conditions",
-        "videos made before",
-        "activations of a rollout",
-    ),
-    "decode": (
-        "latents of the trajectory",
-        "conditions",
-        "VAE",
-        "activations of the VAE",
-        "videos made before",
-    ),
+    "rollout": ("latents of the trajectory", "conditions", "videos made before", "activations of a rollout"),
+    "decode": ("latents of the trajectory", "conditions", "VAE", "activations of the VAE", "videos made before"),
     "score": ("latents of the trajectory", "conditions", "videos"),
     "step": (
         "latents of the trajectory",
@@ -49,21 +36,9 @@ PHASES: dict[
         "gradients",
         "scratch of the optimizer",
     ),
-    "train": (
-        "latents of the trajectory",
-        "conditions",
-        "velocities of the anchor",
-        "gradients",
-        "activations",
-    ),
+    "train": ("latents of the trajectory", "conditions", "velocities of the anchor", "gradients", "activations"),
 }
-ALWAYS = (
-    "trained weights",
-    "frozen weights",
-    "anchor and other copies",
-    "optimizer",
-    "reward models",
-)
+ALWAYS = ("trained weights", "frozen weights", "anchor and other copies", "optimizer", "reward models")
 
 
 @dataclass(frozen=True)
@@ -103,17 +78,13 @@ class Held:
 def held(config: RecipeConfig) -> Held:
     """Looked at on a process of its own, and cut as FSDP2 cuts: by rows, the first process never has fewer."""
     layout, model = config.parallel, build.outline_model(config)
-    parameters = sum(
-        w.numel() for name, w in model.module.named_parameters() if ".lora_" not in name
-    )
+    parameters = sum(w.numel() for name, w in model.module.named_parameters() if ".lora_" not in name)
     trained = sum(w.numel() for w in model.module.parameters() if w.requires_grad)
     shards = layout.processes // layout.replicate
 
     def share(x: torch.Tensor) -> int:
         whole = local(x)
-        rows = (
-            len(whole) if whole is not x else 0
-        )  # what is not cut, such as a count of steps, everyone has
+        rows = len(whole) if whole is not x else 0  # what is not cut, such as a count of steps, everyone has
         return size_of(whole) // rows * math.ceil(rows / shards) if rows else size_of(whole)
 
     with pretend(1) as processes:
@@ -144,13 +115,9 @@ def reward_bytes(config: RecipeConfig) -> tuple[int, tuple[str, ...]]:
     total, unknown = 0, []
     for entry in (*config.rewards, *config.monitors):
         made = None if ":" in entry.type else build.resolve(entry.type, build.REWARDS, "reward")
-        size = (
-            made.device_bytes if made else None
-        )  # those built-in ones that say nothing are below 0.2 GB
+        size = made.device_bytes if made else None  # those built-in ones that say nothing are below 0.2 GB
         path = Path(str(entry.options.get("path", "")))
-        files = (
-            list(path.glob("*.safetensors")) if entry.options.get("path") and path.is_dir() else []
-        )
+        files = list(path.glob("*.safetensors")) if entry.options.get("path") and path.is_dir() else []
         if files:
             size = sum(file.stat().st_size for file in files)
         if size is None:
@@ -160,9 +127,7 @@ def reward_bytes(config: RecipeConfig) -> tuple[int, tuple[str, ...]]:
     return total, tuple(dict.fromkeys(unknown))
 
 
-def memory(
-    config: RecipeConfig, found: Probe, kept: Held, decoding: Cost | None, *, gpu: bool = True
-) -> Memory:
+def memory(config: RecipeConfig, found: Probe, kept: Held, decoding: Cost | None, *, gpu: bool = True) -> Memory:
     """On a GPU the optimizer takes all tensors at once, and needs room for one more of each; on the host two of one."""
     model, policy = build.outline_model(config), config.policy
     videos = config.rollouts // config.parallel.replicas
@@ -184,11 +149,7 @@ def memory(
         "activations": round(found.training.memory),
         "activations of a rollout": round(found.forward.memory),
         "latents of the trajectory": videos * latents * (steps * (2 * FLOAT + answer) + FLOAT),
-        "velocities of the anchor": videos
-        * latents
-        * answer
-        * config.trained_steps
-        // policy.num_minibatches
+        "velocities of the anchor": videos * latents * answer * config.trained_steps // policy.num_minibatches
         if config.kl.anchor != "none"
         else 0,
         "conditions": videos * condition,

@@ -34,35 +34,23 @@ def asked_layout(settings: dict[str, Any]) -> tuple[Layout, int]:
 def candidates(asked: Layout, group: int) -> list[Layout]:
     """Whole numbers that divide, those with the fewest and smallest changes first."""
     processes, sequence, replicate, batch, prompts = asked
-    counts = {
-        *range(max(processes - 8, 1), processes + 9),
-        max(processes // 8, 1) * 8,
-        (processes // 8 + 1) * 8,
-    }
+    counts = {*range(max(processes - 8, 1), processes + 9), max(processes // 8, 1) * 8, (processes // 8 + 1) * 8}
     found = set()
     for n, s, r, b in product(counts, {1, 2, 4, 8, sequence}, {1, replicate}, {1, batch}):
         unit = n // s * b  # videos that are made at once
         if n % (s * r):
             continue
         step = unit // math.gcd(unit, group)
-        found |= {
-            (n, s, r, b, p)
-            for p in (prompts, prompts // step * step, (prompts // step + 1) * step)
-            if p
-        }
+        found |= {(n, s, r, b, p) for p in (prompts, prompts // step * step, (prompts // step + 1) * step) if p}
 
     def distance(layout: Layout) -> tuple[int, float]:
-        changes = [
-            abs(math.log(new / old)) for new, old in zip(layout, asked, strict=True) if new != old
-        ]
+        changes = [abs(math.log(new / old)) for new, old in zip(layout, asked, strict=True) if new != old]
         return len(changes), sum(changes)
 
     return sorted(found - {asked}, key=distance)
 
 
-def nearest_layouts(
-    recipe: Any, overrides: Sequence[str], works: Callable[[RecipeConfig], Any]
-) -> list[list[str]]:
+def nearest_layouts(recipe: Any, overrides: Sequence[str], works: Callable[[RecipeConfig], Any]) -> list[list[str]]:
     """Overrides that make the recipe valid, the smallest changes first. `works` raises for what it cannot do."""
     asked, group = asked_layout(read_settings(recipe, overrides))
     found: list[list[str]] = []

@@ -58,9 +58,7 @@ class Watch(TorchDispatchMode):
     def __enter__(self) -> "Watch":
         self._resize = resize = torch.UntypedStorage.resize_
 
-        def resized(
-            storage: torch.UntypedStorage, size: int
-        ) -> Any:  # how FSDP2 frees gathered weights
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:  # how FSDP2 frees gathered weights
             out = resize(storage, size)
             self._note(storage)
             return out
@@ -76,15 +74,11 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        given = {
-            x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)
-        }
+        given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         for x in tree_leaves(out):
             if isinstance(x, Tensor):
                 storage = x.untyped_storage()
-                if (
-                    storage._cdata in self._live or storage._cdata not in given
-                ):  # else it was there before
+                if storage._cdata in self._live or storage._cdata not in given:  # else it was there before
                     self._note(storage)
         if func.namespace in ("c10d", "_c10d_functional"):
             if purpose := MESSAGES.get(func._overloadpacket.__name__):

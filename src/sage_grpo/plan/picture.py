@@ -21,39 +21,17 @@ def draw_sweep(cells: Sequence[Cell], title: str, path: Path) -> None:
     series = sorted({(cell.sequence, cell.replicate) for cell in known})
     several = len({replicate for _, replicate in series}) > 1
     for i, (sequence, replicate) in enumerate(series):
-        line = sorted(
-            (c for c in known if (c.sequence, c.replicate) == (sequence, replicate)),
-            key=lambda c: c.gpus,
-        )
-        name = f"{sequence} GPU{'s' * (sequence > 1)} a video" + (
-            f", {replicate} copies" if several else ""
-        )
+        line = sorted((c for c in known if (c.sequence, c.replicate) == (sequence, replicate)), key=lambda c: c.gpus)
+        name = f"{sequence} GPU{'s' * (sequence > 1)} a video" + (f", {replicate} copies" if several else "")
         values = ([c.plan.iteration for c in line if c.plan], [c.per_gpu_hour for c in line])
         for axis, heights in zip(axes, values, strict=True):
-            axis.plot(
-                [c.gpus for c in line],
-                heights,
-                color=COLOURS[i % 6],
-                marker=MARKS[i % 6],
-                label=name,
-            )
-            out = [
-                (c.gpus, h)
-                for c, h in zip(line, heights, strict=True)
-                if c.plan and not c.plan.fits
-            ]
+            axis.plot([c.gpus for c in line], heights, color=COLOURS[i % 6], marker=MARKS[i % 6], label=name)
+            out = [(c.gpus, h) for c, h in zip(line, heights, strict=True) if c.plan and not c.plan.fits]
             grown = [(c.gpus, h) for c, h in zip(line, heights, strict=True) if "× videos" in c.why]
             if out:
                 axis.plot(*zip(*out, strict=True), "x", color="black", markersize=11, label="_")
             if grown:
-                axis.plot(
-                    *zip(*grown, strict=True),
-                    "o",
-                    mfc="none",
-                    color="grey",
-                    markersize=13,
-                    label="_",
-                )
+                axis.plot(*zip(*grown, strict=True), "o", mfc="none", color="grey", markersize=13, label="_")
     fits = [c.per_gpu_hour for c in known if c.plan and c.plan.fits]
     if fits:
         axes[1].axhline(PAYS * max(fits), color="grey", linestyle="--", linewidth=1)
@@ -77,8 +55,7 @@ def draw_sweep(cells: Sequence[Cell], title: str, path: Path) -> None:
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     figure.suptitle(
-        f"{title}: grey ring: more videos an iteration than the recipe's; ✕: memory does not suffice",
-        fontsize=10,
+        f"{title}: grey ring: more videos an iteration than the recipe's; ✕: memory does not suffice", fontsize=10
     )
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -64,17 +64,13 @@ def line(shallow: Cost, deeper: Cost, blocks: int) -> Cost:
 
 def stacks(model: VideoModel) -> list[tuple[nn.Module, str]]:
     """Where the repeated blocks of each network are."""
-    return (
-        [(part, model.blocks) for part in networks(model.module).values()] if model.blocks else []
-    )
+    return [(part, model.blocks) for part in networks(model.module).values()] if model.blocks else []
 
 
 def watched(act: Callable[[], Any]) -> Cost:
     with Watch() as watch, uncollected():
         act()
-    return Cost(
-        dict(watch.operations), dict(watch.sent), dict(watch.messages), watch.peak, watch.largest
-    )
+    return Cost(dict(watch.operations), dict(watch.sent), dict(watch.messages), watch.peak, watch.largest)
 
 
 def passes(config: RecipeConfig, depth: int | None) -> tuple[int, Cost, Cost]:
@@ -84,22 +80,14 @@ def passes(config: RecipeConfig, depth: int | None) -> tuple[int, Cost, Cost]:
     asked = None if model.blank_condition(1) else model.encode(config_prompts(config, 1))
     for part, name in stacks(model) if depth else ():
         parent, _, last = name.rpartition(".")
-        setattr(
-            part.get_submodule(parent),
-            last,
-            nn.ModuleList(list(part.get_submodule(name).children())[:depth]),
-        )
+        setattr(part.get_submodule(parent), last, nn.ModuleList(list(part.get_submodule(name).children())[:depth]))
     seen: Counter[str] = Counter()
 
     def count_tokens(block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         seen["tokens"] = (inputs[0] if inputs else named["hidden_states"]).shape[1]
 
     hook = model.shard_blocks[0].register_forward_pre_hook(count_tokens, with_kwargs=True)
-    together = (
-        pretend(layout.processes, layout.sequence, layout.replicate)
-        if layout.processes > 1
-        else nullcontext()
-    )
+    together = pretend(layout.processes, layout.sequence, layout.replicate) if layout.processes > 1 else nullcontext()
     with together as processes, without_values():
         imagine_weights(model.module)
         if processes and processes.exchange:
@@ -111,15 +99,10 @@ def passes(config: RecipeConfig, depth: int | None) -> tuple[int, Cost, Cost]:
             x = torch.zeros(rows, *shape)
             if asked is None:
                 return x, x.new_ones(rows), model.blank_condition(rows)
-            condition = {
-                name: torch.zeros(rows, *v.shape[1:], dtype=v.dtype) for name, v in asked.items()
-            }
+            condition = {name: torch.zeros(rows, *v.shape[1:], dtype=v.dtype) for name, v in asked.items()}
             return x, x.new_ones(rows), condition
 
-        rolled, replayed = (
-            inputs(policy.batch_size),
-            inputs(policy.batch_size * policy.replay_timesteps),
-        )
+        rolled, replayed = inputs(policy.batch_size), inputs(policy.batch_size * policy.replay_timesteps)
 
         def forward() -> None:
             with torch.no_grad():
@@ -129,9 +112,7 @@ def passes(config: RecipeConfig, depth: int | None) -> tuple[int, Cost, Cost]:
             model.velocity(*replayed).float().square().mean().backward()  # type: ignore[no-untyped-call]
 
         for weight in model.module.parameters():
-            weight.grad = (
-                torch.zeros_like(weight) if weight.requires_grad else None
-            )  # of batches before this one
+            weight.grad = torch.zeros_like(weight) if weight.requires_grad else None  # of batches before this one
         found = watched(forward), watched(train)
         hook.remove()
     return seen["tokens"], *found

@@ -18,9 +18,7 @@ INDEXED = 2**31  # elements that 32 bits can count
 
 
 def in_units(size: float) -> str:
-    return next(
-        (f"{size / unit:.2f} {name}" for unit, name in UNITS if size >= unit), f"{size:.0f} B"
-    )
+    return next((f"{size / unit:.2f} {name}" for unit, name in UNITS if size >= unit), f"{size:.0f} B")
 
 
 def in_time(seconds: float) -> str:
@@ -34,9 +32,7 @@ def disk(plan: Plan) -> dict[str, float]:
     run = plan.config.run
     shown = run.iterations // run.sample_every + 1 if run.sample_every else 0
     return {
-        "checkpoints": float(
-            plan.held.checkpoint * (run.keep + 1)
-        ),  # the next is written before the oldest goes
+        "checkpoints": float(plan.held.checkpoint * (run.keep + 1)),  # the next is written before the oldest goes
         "samples": shown * run.samples * run.samples_each * plan.memory.video / 3 * PIXELS,
     }
 
@@ -54,9 +50,7 @@ def assumptions(plan: Plan, gpu: str) -> list[str]:
         else "seconds are not calibrated: run two iterations, then --measured RUN"
     )
     if plan.typical_text:
-        told.append(
-            f"prompts of {plan.typical_text} tokens: this model computes with as many as a prompt has"
-        )
+        told.append(f"prompts of {plan.typical_text} tokens: this model computes with as many as a prompt has")
     if plan.memory.uncounted:
         told.append(f"memory of {', '.join(plan.memory.uncounted)} is not known and not counted")
     return told
@@ -121,9 +115,7 @@ def summary(plan: Plan, gpu: str, price: float | None) -> dict[str, Any]:
             "save_every": config.run.save_every,
             "lost_share": plan.lost,
             "best_save_every": every,
-            "best_lost_share": lost_share(
-                every * plan.iteration, plan.saving, plan.between_failures
-            ),
+            "best_lost_share": lost_share(every * plan.iteration, plan.saving, plan.between_failures),
         },
         "warnings": warnings(plan),
         "assumptions": assumptions(plan, gpu),
@@ -148,24 +140,16 @@ def show(plan: Plan, gpu: str, price: float | None, console: Console) -> None:
     )
     rows = [[part, in_units(size)] for part, size in memory.parts.items() if size]
     console.print(table("Memory of the fullest GPU, by part", ["", "bytes"], rows))
-    rows = [
-        [phase, in_units(size), f"{size / plan.gpu.memory:.0%}"]
-        for phase, size in memory.phases.items()
-    ]
+    rows = [[phase, in_units(size), f"{size / plan.gpu.memory:.0%}"] for phase, size in memory.phases.items()]
     console.print(table("and by phase", ["", "bytes", f"of {in_units(plan.gpu.memory)}"], rows))
     verdict = "[green]fits[/]" if plan.fits else "[bold red]does not fit[/]"
-    console.print(
-        f"{verdict}: {in_units(memory.peak)} at most; {FRACTION:.0%} of a GPU may be used",
-        highlight=False,
-    )
+    console.print(f"{verdict}: {in_units(memory.peak)} at most; {FRACTION:.0%} of a GPU may be used", highlight=False)
     if not plan.fits:
         console.print(advice(plan), highlight=False)
     for line in told["warnings"]:
         console.print(f"[yellow]warning:[/] {line}", highlight=False)
     seconds = [
-        [phase, in_time(value), f"{value / plan.iteration:.0%}"]
-        for phase, value in plan.seconds.items()
-        if value
+        [phase, in_time(value), f"{value / plan.iteration:.0%}"] for phase, value in plan.seconds.items() if value
     ]
     seconds.append(["an iteration", in_time(plan.iteration), ""])
     console.print(table("Time of an iteration", ["", "", "share"], seconds))
@@ -207,10 +191,7 @@ def remedies(config: RecipeConfig) -> dict[Phase, list[tuple[str, bool]]]:
     policy, tuning = config.policy, config.tuning
     full = tuning.mode == "full"
     smaller = ("fewer frames or a smaller picture", True)
-    fewer_held = [
-        ("policy.batch_size=1", policy.batch_size > 1),
-        ("parallel.sequence=2 or more", True),
-    ]
+    fewer_held = [("policy.batch_size=1", policy.batch_size > 1), ("parallel.sequence=2 or more", True)]
     less_held = [
         ("tuning.offload_copies=true", full and not tuning.offload_copies),
         ("more GPUs, which share the weights", True),
@@ -221,11 +202,7 @@ def remedies(config: RecipeConfig) -> dict[Phase, list[tuple[str, bool]]]:
         "encode": [away, *less_held],
         "rollout": [*fewer_held, *less_held, smaller],
         "decode": [("tuning.vae_tiling=true", not tuning.vae_tiling), away, smaller],
-        "score": [
-            ("scorers on other GPUs: sage-grpo serve", bool(config.rewards)),
-            *less_held,
-            smaller,
-        ],
+        "score": [("scorers on other GPUs: sage-grpo serve", bool(config.rewards)), *less_held, smaller],
         "step": less_held,
         "train": [
             ("tuning.gradient_checkpointing=true", not tuning.gradient_checkpointing),
@@ -238,12 +215,7 @@ def remedies(config: RecipeConfig) -> dict[Phase, list[tuple[str, bool]]]:
 
 def cell_summary(cell: Cell, price: float | None, cells: Sequence[Cell]) -> dict[str, Any]:
     plan = cell.plan
-    base = {
-        "gpus": cell.gpus,
-        "sequence": cell.sequence,
-        "replicate": cell.replicate,
-        "why": cell.why,
-    }
+    base = {"gpus": cell.gpus, "sequence": cell.sequence, "replicate": cell.replicate, "why": cell.why}
     if plan is None:
         return base | {"works": False}
     thousand = plan.iteration * cell.gpus / 3600 / cell.videos * 1000

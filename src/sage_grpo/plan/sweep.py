@@ -35,15 +35,11 @@ def parse_sweep(texts: Sequence[str]) -> dict[str, list[int]]:
     for text in " ".join(texts).split():
         axis, _, numbers = text.partition("=")
         if axis not in AXES or not numbers:
-            raise ConfigError(
-                f"--sweep {text!r}: use one or more of {', '.join(f'{a}=1,2' for a in AXES)}"
-            )
+            raise ConfigError(f"--sweep {text!r}: use one or more of {', '.join(f'{a}=1,2' for a in AXES)}")
         try:
             found[axis] = [int(number) for number in numbers.split(",")]
         except ValueError:
-            raise ConfigError(
-                f"--sweep {text!r}: {numbers!r} are not whole numbers with commas between them"
-            ) from None
+            raise ConfigError(f"--sweep {text!r}: {numbers!r} are not whole numbers with commas between them") from None
         if min(found[axis]) < 1:
             raise ConfigError(f"--sweep {text!r}: numbers start at 1")
     return found

@@ -35,16 +35,7 @@ def rehearse_on_fake_cuda(
         raise ConfigError(f"{folder} is not empty; a rehearsal needs a folder of its own")
     library = build_shim(tell)
     folder.mkdir(parents=True, exist_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        __name__,
-        str(library),
-        str(folder),
-        str(processes or 0),
-        str(source),
-        *overrides,
-    ]
+    command = [sys.executable, "-m", __name__, str(library), str(folder), str(processes or 0), str(source), *overrides]
     with tempfile.TemporaryFile("w+") as noise:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=noise, text=True) as process:
             for line in process.stdout or ():
@@ -52,9 +43,7 @@ def rehearse_on_fake_cuda(
         if not (folder / REPORT).exists():
             noise.seek(0)
             last = (noise.read().strip().splitlines() or ["it said nothing"])[-1]
-            raise ConfigError(
-                f"the rehearsal's process ended with code {process.returncode}: {last}"
-            )
+            raise ConfigError(f"the rehearsal's process ended with code {process.returncode}: {last}")
     return FakeCudaReport.from_json(json.loads((folder / REPORT).read_text()))
 
 

@@ -23,12 +23,7 @@ from sage_grpo.rehearsal.fake_values import answer, described, keep_values, sign
 aten = torch.ops.aten
 DEVICE = torch.device("cuda", 0)
 META = torch.device("meta")
-INDEXING = {
-    aten.index.Tensor,
-    aten.index_put.default,
-    aten.index_put_.default,
-    aten._unsafe_index.Tensor,
-}
+INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._unsafe_index.Tensor}
 INVERSES = {aten.bitwise_not.default, aten.logical_not.default}
 PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 
@@ -62,26 +57,17 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         } | dict.fromkeys(INDEXING, self._index)
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return DEVICE  # by far the most frequent question
-        if any(
-            kind not in PLAIN and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
-            for kind in types
-        ):
+        if any(kind not in PLAIN and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ for kind in types):
             return NotImplemented  # a sharded tensor: it asks again for its parts
         named = dict(kwargs or {})
         leaves = _leaves(args, named)
         if not any(isinstance(x, FakeTensor) for x in leaves):
             arrives = DEVICE in map(_device, leaves)
-            return (
-                self._arrive(func, args, named) if arrives else signed(func(*args, **named), leaves)
-            )
+            return self._arrive(func, args, named) if arrives else signed(func(*args, **named), leaves)
         target = _device(named.get("device"))
         if target is not None and target != DEVICE:
             return self._leave(func, args, named)
@@ -90,15 +76,11 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # On the device ------------------------------------------------------------------------------------------
 
-    def _compute(
-        self, func: Any, args: tuple[Any, ...], named: dict[str, Any], leaves: list[Any]
-    ) -> Any:
+    def _compute(self, func: Any, args: tuple[Any, ...], named: dict[str, Any], leaves: list[Any]) -> Any:
         if func.namespace != aten.name:  # messages between processes
             return self._ask(func, args, named)
         if func is aten._unsafe_view.default:
-            func = (
-                aten.view.default
-            )  # the same to whoever has no values, and torch remembers this one
+            func = aten.view.default  # the same to whoever has no values, and torch remembers this one
         key = (func, *_lengths(args), *named, *map(_outline, leaves))
         again = self.answers.get(key)
         if again is not None:
@@ -128,9 +110,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise
             raise DeviceMixture(_mixture(func, args, named)) from error
 
-    def _recipe(
-        self, func: Any, args: tuple[Any, ...], before: Any, out: Any
-    ) -> Callable[..., Any] | None:
+    def _recipe(self, func: Any, args: tuple[Any, ...], before: Any, out: Any) -> Callable[..., Any] | None:
         """How to answer the same question again without torch's long way round; none where that is not certain."""
         schema = func._schema
         if func in INVERSES:
@@ -144,18 +124,13 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         outputs = [out] if isinstance(out, Tensor) else out
         if any(r.alias_info for r in schema.returns) or not isinstance(outputs, list | tuple):
             return None
-        if not all(
-            isinstance(x, FakeTensor) and x.device == DEVICE and not x.storage_offset()
-            for x in outputs
-        ):
+        if not all(isinstance(x, FakeTensor) and x.device == DEVICE and not x.storage_offset() for x in outputs):
             return None
         outlines = [(tuple(x.shape), x.stride(), x.dtype) for x in outputs]
         kind = type(out) if isinstance(out, list | tuple) else None
 
         def again(func: Any, args: Any, named: Any) -> Any:
-            made = [
-                self._new(torch.empty_strided(s, t, dtype=d, device=META)) for s, t, d in outlines
-            ]
+            made = [self._new(torch.empty_strided(s, t, dtype=d, device=META)) for s, t, d in outlines]
             return kind(made) if kind else made[0]
 
         return again
@@ -185,9 +160,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is aten._to_copy.default:
             self.ledger.note("to host", "to", size_of(x))
             return signed(answer(x, named.get("dtype")), left=True)
-        return func(
-            *tree_map_only(FakeTensor, lambda t: torch.empty(t.shape, dtype=t.dtype), args), **named
-        )
+        return func(*tree_map_only(FakeTensor, lambda t: torch.empty(t.shape, dtype=t.dtype), args), **named)
 
     def _copy(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         into, source = args[:2]
@@ -202,9 +175,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # What the host waits for ----------------------------------------------------------------------------------
 
-    def _number(
-        self, func: Any, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> float | int | bool:
+    def _number(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> float | int | bool:
         x = args[0]
         self.ledger.note("wait", "item", x.element_size())
         return answer(x).item()
@@ -230,9 +201,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(x, Tensor) and x.dtype == torch.bool:
                 if isinstance(x, FakeTensor):
                     self.ledger.note("wait", "mask", 8)
-                places += [
-                    self._new(torch.empty(_kept(x), dtype=torch.long, device=META))
-                ] * x.dim()
+                places += [self._new(torch.empty(_kept(x), dtype=torch.long, device=META))] * x.dim()
             else:
                 if _of_host(x):
                     self.ledger.note("to device", "index", size_of(x))

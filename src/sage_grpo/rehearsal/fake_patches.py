@@ -46,18 +46,14 @@ def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
 def _constructor(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`torch.tensor` by way of the host."""
 
-    def tensor(
-        data: Any, *, device: Any = None, requires_grad: bool = False, **rest: Any
-    ) -> Tensor:
+    def tensor(data: Any, *, device: Any = None, requires_grad: bool = False, **rest: Any) -> Tensor:
         made = make(data, **rest)
         return (made if device is None else made.to(device)).requires_grad_(requires_grad)
 
     return tensor
 
 
-def _new_tensor(
-    self: Tensor, data: Any, *, dtype: Any = None, device: Any = None, **rest: Any
-) -> Tensor:
+def _new_tensor(self: Tensor, data: Any, *, dtype: Any = None, device: Any = None, **rest: Any) -> Tensor:
     return torch.tensor(data, dtype=dtype or self.dtype, device=device or self.device, **rest)
 
 
@@ -81,11 +77,7 @@ def _address(ask: Callable[[Any], int]) -> Callable[[Any], int]:
 
     def data_ptr(self: Any) -> int:
         fake = isinstance(self, FakeTensor) or self.device.type == "meta"
-        return (
-            int((self.untyped_storage() if isinstance(self, Tensor) else self)._cdata)
-            if fake
-            else ask(self)
-        )
+        return int((self.untyped_storage() if isinstance(self, Tensor) else self)._cdata) if fake else ask(self)
 
     return data_ptr
 
@@ -95,101 +87,34 @@ def torch_patches() -> list[Patch]:
     handle = FakeStreams()
     return [
         Patch(one, "current_accelerator", _answer(DEVICE), "a CPU build knows no accelerator"),
-        Patch(
-            one,
-            "current_stream",
-            handle.current_stream,
-            "FSDP2 makes it wait for an event of those streams",
-        ),
+        Patch(one, "current_stream", handle.current_stream, "FSDP2 makes it wait for an event of those streams"),
         Patch(one, "set_device_index", _answer(None), "there is one device, and it is chosen"),
         Patch(cuda, "_lazy_init", _answer(None), "there is no driver to start"),
         Patch(cuda, "is_available", _answer(True), "libraries ask before they name a device"),
-        Patch(
-            cuda, "is_initialized", _answer(True), "the process group asks before it picks a device"
-        ),
-        Patch(
-            cuda, "device_count", _answer(1), "a mesh of devices wants to know how many there are"
-        ),
+        Patch(cuda, "is_initialized", _answer(True), "the process group asks before it picks a device"),
+        Patch(cuda, "device_count", _answer(1), "a mesh of devices wants to know how many there are"),
         Patch(cuda, "current_device", _answer(0), "the same mesh asks which one is chosen"),
         Patch(cuda, "set_device", _answer(None), "the same mesh chooses one"),
-        Patch(
-            cuda,
-            "get_device_name",
-            _answer("none (rehearsed without values)"),
-            "a run writes down its devices",
-        ),
-        Patch(
-            cuda,
-            "get_device_capability",
-            _answer((9, 0)),
-            "kernels are chosen by it; here none run",
-        ),
+        Patch(cuda, "get_device_name", _answer("none (rehearsed without values)"), "a run writes down its devices"),
+        Patch(cuda, "get_device_capability", _answer((9, 0)), "kernels are chosen by it; here none run"),
         Patch(cuda, "is_bf16_supported", _answer(True), "autocast refuses bfloat16 without it"),
-        Patch(
-            cuda,
-            "manual_seed_all",
-            _answer(None),
-            "there are no generators of random numbers on the device",
-        ),
-        Patch(
-            cuda,
-            "get_rng_state",
-            lambda device: torch.get_rng_state(),
-            "a checkpoint keeps their state",
-        ),
+        Patch(cuda, "manual_seed_all", _answer(None), "there are no generators of random numbers on the device"),
+        Patch(cuda, "get_rng_state", lambda device: torch.get_rng_state(), "a checkpoint keeps their state"),
         Patch(cuda, "set_rng_state", _answer(None), "and a resume gives it back"),
-        Patch(
-            cuda.amp.common,
-            "amp_definitely_not_available",
-            _answer(False),
-            "autocast switches itself off",
-        ),
-        Patch(
-            nn.Module,
-            "_apply",
-            _apply,
-            "torch swaps a fake parameter in place, which one with a gradient forbids",
-        ),
-        Patch(
-            torch,
-            "tensor",
-            _constructor(torch.tensor),
-            "it copies to the device without asking any mode",
-        ),
+        Patch(cuda.amp.common, "amp_definitely_not_available", _answer(False), "autocast switches itself off"),
+        Patch(nn.Module, "_apply", _apply, "torch swaps a fake parameter in place, which one with a gradient forbids"),
+        Patch(torch, "tensor", _constructor(torch.tensor), "it copies to the device without asking any mode"),
         Patch(Tensor, "new_tensor", _new_tensor, "as torch.tensor does"),
         Patch(Tensor, "__getitem__", _by_tensor(Tensor.__getitem__), "a list as an index, too"),
         Patch(Tensor, "__setitem__", _by_tensor(Tensor.__setitem__), "and to write to"),
+        Patch(torch.UntypedStorage, "data_ptr", _address(torch.UntypedStorage.data_ptr), "writers look for sharing"),
+        Patch(Tensor, "data_ptr", _address(Tensor.data_ptr), "the same writers compare it with the storage's"),
         Patch(
-            torch.UntypedStorage,
-            "data_ptr",
-            _address(torch.UntypedStorage.data_ptr),
-            "writers look for sharing",
+            FakeTensor, "tolist", lambda x: x.cpu().tolist(), "torch asks the device for each number, on one axis only"
         ),
-        Patch(
-            Tensor,
-            "data_ptr",
-            _address(Tensor.data_ptr),
-            "the same writers compare it with the storage's",
-        ),
-        Patch(
-            FakeTensor,
-            "tolist",
-            lambda x: x.cpu().tolist(),
-            "torch asks the device for each number, on one axis only",
-        ),
-        Patch(
-            FakeTensorMode,
-            "avoid_device_init",
-            True,
-            "with a device `available` torch would start its driver",
-        ),
+        Patch(FakeTensorMode, "avoid_device_init", True, "with a device `available` torch would start its driver"),
         *(
-            Patch(
-                module,
-                "_get_device_handle",
-                _answer(handle),
-                "FSDP2 asks torch.cuda for streams and events",
-            )
+            Patch(module, "_get_device_handle", _answer(handle), "FSDP2 asks torch.cuda for streams and events")
             for module in sharding_modules()
         ),
     ]
@@ -223,12 +148,7 @@ def project_patches(progress: Progress) -> list[Patch]:
         ask(self)
         return not progress.stepped
 
-    return [
-        *patches,
-        Patch(
-            LoraBank, "_untouched", untouched, "adapters are 0 until the first step, and not after"
-        ),
-    ]
+    return [*patches, Patch(LoraBank, "_untouched", untouched, "adapters are 0 until the first step, and not after")]
 
 
 @contextmanager

@@ -75,13 +75,9 @@ def smallest(config: RecipeConfig, small: RecipeConfig, record: Rehearsal) -> Re
     values["tuning"] |= {"device": "auto", "compile": None}
     values["gauge"]["action"] = "warn"  # made-up values are no reason to stop
     if small.parallel.processes > 1:
-        record.stand_ins.append(
-            f"processes: the first of {small.parallel.processes}; the others are pretended"
-        )
+        record.stand_ins.append(f"processes: the first of {small.parallel.processes}; the others are pretended")
     if config.tuning.compile:
-        record.stand_ins.append(
-            f"compile: none for {config.tuning.compile}, which would trace the pretence"
-        )
+        record.stand_ins.append(f"compile: none for {config.tuning.compile}, which would trace the pretence")
     return load_recipe(values)
 
 
@@ -100,22 +96,16 @@ class Whereabouts(Callback):
 
     def look(self, loop: Loop, when: str) -> None:
         state = loop.state_dict()
-        kept = {name: state[name] for name in ("model", "optimizer", "bank")} | {
-            "gauge": self.gauge()
-        }
+        kept = {name: state[name] for name in ("model", "optimizer", "bank")} | {"gauge": self.gauge()}
         lost: dict[str, list[tuple[str, Any]]] = defaultdict(list)
         for path, x in tree_flatten_with_path(kept)[0]:
             section, *rest = (str(getattr(step, "key", getattr(step, "idx", ""))) for step in path)
             if not isinstance(x, Tensor):
                 continue
             by_wish = section == "bank" and self.offloaded
-            counter = (
-                section == "optimizer" and x.dim() == 0
-            )  # torch keeps the count of steps on the host
+            counter = section == "optimizer" and x.dim() == 0  # torch keeps the count of steps on the host
             if x.device.type == HOST.type and not by_wish and not counter:
-                lost[f"{section}/{rest[0]}" if section == "bank" else section].append(
-                    ("/".join(rest), x)
-                )
+                lost[f"{section}/{rest[0]}" if section == "bank" else section].append(("/".join(rest), x))
         for what, tensors in lost.items():
             names = ", ".join(name for name, _ in tensors[:3]) + (", …" if len(tensors) > 3 else "")
             origin = getattr(tensors[0][1], "origin", None)
@@ -128,30 +118,20 @@ class Whereabouts(Callback):
 
 
 def act_out(
-    source: str,
-    overrides: Sequence[str],
-    folder: Path,
-    tell: Callable[[str], None],
-    processes: int | None = None,
+    source: str, overrides: Sequence[str], folder: Path, tell: Callable[[str], None], processes: int | None = None
 ) -> FakeCudaReport:
     """Faults of the recipe, and whatever a run raises, become errors of the report."""
     report, record, ledger = FakeCudaReport(source), Rehearsal(source), Ledger({})
     try:
         tell("1 of 4: making a tiny checkpoint of the same classes")
         config = load_recipe(source, overrides)
-        small = find_monitors(
-            smallest(config, shrink(config, folder, record, processes), record), record
-        )
+        small = find_monitors(smallest(config, shrink(config, folder, record, processes), record), record)
         report.processes = small.parallel.processes
         ledger.phases = phases(build.resolve(config.model.type, build.MODELS, "model"))
         _play(_set_up(config, small, folder, record, report), ledger, folder, record, tell)
     except Exception as error:
         report.errors.append(_sentence(error))
-    report.covered, report.reduced, report.stand_ins = (
-        record.covered,
-        record.reduced,
-        record.stand_ins,
-    )
+    report.covered, report.reduced, report.stand_ins = record.covered, record.reduced, record.stand_ins
     report.rows = [
         Row(e.kind, e.phase, e.place.project, e.place.inside, e.operation, total.count, total.bytes)
         for e, total in ledger.totals.items()
@@ -179,27 +159,19 @@ class Stage:
         """A trainer of its own, as a process that is started anew would have."""
         run = self.small.run.model_copy(update={"iterations": iterations})
         config = self.small.model_copy(update={"run": run})
-        trainer = Trainer(
-            config=config, rewards=self.rewards, prompts=self.prompts, console=Console(quiet=True)
-        )
+        trainer = Trainer(config=config, rewards=self.rewards, prompts=self.prompts, console=Console(quiet=True))
         trainer.callbacks.append(watch := Whereabouts(config, trainer.gauge.state_dict))
         try:
             reached = trainer.train()
         finally:
             self.report.errors += watch.found.values()
         if reached.iterations != iterations:
-            self.report.errors.append(
-                f"iteration {iterations} was not reached: {reached.stop_reason}"
-            )
+            self.report.errors.append(f"iteration {iterations} was not reached: {reached.stop_reason}")
         self.report.facts |= {"iterations": reached.iterations, "updates": trainer.loop.updates}
 
 
 def _set_up(
-    config: RecipeConfig,
-    small: RecipeConfig,
-    folder: Path,
-    record: Rehearsal,
-    report: FakeCudaReport,
+    config: RecipeConfig, small: RecipeConfig, folder: Path, record: Rehearsal, report: FakeCudaReport
 ) -> Stage:
     adapter = build.resolve(config.model.type, build.MODELS, "model")
     if build.resizable(adapter):
@@ -207,15 +179,11 @@ def _set_up(
             adapter.tiny().save_pretrained(str(folder / "checkpoint"))
     rewards, weights = find_rewards(config, record)
     if small.policy.reward_weights is None:
-        small = small.model_copy(
-            update={"policy": small.policy.model_copy(update={"reward_weights": weights})}
-        )
+        small = small.model_copy(update={"policy": small.policy.model_copy(update={"reward_weights": weights})})
     return Stage(small, rewards, find_prompts(config, folder, record), report)
 
 
-def _play(
-    stage: Stage, ledger: Ledger, folder: Path, record: Rehearsal, tell: Callable[[str], None]
-) -> None:
+def _play(stage: Stage, ledger: Ledger, folder: Path, record: Rehearsal, tell: Callable[[str], None]) -> None:
     processes = stage.small.parallel.processes
     with pretended_cuda():
         with first_of(processes), FakeDevice(ledger):
@@ -224,9 +192,7 @@ def _play(
                 with record.phase(part):
                     stage.iterate(i)
         if processes > 1:
-            record.stand_ins.append(
-                "export: left out, for the other processes' shards were never written"
-            )
+            record.stand_ins.append("export: left out, for the other processes' shards were never written")
             return
         tell("4 of 4: export")
         with record.phase("export"), FakeDevice(ledger):

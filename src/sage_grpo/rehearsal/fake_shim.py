@@ -29,9 +29,7 @@ def torch_folder() -> Path:
 def check_build(version: dict[str, Any], platform: str = sys.platform) -> None:
     """Only CPU builds for Linux were tried; on others two sets of CUDA's hooks would meet."""
     if platform != "linux":
-        raise ConfigError(
-            f"--fake-cuda was only tried on Linux, and this is {platform}; use a Linux container"
-        )
+        raise ConfigError(f"--fake-cuda was only tried on Linux, and this is {platform}; use a Linux container")
     for toolkit in ("CUDA", "HIP", "XPU"):
         if built := version.get(toolkit.lower()):
             raise ConfigError(
@@ -73,21 +71,9 @@ def build_shim(tell: Callable[[str], None] = lambda text: None) -> Path:
 
 
 def _compile(compiler: str, torch: Path, out: str) -> None:
-    command = [
-        compiler,
-        "-std=c++20",
-        "-shared",
-        "-fPIC",
-        f"-I{torch}/include",
-        str(SOURCE),
-        f"-L{torch}/lib",
-    ]
+    command = [compiler, "-std=c++20", "-shared", "-fPIC", f"-I{torch}/include", str(SOURCE), f"-L{torch}/lib"]
     command += ["-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch}/lib", "-o", out]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        errors = [
-            line for line in done.stderr.splitlines() if "error" in line
-        ] or done.stderr.splitlines()
-        raise ConfigError(
-            f"--fake-cuda: {compiler} could not compile {SOURCE.name}: {' '.join(errors[:1])}"
-        )
+        errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        raise ConfigError(f"--fake-cuda: {compiler} could not compile {SOURCE.name}: {' '.join(errors[:1])}")

@@ -53,31 +53,19 @@ def values_of(x: Tensor) -> Tensor | None:
 def answer(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """What the host gets when it asks for a tensor of the device."""
     values = values_of(x)
-    return (
-        made_up(x.shape, dtype or x.dtype)
-        if values is None
-        else values.to(dtype or x.dtype, copy=True)
-    )
+    return made_up(x.shape, dtype or x.dtype) if values is None else values.to(dtype or x.dtype, copy=True)
 
 
-def keep_values(
-    func: Any, args: Sequence[Any], named: Mapping[str, Any], leaves: Sequence[Any], out: Any
-) -> None:
+def keep_values(func: Any, args: Sequence[Any], named: Mapping[str, Any], leaves: Sequence[Any], out: Any) -> None:
     """Do for real, on the host, what made a small tensor of the device, if all that it was made of is known."""
     if not isinstance(out, FakeTensor) or out.numel() > SMALL:
         return
     tensors = [x for x in leaves if isinstance(x, Tensor)]
-    certain = (
-        all(values_of(x) is not None for x in tensors) and _plain(func)
-        if tensors
-        else func in FACTORIES
-    )
+    certain = all(values_of(x) is not None for x in tensors) and _plain(func) if tensors else func in FACTORIES
     if func not in FILLS and not certain:
         return
     asked = tree_map_only(FakeTensor, values_of if certain else _room, tuple(args))
-    place = {
-        name: HOST if isinstance(value, torch.device) else value for name, value in named.items()
-    }
+    place = {name: HOST if isinstance(value, torch.device) else value for name, value in named.items()}
     out.kept = (out._version, func(*asked, **place))  # type: ignore[attr-defined]
 
 
@@ -87,9 +75,7 @@ def _room(x: FakeTensor) -> Tensor:
 
 def _plain(func: Any) -> bool:
     """The result is new, and the same every time."""
-    plain: bool = not (
-        func.is_view or func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags
-    )
+    plain: bool = not (func.is_view or func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags)
     return plain and func not in (aten.empty_like.default, aten.new_empty.default)
 
 

@@ -21,10 +21,7 @@ from sage_grpo.rehearsal.toy import Rehearsal, shrink
 from sage_grpo.training import build
 
 STAGES = ("checkpoint", "train", "resume", "export")
-RECIPE, ROOM = (
-    "recipe.yaml",
-    1.3,
-)  # of the planned memory: loading and the interpreter need some more
+RECIPE, ROOM = "recipe.yaml", 1.3  # of the planned memory: loading and the interpreter need some more
 
 
 @dataclass
@@ -60,20 +57,13 @@ def at_full_size(config: RecipeConfig, folder: Path, record: Rehearsal) -> Recip
     """The toy recipe with the real network: its own adapters, texts and precision, on one process."""
     adapter = build.resolve(config.model.type, build.MODELS, "model")
     if not build.resizable(adapter):
-        raise ConfigError(
-            f"--full-size: {config.model.type} is small; `sage-grpo train` runs it as it is"
-        )
+        raise ConfigError(f"--full-size: {config.model.type} is small; `sage-grpo train` runs it as it is")
     values = shrink(config, folder, record, 1).model_dump(mode="json")
     values["model"]["options"] = dict(config.model.options)
     # all is on the host: there is nowhere to offload to
     values["tuning"] |= {"rank": config.tuning.rank, "alpha": config.tuning.alpha, "offload": False}
     # few passes: a pass of a large network takes seconds here, and memory is the same in all of them
-    values["policy"] |= {
-        "batch_size": 1,
-        "prompts_per_iteration": 1,
-        "num_iterations": 1,
-        "reward_weights": None,
-    }
+    values["policy"] |= {"batch_size": 1, "prompts_per_iteration": 1, "num_iterations": 1, "reward_weights": None}
     values["sampling"] |= {"steps": min(config.sampling.steps, 2), "window_size": None}
     values |= {"rewards": [], "monitors": []}
     record.reduced = [text for text in record.reduced if text.startswith(("processes", "video"))]
@@ -103,9 +93,7 @@ def rehearse_full_size(
     folder.mkdir(parents=True, exist_ok=True)
     small = at_full_size(config, folder, record)
     tell("planning")
-    released = small.model_copy(
-        update={"model": small.model.model_copy(update={"path": config.model.path})}
-    )
+    released = small.model_copy(update={"model": small.model.model_copy(update={"path": config.model.path})})
     guess = planned_memory(released)
     check_room(released, max(working(guess).values()) - guess.parts["text encoders"], folder)
     (folder / RECIPE).write_text(dump_recipe(small))
@@ -116,15 +104,8 @@ def rehearse_full_size(
         stages[name] = run_stage(name, folder)
     tell("planning what was measured")
     phases, kept = working(planned_memory(small)), held(small)
-    places = {
-        "checkpoint": folder / "checkpoint",
-        "saved": folder / "run" / "checkpoints",
-        "export": folder / "export",
-    }
-    disk = {
-        name: sum(f.stat().st_size for f in place.rglob("*") if f.is_file())
-        for name, place in places.items()
-    }
+    places = {"checkpoint": folder / "checkpoint", "saved": folder / "run" / "checkpoints", "export": folder / "export"}
+    disk = {name: sum(f.stat().st_size for f in place.rglob("*") if f.is_file()) for name, place in places.items()}
     return FullSize(str(source), kept.parameters, phases, stages, disk, record.reduced)
 
 
@@ -138,9 +119,7 @@ def check_room(config: RecipeConfig, planned: int, folder: Path) -> None:
         )
     disk, free = 3 * planned, shutil.disk_usage(folder).free
     if disk > free:
-        raise ConfigError(
-            f"--full-size writes about {disk / 1e9:.0f} GB, and {free / 1e9:.0f} GB are free in {folder}"
-        )
+        raise ConfigError(f"--full-size writes about {disk / 1e9:.0f} GB, and {free / 1e9:.0f} GB are free in {folder}")
 
 
 def cached_bytes() -> int:
@@ -163,9 +142,7 @@ def run_stage(name: str, folder: Path) -> Stage:
         check=False,
     )
     if done.returncode:
-        raise ConfigError(
-            f"--full-size: {name} failed: {(done.stderr or 'it was killed').strip()[-1500:]}"
-        )
+        raise ConfigError(f"--full-size: {name} failed: {(done.stderr or 'it was killed').strip()[-1500:]}")
     return Stage(**json.loads((folder / f"{name}.json").read_text()))
 
 

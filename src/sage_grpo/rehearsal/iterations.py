@@ -32,27 +32,16 @@ def run_iterations(
     prompts = find_prompts(config, folder, record)
     rewards, weights = find_rewards(config, record)
     if small.policy.reward_weights is None:
-        small = small.model_copy(
-            update={"policy": small.policy.model_copy(update={"reward_weights": weights})}
-        )
+        small = small.model_copy(update={"policy": small.policy.model_copy(update={"reward_weights": weights})})
 
     def trainer(iterations: int) -> Trainer:
         run = small.run.model_copy(update={"iterations": iterations})
-        return Trainer(
-            config=small.model_copy(update={"run": run}),
-            rewards=rewards,
-            prompts=prompts,
-            console=console,
-        )
+        return Trainer(config=small.model_copy(update={"run": run}), rewards=rewards, prompts=prompts, console=console)
 
     tell("first iteration: rollout, decode, rewards, update, anchor, checkpoint")
     with record.phase("load, rollout, decode, rewards, update, anchor, checkpoint"):
         first = trainer(1)
-        start = {
-            name: p.detach().clone()
-            for name, p in first.model.module.named_parameters()
-            if p.requires_grad
-        }
+        start = {name: p.detach().clone() for name, p in first.model.module.named_parameters() if p.requires_grad}
         first.train()
     del first
 
@@ -61,11 +50,7 @@ def run_iterations(
         second = trainer(2)
         result = second.train()
     live = dict(second.model.module.named_parameters())
-    moved = [
-        name
-        for name, before in start.items()
-        if float(whole((live[name].detach() - before).norm())) > 0
-    ]
+    moved = [name for name, before in start.items() if float(whole((live[name].detach() - before).norm())) > 0]
     if not moved:
         raise ConfigError(
             "the updates changed no weight: all rewards of a group are equal, or optimizer.lr is too small"

@@ -41,9 +41,7 @@ def rehearse(
         with record.phase("checkpoint of the same classes"):
             adapter.tiny().save_pretrained(str(folder / "checkpoint"))
     if small.parallel.processes == 1:
-        iterations.run_iterations(
-            config, small, folder, record, lambda text: tell(f"2 of 4: {text}"), console
-        )
+        iterations.run_iterations(config, small, folder, record, lambda text: tell(f"2 of 4: {text}"), console)
     else:
         _launch(config, small, folder, record, tell)
 
@@ -56,18 +54,12 @@ def rehearse(
     tell("4 of 4: sample")
     with record.phase("sample"):
         opened = open_source(folder / "run")
-        prompts = list(
-            build.build_prompts(small, find_prompts(config, folder, Rehearsal("")))(0, 1)
-        )
-        write_samples(
-            folder / "samples", prompts, [("rehearsed", sample_videos(opened, prompts, 0))], 0
-        )
+        prompts = list(build.build_prompts(small, find_prompts(config, folder, Rehearsal("")))(0, 1))
+        write_samples(folder / "samples", prompts, [("rehearsed", sample_videos(opened, prompts, 0))], 0)
     return record
 
 
-def _launch(
-    config: RecipeConfig, small: RecipeConfig, folder: Path, record: Rehearsal, tell: Tell
-) -> None:
+def _launch(config: RecipeConfig, small: RecipeConfig, folder: Path, record: Rehearsal, tell: Tell) -> None:
     find_rewards(config, record)  # what is wrong with them is told before anything is started
     find_prompts(config, folder, record)
     (folder / iterations.ORIGINAL).write_text(dump_recipe(config))

@@ -27,9 +27,7 @@ from sage_grpo.training import build
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.weights.prepare import storage_dtypes
 
-POOL = (
-    2**22
-)  # random numbers that weights are filled with, over and over: speed is what is rehearsed
+POOL = 2**22  # random numbers that weights are filled with, over and over: speed is what is rehearsed
 
 
 def resident() -> int:
@@ -80,9 +78,7 @@ def make_checkpoint(config: RecipeConfig, folder: Path, released: str | None) ->
     pipe, outline = adapter.tiny(), adapter.outline(released, **storage_dtypes(config.tuning))
     for name in (*adapter.denoisers, "vae"):
         if (part := getattr(outline.pipe, name, None)) is not None:
-            buffers = {
-                key: value.clone() for key, value in part.named_buffers() if not value.is_meta
-            }
+            buffers = {key: value.clone() for key, value in part.named_buffers() if not value.is_meta}
             random_weights(part)
             for key, value in part.named_buffers():
                 value.copy_(buffers[key]) if key in buffers else value.zero_()
@@ -97,10 +93,7 @@ def random_conditions(model: Any) -> Any:
         blank = model.blank_condition(1)
         return {
             name: torch.cat(
-                [
-                    keyed_noise(tuple(like.shape[1:]), [(prompt.text, name)], like.device).to(like)
-                    for prompt in prompts
-                ]
+                [keyed_noise(tuple(like.shape[1:]), [(prompt.text, name)], like.device).to(like) for prompt in prompts]
             )
             for name, like in blank.items()
         }
@@ -130,9 +123,7 @@ def main() -> None:
     name, folder = sys.argv[1], Path(sys.argv[2])
     quiet_libraries()
     config, released = load_recipe(folder / RECIPE), (folder / "released.txt").read_text() or None
-    build.resolve(
-        config.model.type, build.MODELS, "model"
-    )  # its libraries are the interpreter's share
+    build.resolve(config.model.type, build.MODELS, "model")  # its libraries are the interpreter's share
     stage = Stage(interpreter=resident())
     if name == "checkpoint":
         with timed(stage, "make"):

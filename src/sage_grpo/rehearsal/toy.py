@@ -75,14 +75,10 @@ def toy_layout(layout: ParallelConfig, processes: int | None = None) -> Parallel
     replicate = 2 if layout.replicate > 1 and room % 2 == 0 else 1
     room //= replicate
     shards = room if processes else min(room, 2, layout.replicas // layout.replicate)
-    return ParallelConfig(
-        processes=sequence * replicate * shards, sequence=sequence, replicate=replicate
-    )
+    return ParallelConfig(processes=sequence * replicate * shards, sequence=sequence, replicate=replicate)
 
 
-def shrink(
-    config: RecipeConfig, folder: Path, record: Rehearsal, processes: int | None = None
-) -> RecipeConfig:
+def shrink(config: RecipeConfig, folder: Path, record: Rehearsal, processes: int | None = None) -> RecipeConfig:
     """The same recipe at toy size. Every change that leaves something out is written into `record`."""
     values = config.model_dump(mode="json")
     layout = toy_layout(config.parallel, processes)
@@ -121,38 +117,25 @@ def shrink(
 
 def _describe_layout(real: ParallelConfig, small: ParallelConfig, record: Rehearsal) -> None:
     def words(layout: ParallelConfig) -> str:
-        parts = {
-            "copies": layout.replicate,
-            "shards": layout.replicas // layout.replicate,
-            "a video": layout.sequence,
-        }
+        parts = {"copies": layout.replicate, "shards": layout.replicas // layout.replicate, "a video": layout.sequence}
         axes = " × ".join(f"{n} {name}" for name, n in parts.items() if n > 1)
         return f"{layout.processes}" + (f" ({axes})" if axes else "")
 
     record.reduce("processes", words(small), words(real))
     if real.ring > 1:
-        record.stand_ins.append(
-            "ring: heads are traded instead, for attention on the CPU cannot go round a ring"
-        )
+        record.stand_ins.append("ring: heads are traded instead, for attention on the CPU cannot go round a ring")
 
 
-def _shrink_model(
-    values: dict[str, Any], config: RecipeConfig, folder: Path, record: Rehearsal
-) -> None:
+def _shrink_model(values: dict[str, Any], config: RecipeConfig, folder: Path, record: Rehearsal) -> None:
     adapter = build.resolve(config.model.type, build.MODELS, "model")
     if not build.resizable(adapter):
         return
     model, size = values["model"], adapter.tiny_size
     names = ("frames", "height", "width")
-    real = [
-        model[name] or default for name, default in zip(names, adapter.default_size, strict=True)
-    ]
+    real = [model[name] or default for name, default in zip(names, adapter.default_size, strict=True)]
     record.reduce("video", "×".join(map(str, size)), "×".join(map(str, real)))
     record.reduced.append(f"checkpoint: a tiny one of the same classes for {model['path']}")
-    model |= dict(zip(names, size, strict=True)) | {
-        "path": str(folder / "checkpoint"),
-        "revision": None,
-    }
+    model |= dict(zip(names, size, strict=True)) | {"path": str(folder / "checkpoint"), "revision": None}
     model["options"] |= dict(adapter.tiny_options)
 
 
@@ -172,14 +155,10 @@ def _shrink_tuning(tuning: dict[str, Any], config: RecipeConfig, record: Rehears
     if tuning["alpha"]:
         tuning["alpha"] *= tuning["rank"] / config.tuning.rank
     if tuning["compile"] == "inductor" and not _has_compiler():
-        record.stand_ins.append(
-            "compile: backend aot_eager for inductor (no C++ compiler here; it makes no code)"
-        )
+        record.stand_ins.append("compile: backend aot_eager for inductor (no C++ compiler here; it makes no code)")
         tuning["compile"] = "aot_eager"
     if tuning["attention"]:
-        record.stand_ins.append(
-            f"attention: native for {tuning['attention']}, which needs its device"
-        )
+        record.stand_ins.append(f"attention: native for {tuning['attention']}, which needs its device")
         tuning["attention"] = None
 
 
@@ -196,9 +175,7 @@ def find_prompts(config: RecipeConfig, folder: Path, record: Rehearsal) -> Any:
         return None
     if config.prompts.path and Path(config.prompts.path).expanduser().exists():
         return None  # the recipe's own, checked row by row
-    record.stand_ins.append(
-        f"prompts: a few of ours, for there is no {config.prompts.path or 'prompts.path'} here"
-    )
+    record.stand_ins.append(f"prompts: a few of ours, for there is no {config.prompts.path or 'prompts.path'} here")
     rows: list[dict[str, Any]] = [{"prompt": text} for text in PROMPTS]
     if adapter.needs_image:
         for i, row in enumerate(rows):
@@ -224,9 +201,7 @@ def find_rewards(config: RecipeConfig, record: Rehearsal) -> tuple[list[Reward],
                 raise  # a built-in name that is wrong here is wrong everywhere
             given = {} if isinstance(entry.weights, str) else entry.weights
             names = tuple(given) or _names_of(entry.type)
-            record.stand_ins.append(
-                f"reward {entry.type}: brightness under the names {', '.join(names)} ({error})"
-            )
+            record.stand_ins.append(f"reward {entry.type}: brightness under the names {', '.join(names)} ({error})")
             part, weight = StandIn(names), tuple(given.get(name, 1.0) for name in names)
         parts.append(part)
         weights += weight

@@ -39,11 +39,7 @@ def value_text(key: str, value: Any) -> str:
 def shown(key: str, value: Any) -> Any:
     """A setting fit to be shown: a page is handed on, a secret in it is not."""
     last = key.rsplit(".", maxsplit=1)[-1]
-    return (
-        clean_text(f"{last}: {value}").removeprefix(f"{last}: ")
-        if isinstance(value, str)
-        else value
-    )
+    return clean_text(f"{last}: {value}").removeprefix(f"{last}: ") if isinstance(value, str) else value
 
 
 def effective(run: Run, key: str) -> Any:
@@ -57,11 +53,7 @@ def all_keys(runs: Sequence[Run]) -> list[str]:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    return [
-        key
-        for key in all_keys(runs)
-        if key not in PLACES and any(not same(runs[0], run, key) for run in runs)
-    ]
+    return [key for key in all_keys(runs) if key not in PLACES and any(not same(runs[0], run, key) for run in runs)]
 
 
 def same(one: Run, other: Run, key: str) -> bool:
@@ -84,23 +76,15 @@ def changed(run: Run) -> list[str]:
     return [
         key
         for key in all_keys([run])
-        if key in run.settings
-        and key not in PLACES
-        and (key not in DEFAULTS or run.settings[key] != DEFAULTS[key])
+        if key in run.settings and key not in PLACES and (key not in DEFAULTS or run.settings[key] != DEFAULTS[key])
     ]
 
 
 def changed_on_resume(run: Run) -> dict[str, tuple[str, str]]:
     """Settings that another start of the same run changed: before and after."""
     before, after = run.earlier, run.settings
-    keys = [
-        key
-        for key in dict.fromkeys([*before, *after])
-        if key not in PLACES and before.get(key) != after.get(key)
-    ]
-    return {
-        key: (value_text(key, before.get(key)), value_text(key, after.get(key))) for key in keys
-    }
+    keys = [key for key in dict.fromkeys([*before, *after]) if key not in PLACES and before.get(key) != after.get(key)]
+    return {key: (value_text(key, before.get(key)), value_text(key, after.get(key))) for key in keys}
 
 
 def grouped(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:

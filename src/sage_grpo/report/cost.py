@@ -28,9 +28,7 @@ class Cost:
     price: float
     phases: dict[str, float] = field(default_factory=dict)
     gaps: tuple[Gap, ...] = ()
-    work: Column = field(
-        default_factory=lambda: np.zeros(0)
-    )  # seconds at work up to each logged iteration
+    work: Column = field(default_factory=lambda: np.zeros(0))  # seconds at work up to each logged iteration
 
     @property
     def hours(self) -> float:
@@ -46,13 +44,7 @@ def usual(spans: Column, sampled: Column) -> Column:
     out = np.zeros(len(spans))
     for kind in (sampled > 0, sampled == 0):
         known = spans[kind & np.isfinite(spans)]
-        out[kind] = (
-            np.median(known)
-            if len(known) >= 3
-            else np.nanmedian(spans)
-            if np.isfinite(spans).any()
-            else 0.0
-        )
+        out[kind] = np.median(known) if len(known) >= 3 else np.nanmedian(spans) if np.isfinite(spans).any() else 0.0
     return out
 
 
@@ -62,9 +54,7 @@ def cost_of(run: Run, price: float) -> Cost:
         return Cost(0.0, run.processes, price)
     spans = np.diff(run.times, prepend=run.starts[0] if run.starts else np.nan)
     every = run.setting("run.sample_every") or 0
-    typical = usual(
-        spans, (run.steps % every == 0).astype(float) if every else np.zeros(len(spans))
-    )
+    typical = usual(spans, (run.steps % every == 0).astype(float) if every else np.zeros(len(spans)))
     gaps = []
     for i, span in enumerate(spans):
         begun = run.times[i - 1] if i else -np.inf

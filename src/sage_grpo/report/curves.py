@@ -74,29 +74,18 @@ DRIFT = {
 def plots_of(runs: Sequence[Run]) -> list[Plot]:
     """Everything that at least one of the runs logged."""
     keys = list(dict.fromkeys(key for run in runs for key in run.columns if run.has(key)))
-    parts = [
-        key
-        for key in keys
-        if key.startswith("reward/") and key[7:] not in ("mean", "std", "failed")
-    ]
+    parts = [key for key in keys if key.startswith("reward/") and key[7:] not in ("mean", "std", "failed")]
     scores = [key for key in keys if key.startswith("held_out/")]
     phases = [key for key in keys if key.startswith("seconds/")]
     cut = "" if len(parts) <= MOST else f"The first {MOST} of {len(parts)}."
     less = "" if len(scores) <= MOST else f"The first {MOST} of {len(scores)} monitors are shown."
     found = [
         FIXED[0],
-        Plot(
-            "Parts of the reward",
-            "score",
-            {key: key[7:] for key in parts[:MOST]},
-            note=cut,
-            named=True,
-        ),
+        Plot("Parts of the reward", "score", {key: key[7:] for key in parts[:MOST]}, note=cut, named=True),
     ]
     found += FIXED[1:]
     found += [
-        Plot(title, unit, {f"drift/{name}": name}, smooth=False, limit=name)
-        for name, (title, unit) in DRIFT.items()
+        Plot(title, unit, {f"drift/{name}": name}, smooth=False, limit=name) for name, (title, unit) in DRIFT.items()
     ]
     found += [
         Plot(
@@ -118,10 +107,7 @@ def plots_of(runs: Sequence[Run]) -> list[Plot]:
         )
     )
     zero = always_zero(runs)
-    drawn = [
-        replace(p, keys={k: name for k, name in p.keys.items() if k in keys and k not in zero})
-        for p in found
-    ]
+    drawn = [replace(p, keys={k: name for k, name in p.keys.items() if k in keys and k not in zero}) for p in found]
     return [plot for plot in drawn if plot.keys]
 
 
@@ -172,9 +158,7 @@ def band_of(rows: Column) -> tuple[Column, Column, Column]:
     return mean, mean - half, mean + half
 
 
-def curve_of(
-    group: Group, key: str, plot: Plot, decay: float, x: X, name: str, look: int | None
-) -> Curve | None:
+def curve_of(group: Group, key: str, plot: Plot, decay: float, x: X, name: str, look: int | None) -> Curve | None:
     """One column of a group; None where none of its runs has it."""
     if not all(run.has(key) for run in group.runs):
         return None
@@ -185,9 +169,7 @@ def curve_of(
         return None
     places = [np.searchsorted(run.steps, steps) for run in group.runs]
     raw = np.stack([run.column(key)[at] for run, at in zip(group.runs, places, strict=True)])
-    spread = np.stack(
-        [run.column(plot.spread)[at] for run, at in zip(group.runs, places, strict=True)]
-    )
+    spread = np.stack([run.column(plot.spread)[at] for run, at in zip(group.runs, places, strict=True)])
     across = np.mean([x(run)[at] for run, at in zip(group.runs, places, strict=True)], axis=0)
     dense = np.isfinite(raw).all(0)
     if dense.mean() < 0.6:  # measured now and then: what lies between is no gap
@@ -203,9 +185,7 @@ def curve_of(
         low, high = mean - around, mean + around
     where = buckets(len(steps), POINTS)
     alone = len(where) == len(steps)
-    pick = [
-        w[-1] if decay else w for w in where
-    ]  # a smoothed line is read off; what is not smoothed is averaged
+    pick = [w[-1] if decay else w for w in where]  # a smoothed line is read off; what is not smoothed is averaged
 
     def taken(column: Column | None) -> list[float] | None:
         return None if column is None else [mean_of(column, np.atleast_1d(w)) for w in pick]
@@ -228,24 +208,18 @@ def limits_of(plot: Plot, groups: Sequence[Group]) -> list[tuple[str, float]]:
     for limit, names in found.items():
         name = "limit" if len(found) == 1 else f"limit of {', '.join(names)}"
         both = (limit, -limit) if plot.limit == "exposure" else (limit,)
-        lines += [
-            (f"{'upper' if LIMITS[plot.limit][0] and v > 0 else 'lower'} {name}", v) for v in both
-        ]
+        lines += [(f"{'upper' if LIMITS[plot.limit][0] and v > 0 else 'lower'} {name}", v) for v in both]
     return lines
 
 
-def chart_of(
-    plot: Plot, title: str, curves: Sequence[Curve], groups: Sequence[Group], x: X, x_label: str
-) -> Chart:
+def chart_of(plot: Plot, title: str, curves: Sequence[Curve], groups: Sequence[Group], x: X, x_label: str) -> Chart:
     values = [v for curve in curves for v in curve.values if math.isfinite(v)]
     log = plot.log and sum(v > 0 for v in values) >= 0.8 * max(len(values), 1)
     runs = [run for group in groups for run in group.runs]
     longest = max(len(run.steps) for run in runs)
     size = math.ceil(longest / POINTS)
     shared = (
-        f"A point stands for {size} iterations; the faint line keeps their smallest and largest."
-        if size > 1
-        else ""
+        f"A point stands for {size} iterations; the faint line keeps their smallest and largest." if size > 1 else ""
     )
     note = " ".join(part for part in (plot.note, shared) if part)
     reach = min(float(x(run)[0]) for run in runs), max(float(x(run)[-1]) for run in runs)
@@ -256,22 +230,15 @@ def charts_of(groups: Sequence[Group], decay: float, x: X, x_label: str) -> list
     """One run: what belongs together in one chart. Several: a chart a column, in which a run keeps its colour."""
     charts = []
     for plot in plots_of([run for group in groups for run in group.runs]):
-        bare = replace(
-            plot, spread="", note="" if plot.spread else plot.note
-        )  # the band is of seeds, or none
+        bare = replace(plot, spread="", note="" if plot.spread else plot.note)  # the band is of seeds, or none
         if len(groups) == 1:
             shown = bare if groups[0].n > 1 else plot
-            found = [
-                curve_of(groups[0], key, shown, decay, x, name, None)
-                for key, name in plot.keys.items()
-            ]
+            found = [curve_of(groups[0], key, shown, decay, x, name, None) for key, name in plot.keys.items()]
             if curves := [curve for curve in found if curve]:
                 charts.append(chart_of(shown, plot.title, curves, groups, x, x_label))
             continue
         for key, name in plot.keys.items():
-            found = [
-                curve_of(group, key, bare, decay, x, group.name, group.look) for group in groups
-            ]
+            found = [curve_of(group, key, bare, decay, x, group.name, group.look) for group in groups]
             title = f"{plot.title}: {name}" if plot.named else plot.title
             if curves := [curve for curve in found if curve]:
                 charts.append(chart_of(bare, title, curves, groups, x, x_label))

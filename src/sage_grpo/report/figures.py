@@ -16,20 +16,8 @@ ROWS = 100  # timesteps in a heat map
 HEAT_RUNS = 4  # runs with heat maps
 # series of the log, title, unit, logarithmic, and which of them share one range of colours
 MAPS = (
-    (
-        "gradient_raw",
-        "Gradient of each timestep",
-        "gradient before the equalizer",
-        True,
-        "gradient",
-    ),
-    (
-        "gradient_equalized",
-        "The same after the equalizer",
-        "gradient after the equalizer",
-        True,
-        "gradient",
-    ),
+    ("gradient_raw", "Gradient of each timestep", "gradient before the equalizer", True, "gradient"),
+    ("gradient_equalized", "The same after the equalizer", "gradient after the equalizer", True, "gradient"),
     ("log_ratio_rms", "Spread of the ratio", "root mean square of the log-ratio", True, "ratio"),
     ("clip_frac", "Clip fraction", "share of samples that were clipped", False, "clip"),
 )
@@ -82,9 +70,7 @@ class Alarms:
 
 def gauge_of(run: Run) -> GaugeConfig:
     given = {
-        name: run.settings[f"gauge.{name}"]
-        for name in GaugeConfig.model_fields
-        if f"gauge.{name}" in run.settings
+        name: run.settings[f"gauge.{name}"] for name in GaugeConfig.model_fields if f"gauge.{name}" in run.settings
     }
     try:
         return GaugeConfig(**given)
@@ -102,17 +88,10 @@ def alarms_of(run: Run) -> list[Alarms]:
     measured = {name: run.column(f"drift/{name}") for name in LIMITS if run.has(f"drift/{name}")}
     open_now: dict[str, Alarms] = {}
     done = []
-    for i in (
-        np.flatnonzero(np.any([np.isfinite(c) for c in measured.values()], axis=0))
-        if measured
-        else ()
-    ):
+    for i in np.flatnonzero(np.any([np.isfinite(c) for c in measured.values()], axis=0)) if measured else ():
         step = int(run.steps[i])
         found = {
-            a.measure: a
-            for a in crossed(
-                gauge, {n: float(c[i]) for n, c in measured.items() if np.isfinite(c[i])}
-            )
+            a.measure: a for a in crossed(gauge, {n: float(c[i]) for n, c in measured.items() if np.isfinite(c[i])})
         }
         done += [open_now.pop(name) for name in list(open_now) if name not in found]
         for name, alarm in found.items():
@@ -127,17 +106,10 @@ def alarms_of(run: Run) -> list[Alarms]:
 
 def grid_of(run: Run, series: str) -> tuple[list[int], Grid] | None:
     """Timesteps and their values by row of the log; None where nothing was logged."""
-    keys = sorted(
-        key
-        for key in run.columns
-        if key.startswith(f"steps/{series}/") and key.rsplit("/")[-1].isdigit()
-    )
+    keys = sorted(key for key in run.columns if key.startswith(f"steps/{series}/") and key.rsplit("/")[-1].isdigit())
     if not keys or not len(run.steps):
         return None
-    keys = [
-        keys[i]
-        for i in np.unique(np.linspace(0, len(keys) - 1, min(ROWS, len(keys))).round().astype(int))
-    ]
+    keys = [keys[i] for i in np.unique(np.linspace(0, len(keys) - 1, min(ROWS, len(keys))).round().astype(int))]
     return [int(key.rsplit("/")[-1]) for key in keys], np.stack([run.columns[key] for key in keys])
 
 
@@ -149,9 +121,7 @@ def heat_maps(runs: Sequence[Run]) -> list[HeatMap]:
             if found := grid_of(run, series):
                 cells, first, last = gather(found[1], run.steps)
                 name = title if len(runs) == 1 else f"{title}: {run.name}"
-                drafts.append(
-                    (kind, HeatMap(name, found[0], first, last, cells, 0.0, 1.0, unit, "", log))
-                )
+                drafts.append((kind, HeatMap(name, found[0], first, last, cells, 0.0, 1.0, unit, "", log)))
     maps = []
     for kind, draft in drafts:
         low, high = span_of([d.cells for k, d in drafts if k == kind], draft.log)

@@ -44,15 +44,8 @@ class HeatMap:
         if not known.any():
             return f"{self.title}: nothing was measured."
         words = f"{self.unit} by timestep (rows, noise to data) and iteration {self.first[0]} to {self.last[-1]}."
-        means = [
-            float(np.mean(row[ok])) if ok.any() else math.nan
-            for row, ok in zip(self.cells, known, strict=True)
-        ]
-        told = [
-            (step, mean)
-            for step, mean in zip(self.steps, means, strict=True)
-            if math.isfinite(mean)
-        ]
+        means = [float(np.mean(row[ok])) if ok.any() else math.nan for row, ok in zip(self.cells, known, strict=True)]
+        told = [(step, mean) for step, mean in zip(self.steps, means, strict=True) if math.isfinite(mean)]
         smallest, largest = min(told, key=lambda p: p[1]), max(told, key=lambda p: p[1])
         return (
             f"{words} Cells lie between {np.nanmin(self.cells):.3g} and {np.nanmax(self.cells):.3g}; on average the "
@@ -66,8 +59,7 @@ class HeatMap:
         ends = [(self.first[p[0]], self.last[p[-1]]) for p in parts]
         header = ["timestep", *(f"{a}–{b}" if a != b else str(a) for a, b in ends)]
         return header, [
-            [str(s), *(mean_text(row[p]) for p in parts)]
-            for s, row in zip(self.steps, self.cells, strict=True)
+            [str(s), *(mean_text(row[p]) for p in parts)] for s, row in zip(self.steps, self.cells, strict=True)
         ]
 
 
@@ -82,9 +74,7 @@ def buckets(count: int, most: int) -> list[npt.NDArray[np.intp]]:
     return [np.arange(i, min(i + size, count)) for i in range(0, count, size)]
 
 
-def gather(
-    values: Grid, iterations: Grid, most: int = COLUMNS
-) -> tuple[Grid, list[int], list[int]]:
+def gather(values: Grid, iterations: Grid, most: int = COLUMNS) -> tuple[Grid, list[int], list[int]]:
     """Means of rows over equal stretches of iterations, of what is finite; with each stretch's first and last."""
     start, end = int(iterations[0]), int(iterations[-1])
     size = math.ceil((end - start + 1) / most)
@@ -120,9 +110,7 @@ def shades(values: Grid, low: float, high: float, log: bool) -> Grid:
     """0 to 1 along the colours; what lies outside gets the colour of that end."""
     if log:
         with np.errstate(invalid="ignore"):
-            values = np.log(
-                np.where(values > low, values, np.where(np.isfinite(values), low, math.nan))
-            )
+            values = np.log(np.where(values > low, values, np.where(np.isfinite(values), low, math.nan)))
         low, high = math.log(low), math.log(high)
     return np.clip((values - low) / (high - low), 0, 1)
 
@@ -138,22 +126,9 @@ def picture(cells: Grid, low: float, high: float, log: bool) -> str:
     return "data:image/png;base64," + b64encode(out.getvalue()).decode("ascii")
 
 
-def image(
-    cells: Grid,
-    box: tuple[float, float, float, float],
-    low: float,
-    high: float,
-    log: bool,
-    kind: str,
-) -> Markup:
+def image(cells: Grid, box: tuple[float, float, float, float], low: float, high: float, log: bool, kind: str) -> Markup:
     x, y, width, height = box
-    place: dict[str, str | float] = {
-        "x": x,
-        "y": y,
-        "width": width,
-        "height": height,
-        "preserveAspectRatio": "none",
-    }
+    place: dict[str, str | float] = {"x": x, "y": y, "width": width, "height": height, "preserveAspectRatio": "none"}
     return tag("image", href=picture(cells, low, high, log), class_=kind, **place)
 
 
@@ -169,19 +144,13 @@ def draw_heat(heat: HeatMap, key: str) -> Markup:
         "role": "img",
         "aria_labelledby": f"{key}-title {key}-desc",
     }
-    out = tag("title", heat.title, id=f"{key}-title") + tag(
-        "desc", heat.in_words(), id=f"{key}-desc"
-    )
+    out = tag("title", heat.title, id=f"{key}-title") + tag("desc", heat.in_words(), id=f"{key}-desc")
     if not np.isfinite(heat.cells).any():
-        return tag(
-            "svg", out + text(WIDTH / 2, height / 2, "nothing was measured", "middle"), **head
-        )
+        return tag("svg", out + text(WIDTH / 2, height / 2, "nothing was measured", "middle"), **head)
     left, right = 10 + breadth(str(max(heat.steps))), WIDTH - 10
     out += text(2, EM, "timestep, from noise (0) to data")
     out += tag("rect", class_="empty", x=left, y=TOP, width=right - left, height=bottom - TOP)
-    out += image(
-        heat.cells, (left, TOP, right - left, bottom - TOP), heat.low, heat.high, heat.log, "cells"
-    )
+    out += image(heat.cells, (left, TOP, right - left, bottom - TOP), heat.low, heat.high, heat.log, "cells")
     for i in range(0, rows, max(1, math.ceil(1.1 * EM / row))):
         out += text(left - 5, TOP + row * (i + 0.5) + EM / 3, str(heat.steps[i]), "end", "tick")
     x = Axis(heat.first[0] - 0.5, heat.last[-1] + 0.5, left, right)

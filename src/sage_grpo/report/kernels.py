@@ -40,15 +40,7 @@ def draw_regimes(sigmas: Tensor, eta: float, path: Path) -> None:
                 continue
             colour, marker = STYLE.get(name, ("#000000", "."))
             s = kernel_table(name, schedule, eta).s
-            ax.plot(
-                steps,
-                s.tolist(),
-                color=colour,
-                marker=marker,
-                markersize=4,
-                linewidth=1.4,
-                label=name,
-            )
+            ax.plot(steps, s.tolist(), color=colour, marker=marker, markersize=4, linewidth=1.4, label=name)
         ax.set_title(title, fontsize=11)
         ax.set_xlabel("step (noise → data)")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -33,9 +33,7 @@ __all__ = [
     "write_page",
 ]
 
-NUMBER = re.compile(
-    r"[\[(]?[+−-]?\$?\.?\d.{,24}$"
-)  # 0.5, $3, −1.2 ± 0.1, [0.2, 0.4]; not a sentence about 3 seeds
+NUMBER = re.compile(r"[\[(]?[+−-]?\$?\.?\d.{,24}$")  # 0.5, $3, −1.2 ± 0.1, [0.2, 0.4]; not a sentence about 3 seeds
 
 # Whoever asked for less motion gets still videos; everyone gets one button to stop or start them all, in step.
 SCRIPT = """
@@ -94,9 +92,7 @@ class Table:
         wrong = [i for i, row in enumerate(self.rows) if len(row) != len(self.header)]
         if wrong:
             need = f"{len(self.header)} cells a row, as in its header"
-            raise ValueError(
-                f"table {self.title!r} needs {need}: row {wrong[0]} has {len(self.rows[wrong[0]])}"
-            )
+            raise ValueError(f"table {self.title!r} needs {need}: row {wrong[0]} has {len(self.rows[wrong[0]])}")
 
     def numeric(self, column: int) -> bool:
         """Whether a column holds numbers, which are compared along their right edge."""
@@ -176,16 +172,12 @@ def as_uri(mp4: bytes) -> str:
 
 def render_page(page: Page) -> str:
     """The report as HTML; the same page gives the same text."""
-    room = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    room = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     numbers = count(1)
     room.filters["uri"] = as_uri
     room.filters["chart"] = lambda chart: draw_chart(chart, f"chart-{next(numbers)}")
     room.filters["heat"] = lambda heat: draw_heat(heat, f"heat-{next(numbers)}")
-    template = room.from_string(
-        files("sage_grpo.report").joinpath("page.html").read_text(encoding="utf-8")
-    )
+    template = room.from_string(files("sage_grpo.report").joinpath("page.html").read_text(encoding="utf-8"))
     return template.render(
         page=page,
         paragraphs=[p for p in re.split(r"\n\s*\n", page.summary) if p.strip()],
@@ -210,9 +202,7 @@ def write_page(page: Page, path: Path) -> None:
             os.fsync(file.fileno())
         umask = os.umask(0)
         os.umask(umask)
-        os.chmod(
-            draft, 0o666 & ~umask
-        )  # a draft is private to its owner; the report is a file like any other
+        os.chmod(draft, 0o666 & ~umask)  # a draft is private to its owner; the report is a file like any other
         os.replace(draft, path)
     except BaseException:
         Path(draft).unlink(missing_ok=True)

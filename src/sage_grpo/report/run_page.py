@@ -39,9 +39,7 @@ def make_report(
     """`by_hours` draws curves over the hours of all processes instead of iterations."""
     groups, notices = grouped(runs)
     several = len(runs) > 1
-    told = [
-        Told(run, cost_of(run, price), alarms_of(run), way_of(run, "reward/mean")) for run in runs
-    ]
+    told = [Told(run, cost_of(run, price), alarms_of(run), way_of(run, "reward/mean")) for run in runs]
     hours = {t.run.name: t.cost.work / 3600 * t.cost.processes for t in told}
 
     def across(run: Run) -> Column:
@@ -65,12 +63,7 @@ def make_report(
         sections=[
             Section("changed", "What changed", [difference_table(runs)] if several else []),
             Section("numbers", "Final numbers", final_tables(told, groups) if several else []),
-            Section(
-                "curves",
-                "Curves",
-                charts,
-                curves_note(groups, smooth, always_zero(runs), drawn=bool(charts)),
-            ),
+            Section("curves", "Curves", charts, curves_note(groups, smooth, always_zero(runs), drawn=bool(charts))),
             Section("timesteps", "Timestep by timestep", maps, heat_note(groups) if maps else ""),
             Section("videos", "Videos over time", videos.strips, videos.note),
             Section("alarms", "Alarms", *alarm_parts(told)),
@@ -91,9 +84,7 @@ def summary_of(told: Sequence[Told], groups: Sequence[Group]) -> str:
             f"{facts['commit']}."
         )
     pooled = [g for g in groups if g.n > 1]
-    states = ". ".join(
-        f"{t.run.name}: {t.run.state[1][0].lower()}{t.run.state[1][1:]}" for t in told
-    )
+    states = ". ".join(f"{t.run.name}: {t.run.state[1][0].lower()}{t.run.state[1][1:]}" for t in told)
     seeds = " ".join(f"{g.name} pools {', '.join(r.name for r in g.runs)}." for g in pooled)
     return f"{states}.\n\n{seeds}"
 
@@ -104,9 +95,7 @@ def notices_of(t: Told, several: bool) -> list[str]:
     who = f"{run.name}: " if several else ""
     if run.torn:
         lines = count(run.torn, "line")
-        found.append(
-            f"{who}{lines} of metrics.jsonl could not be read, torn or just being written: left out."
-        )
+        found.append(f"{who}{lines} of metrics.jsonl could not be read, torn or just being written: left out.")
     if changes := changed_on_resume(run):
         words = "; ".join(f"{key}: {a} → {b}" for key, (a, b) in changes.items())
         found.append(f"{who}settings changed when the run was resumed. {words}.")
@@ -116,10 +105,7 @@ def notices_of(t: Told, several: bool) -> list[str]:
 def headlines_of(t: Told) -> list[Headline]:
     way, cost = t.reward, t.cost
     among = f"± {short(way.first_std, 2)} and ± {short(way.last_std, 2)} among them"
-    kinds = (
-        ", ".join(sorted({alarm.measure for alarm in t.alarms}))
-        or "no limit of the drift gauge was crossed"
-    )
+    kinds = ", ".join(sorted({alarm.measure for alarm in t.alarms})) or "no limit of the drift gauge was crossed"
     took = f"{count(cost.processes, 'process')}, {short(cost.hours)} hours in all"
     return [
         Headline(
@@ -139,30 +125,17 @@ def curves_note(groups: Sequence[Group], smooth: float, zero: Sequence[str], *, 
         return "No iteration is logged yet."
     words = []
     if smooth:
-        words.append(
-            f"Lines are exponential means with weight {smooth:g} an iteration, faint lines the logged values."
-        )
+        words.append(f"Lines are exponential means with weight {smooth:g} an iteration, faint lines the logged values.")
     if sizes := sorted({group.n for group in groups if group.n > 1}):
-        bands = sorted(
-            {
-                "their range" if n == 2 else "the 95 % interval of the mean by Student's t"
-                for n in sizes
-            }
-        )
+        bands = sorted({"their range" if n == 2 else "the 95 % interval of the mean by Student's t" for n in sizes})
         n = ", ".join(map(str, sizes))
-        words.append(
-            f"Runs that differ by seed are pooled (n = {n}): mean with {' or '.join(bands)} as band."
-        )
+        words.append(f"Runs that differ by seed are pooled (n = {n}): mean with {' or '.join(bands)} as band.")
     words += [f"Always 0, so not drawn: {', '.join(zero)}."] if zero else []
     return " ".join(words)
 
 
 def heat_note(groups: Sequence[Group]) -> str:
-    left = (
-        f" Of {len(groups)} runs, the first {HEAT_RUNS} are shown."
-        if len(groups) > HEAT_RUNS
-        else ""
-    )
+    left = f" Of {len(groups)} runs, the first {HEAT_RUNS} are shown." if len(groups) > HEAT_RUNS else ""
     left += (
         " Of runs that differ by seed, the first is shown, here and in the videos."
         if any(g.n > 1 for g in groups)
@@ -183,18 +156,12 @@ def cost_note(told: Sequence[Told]) -> str:
 def commands_of(runs: Sequence[Run]) -> str:
     lines = []
     for run in runs:
-        words = (
-            [str(w) for w in (run.environments[0].get("command") or [])] if run.environments else []
-        )
+        words = [str(w) for w in (run.environments[0].get("command") or [])] if run.environments else []
         lines += [" ".join(["sage-grpo", *words[1:]])] if words else []
-    return "\n".join(
-        [*lines, "sage-grpo report " + " ".join(clean_text(str(run.folder)) for run in runs)]
-    )
+    return "\n".join([*lines, "sage-grpo report " + " ".join(clean_text(str(run.folder)) for run in runs)])
 
 
-def figures_of(
-    told: Sequence[Told], groups: Sequence[Group], page: Page, videos: Chosen
-) -> dict[str, Any]:
+def figures_of(told: Sequence[Told], groups: Sequence[Group], page: Page, videos: Chosen) -> dict[str, Any]:
     """All that the page shows, for programs."""
     runs = [t.run for t in told]
     items = [item for section in page.sections for item in section.items]
@@ -217,33 +184,19 @@ def figures_of(
                 "gaps": [asdict(g) for g in t.cost.gaps],
                 "alarms": [asdict(a) for a in t.alarms],
                 "changed": {key: shown(key, t.run.settings[key]) for key in changed(t.run)},
-                "last": {
-                    key: last_of(t.run, key)
-                    for key in t.run.columns
-                    if not key.startswith("steps/")
-                },
+                "last": {key: last_of(t.run, key) for key in t.run.columns if not key.startswith("steps/")},
             }
             for t in told
         ],
-        "differ": {
-            key: {run.name: shown(key, run.setting(key)) for run in runs} for key in differing(runs)
-        },
+        "differ": {key: {run.name: shown(key, run.setting(key)) for run in runs} for key in differing(runs)},
         "groups": {group.name: [run.name for run in group.runs] for group in groups},
         "curves": {
-            c.title: {
-                k.name: {"steps": k.steps, "values": k.values, "low": k.low, "high": k.high}
-                for k in c.curves
-            }
+            c.title: {k.name: {"steps": k.steps, "values": k.values, "low": k.low, "high": k.high} for k in c.curves}
             for c in items
             if isinstance(c, Chart)
         },
         "heat": {
-            h.title: {
-                "timesteps": h.steps,
-                "first": h.first,
-                "last": h.last,
-                "cells": h.cells.tolist(),
-            }
+            h.title: {"timesteps": h.steps, "first": h.first, "last": h.last, "cells": h.cells.tolist()}
             for h in items
             if isinstance(h, HeatMap)
         },

@@ -16,17 +16,8 @@ from sage_grpo.runs.private import clean_text
 from sage_grpo.runs.read import DEFAULTS, Run, duration, when
 
 MOST_ALARMS, MOST_GAPS = 50, 20  # rows
-ENDS = {
-    "approx_kl": "KL",
-    "clip_frac": "clipped",
-    "drift/base_error": "base error",
-    "drift/diversity": "diversity",
-}
-PHASES = {
-    "rollout": "rollouts, rewards and gauge",
-    "update": "updates",
-    "between": "samples, checkpoints, start",
-}
+ENDS = {"approx_kl": "KL", "clip_frac": "clipped", "drift/base_error": "base error", "drift/diversity": "diversity"}
+PHASES = {"rollout": "rollouts, rewards and gauge", "update": "updates", "between": "samples, checkpoints, start"}
 
 
 @dataclass(frozen=True)
@@ -69,17 +60,7 @@ def difference_table(runs: Sequence[Run]) -> Table:
 
 
 def final_tables(told: Sequence[Told], groups: Sequence[Group]) -> list[Table]:
-    header = [
-        "run",
-        "iterations",
-        "reward first",
-        "reward last",
-        "change",
-        *ENDS.values(),
-        "alarms",
-        "hours",
-        "cost",
-    ]
+    header = ["run", "iterations", "reward first", "reward last", "change", *ENDS.values(), "alarms", "hours", "cost"]
     rows = []
     for t in told:
         reward = [signed(value) for value in (t.reward.first, t.reward.last, t.reward.change)]
@@ -96,9 +77,7 @@ def seeds_table(told: Sequence[Told], pooled: Sequence[Group]) -> Table:
     ways = {t.run.name: t.reward for t in told}
     rows = []
     for group in pooled:
-        sides = [
-            [ways[run.name].first, ways[run.name].last, ways[run.name].change] for run in group.runs
-        ]
+        sides = [[ways[run.name].first, ways[run.name].last, ways[run.name].change] for run in group.runs]
         ends = zip(*band_of(np.array(sides)), strict=True)
         cells = [f"{signed(mean)} [{signed(low)}, {signed(high)}]" for mean, low, high in ends]
         rows.append([group.name, str(group.n), *cells])
@@ -111,12 +90,7 @@ def alarm_parts(told: Sequence[Told]) -> tuple[list[Table], str]:
     found = [(t.run.name, alarm) for t in told for alarm in t.alarms]
     if not found:
         measured = any(key.startswith("drift/") for t in told for key in t.run.columns)
-        return (
-            [],
-            "No limit of the drift gauge was crossed."
-            if measured
-            else "The drift gauge measured nothing.",
-        )
+        return [], "No limit of the drift gauge was crossed." if measured else "The drift gauge measured nothing."
     rows = []
     for name, a in found[:MOST_ALARMS]:
         place = f"{a.first}–{a.last}" if a.last > a.first else str(a.first)
@@ -143,27 +117,14 @@ def cost_tables(told: Sequence[Told]) -> list[Table]:
         phases = list(dict.fromkeys(name for t in told for name in t.cost.phases))
         rows = []
         for t in told:
-            times = [
-                duration(t.cost.phases[name]) if name in t.cost.phases else "–" for name in phases
-            ]
+            times = [duration(t.cost.phases[name]) if name in t.cost.phases else "–" for name in phases]
             rows.append([t.run.name, *times, *cells(t, t.cost.seconds)])
-        tables = [
-            Table(
-                "Time at work", ["run", *(PHASES.get(name, name) for name in phases), *header], rows
-            )
-        ]
-    gaps = [
-        [t.run.name, str(g.before), duration(g.seconds), g.why] for t in told for g in t.cost.gaps
-    ]
+        tables = [Table("Time at work", ["run", *(PHASES.get(name, name) for name in phases), *header], rows)]
+    gaps = [[t.run.name, str(g.before), duration(g.seconds), g.why] for t in told for g in t.cost.gaps]
     if gaps:
         left = f"The first 20 of {len(gaps)}. " if len(gaps) > 20 else ""
         tables.append(
-            Table(
-                "Pauses that are not counted",
-                ["run", "before iteration", "length", "why"],
-                gaps[:20],
-                left,
-            )
+            Table("Pauses that are not counted", ["run", "before iteration", "length", "why"], gaps[:20], left)
         )
     return tables
 
@@ -174,20 +135,11 @@ def about_tables(told: Sequence[Told]) -> list[Table | Details]:
     if len(told) == 1:
         run = told[0].run
         listed = [
-            [
-                key,
-                value_text(key, run.settings[key]),
-                value_text(key, DEFAULTS[key]) if key in DEFAULTS else "–",
-            ]
+            [key, value_text(key, run.settings[key]), value_text(key, DEFAULTS[key]) if key in DEFAULTS else "–"]
             for key in changed(run)
         ]
-        parts.append(
-            Table("Settings that are not the defaults", ["setting", "value", "default"], listed)
-        )
-    return [
-        *parts,
-        *(Details(f"The whole recipe of {t.run.name}", clean_text(t.run.recipe)) for t in told),
-    ]
+        parts.append(Table("Settings that are not the defaults", ["setting", "value", "default"], listed))
+    return [*parts, *(Details(f"The whole recipe of {t.run.name}", clean_text(t.run.recipe)) for t in told)]
 
 
 def about(t: Told) -> dict[str, str]:
@@ -200,9 +152,7 @@ def about(t: Told) -> dict[str, str]:
         "recipe": command[command.index("train") + 1] if "train" in command[:-1] else "–",
         "state": run.state[1],
         "started": when(run.starts[0]) if run.starts else "–",
-        "last line": when(run.times[-1])
-        if len(run.times) and math.isfinite(run.times[-1])
-        else "–",
+        "last line": when(run.times[-1]) if len(run.times) and math.isfinite(run.times[-1]) else "–",
         "starts": str(len(run.environments) or 1),
         "seed": value_text("seed", run.seed),
         "processes": f"{count(run.processes, 'process')} on {devices}",
@@ -210,11 +160,7 @@ def about(t: Told) -> dict[str, str]:
             [
                 f"sage-grpo {facts.get('sage_grpo', '?')}",
                 f"python {facts.get('python', '?')}",
-                *(
-                    f"{name} {packages[name]}"
-                    for name in ("torch", "diffusers")
-                    if name in packages
-                ),
+                *(f"{name} {packages[name]}" for name in ("torch", "diffusers") if name in packages),
             ]
         ),
         "commit": str(facts.get("git_commit") or "–"),

@@ -43,9 +43,7 @@ def rows_of(runs: Sequence[Run], subject: tuple[str, int], iterations: Sequence[
     rows = []
     for run in runs:
         place = subjects(run).get(subject)
-        found = [
-            (i, path) for i in iterations if place is not None and (path := file_of(run, i, place))
-        ]
+        found = [(i, path) for i in iterations if place is not None and (path := file_of(run, i, place))]
         rows += [(run, found)] if found else []
     return rows
 
@@ -55,9 +53,7 @@ def choose(runs: Sequence[Run], megabytes: float) -> Chosen:
     runs = [run for run in runs if run.samples]
     if not runs:
         return Chosen(
-            [],
-            "No sample videos: the run made none (run.sample_every=0) or its folder came without them.",
-            [],
+            [], "No sample videos: the run made none (run.sample_every=0) or its folder came without them.", []
         )
     shared = sorted(set.intersection(*(set(run.samples) for run in runs)))
     every = shared or sorted(set.union(*(set(run.samples) for run in runs)))
@@ -87,17 +83,12 @@ def choose(runs: Sequence[Run], megabytes: float) -> Chosen:
     elif len(common) < len(seen):
         note += f". {len(seen) - len(common)} more prompts were sampled by some of the runs only"
     strips = [strip(*subject, rows, named=len(runs) > 1) for subject, rows in plan.items() if rows]
-    return Chosen(
-        strips, f"Always the same prompt and seed, so that only the policy changes. {note}.", files
-    )
+    return Chosen(strips, f"Always the same prompt and seed, so that only the policy changes. {note}.", files)
 
 
 def strip(prompt: str, seed: int, rows: Rows, *, named: bool) -> VideoStrip:
     clips = [
-        (
-            run.name if named else "",
-            [Clip(f"iteration {i}", path.read_bytes()) for i, path in found],
-        )
+        (run.name if named else "", [Clip(f"iteration {i}", path.read_bytes()) for i, path in found])
         for run, found in rows
     ]
     return VideoStrip(f"{prompt} · seed {seed}", clips)

@@ -9,21 +9,12 @@ from itertools import groupby
 from markupsafe import Markup
 
 WIDTH, HEIGHT = 440.0, 270.0
-TOP, BOTTOM = (
-    30.0,
-    HEIGHT - 48.0,
-)  # the y label lies flat above the plot; ticks and the x label below
+TOP, BOTTOM = 30.0, HEIGHT - 48.0  # the y label lies flat above the plot; ticks and the x label below
 EM = 15.0  # font size on a phone, in units of the viewBox: the largest the style sheet uses, so all is laid out for it
 
 # Okabe and Ito's colours, for where no style sheet reaches; the page picks the order that contrasts in light and dark.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES = (
-    "none",
-    "8 3",
-    "2.5 2.5",
-    "9 3 2 3",
-    "14 4",
-)  # five against seven colours: 35 curves before a pair returns
+DASHES = ("none", "8 3", "2.5 2.5", "9 3 2 3", "14 4")  # five against seven colours: 35 curves before a pair returns
 
 
 @dataclass(frozen=True)
@@ -44,18 +35,10 @@ class Curve:
 
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):
-            raise ValueError(
-                f"curve {self.name!r} has one side of a band: give both low and high, or neither"
-            )
-        sizes = {
-            k: len(v)
-            for k in ("steps", "values", "low", "high")
-            if (v := getattr(self, k)) is not None
-        }
+            raise ValueError(f"curve {self.name!r} has one side of a band: give both low and high, or neither")
+        sizes = {k: len(v) for k in ("steps", "values", "low", "high") if (v := getattr(self, k)) is not None}
         if len(set(sizes.values())) > 1:
-            raise ValueError(
-                f"curve {self.name!r} needs lists of one length, got {sizes}: pad the missing with nan"
-            )
+            raise ValueError(f"curve {self.name!r} needs lists of one length, got {sizes}: pad the missing with nan")
 
     def drawable(self, log: bool) -> list[bool]:
         """Which points have a place on the axes."""
@@ -73,9 +56,7 @@ class Chart:
     note: str = ""
     log_y: bool = False
     limits: Sequence[tuple[str, float]] = ()  # lines across, with their names
-    x_range: tuple[float, float] | None = (
-        None  # for charts that share it; none means that of the curves
-    )
+    x_range: tuple[float, float] | None = None  # for charts that share it; none means that of the curves
 
     def looks(self) -> list[int]:
         return [i if curve.look is None else curve.look for i, curve in enumerate(self.curves)]
@@ -86,9 +67,7 @@ class Chart:
         for c in self.curves:
             kept = [v for v, ok in zip(c.values, c.drawable(self.log_y), strict=True) if ok]
             span = (
-                f", from {kept[0]:.4g} to {kept[-1]:.4g}, between {min(kept):.4g} and {max(kept):.4g}"
-                if kept
-                else ""
+                f", from {kept[0]:.4g} to {kept[-1]:.4g}, between {min(kept):.4g} and {max(kept):.4g}" if kept else ""
             )
             words += f" {c.name}: {len(kept)} of {len(c.values)} values drawn{span}."
         return words + "".join(f" {name}: {value:.4g}." for name, value in self.limits)
@@ -128,30 +107,21 @@ def extent(values: Iterable[float], log: bool = False) -> tuple[float, float] | 
     return (low / 2, high * 2) if log else (low - pad, high + pad)
 
 
-def linear_ticks(
-    low: float, high: float, count: int, whole: bool = False
-) -> list[tuple[float, str]]:
+def linear_ticks(low: float, high: float, count: int, whole: bool = False) -> list[tuple[float, str]]:
     """At most `count` + 1 round values inside the range, with their text."""
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
     step = max(step, 1.0) if whole else step  # there is no iteration 2.5
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [
-        (k * step, number(k * step, step, max(abs(low), abs(high)))) for k in range(first, last + 1)
-    ]
+    return [(k * step, number(k * step, step, max(abs(low), abs(high)))) for k in range(first, last + 1)]
 
 
 def log_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
     """Powers of ten, with twos and fives between them where the range is short."""
     powers = [10.0**e for e in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
     for digits in ((1,), (1, 2, 5)):
-        values = [
-            v
-            for p in powers
-            for d in digits
-            if low * (1 - 1e-9) <= (v := d * p) <= high * (1 + 1e-9)
-        ]
+        values = [v for p in powers for d in digits if low * (1 - 1e-9) <= (v := d * p) <= high * (1 + 1e-9)]
         if len(values) >= 3:
             return [(v, number(v, v, v)) for v in values[:: math.ceil(len(values) / (count + 1))]]
     return linear_ticks(low, high, count)
@@ -164,17 +134,13 @@ def number(value: float, step: float, biggest: float) -> str:
         return f"{value:,.{max(0, places)}f}".replace("-", "−") if value else "0"
     power = math.floor(math.log10(biggest) + 1e-9)  # one for the axis, so that its labels compare
     raised = str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return f"{value / 10.0**power:.{min(max(places + power, 0), 6)}f}×10{raised}".replace(
-        "-", "−"
-    ).removeprefix("1×")
+    return f"{value / 10.0**power:.{min(max(places + power, 0), 6)}f}×10{raised}".replace("-", "−").removeprefix("1×")
 
 
 def breadth(text: str) -> float:
     """Estimated width of a text, on the generous side: there is no font to ask."""
     full = (c in "MWmw%…" or unicodedata.east_asian_width(c) in "WF" for c in text)
-    return EM * sum(
-        1.0 if wide else 0.78 if c.isupper() else 0.62 for c, wide in zip(text, full, strict=True)
-    )
+    return EM * sum(1.0 if wide else 0.78 if c.isupper() else 0.62 for c, wide in zip(text, full, strict=True))
 
 
 def tag(kind: str, content: str = "", /, **attributes: str | float) -> Markup:
@@ -205,11 +171,7 @@ def line(x1: float, y1: float, x2: float, y2: float, **attributes: str) -> Marku
 
 def runs(flags: Iterable[bool]) -> list[list[int]]:
     """Indices of each unbroken stretch of true flags."""
-    return [
-        [i for i, _ in group]
-        for flag, group in groupby(enumerate(flags), key=lambda pair: pair[1])
-        if flag
-    ]
+    return [[i for i, _ in group] for flag, group in groupby(enumerate(flags), key=lambda pair: pair[1]) if flag]
 
 
 def marks(curve: Curve, index: int, x: Axis, y: Axis) -> Markup:
@@ -220,30 +182,17 @@ def marks(curve: Curve, index: int, x: Axis, y: Axis) -> Markup:
         return " ".join(f"{x.place(curve.steps[i]):.2f},{y.place(v):.2f}" for i, v in where)
 
     out = tag("title", curve.name)
-    for run in runs(
-        ok and shown(a) and shown(b, y.log) for ok, a, b in zip(flags, low, high, strict=False)
-    ):
+    for run in runs(ok and shown(a) and shown(b, y.log) for ok, a, b in zip(flags, low, high, strict=False)):
         around = [(i, high[i]) for i in run] + [(i, low[i]) for i in reversed(run)]
-        edge = (
-            {"stroke": "none"} if len(run) > 1 else {}
-        )  # a lone value's band has no area: its stroke is an error bar
+        edge = {"stroke": "none"} if len(run) > 1 else {}  # a lone value's band has no area: its stroke is an error bar
         out += tag("polygon", points=trace(around), fill_opacity=".18", **edge)
     for run in runs(flags):
         points = trace((i, curve.values[i]) for i in run)
         if len(run) > 1:
-            style = {
-                "fill": "none",
-                "stroke_width": "2.2",
-                "stroke_dasharray": DASHES[index % len(DASHES)],
-            }
+            style = {"fill": "none", "stroke_width": "2.2", "stroke_dasharray": DASHES[index % len(DASHES)]}
             out += tag("polyline", points=points, **style)
         else:
-            out += tag(
-                "circle",
-                **dict(zip(("cx", "cy"), points.split(","), strict=True)),
-                r="4",
-                stroke="none",
-            )
+            out += tag("circle", **dict(zip(("cx", "cy"), points.split(","), strict=True)), r="4", stroke="none")
     return tag("g", out, **ink(index), fill=ink(index)["stroke"])
 
 
@@ -251,9 +200,7 @@ def faint(curve: Curve, index: int, x: Axis, y: Axis) -> Markup:
     """The points behind a curve, as a thin line with gaps."""
     out = Markup("")
     for run in runs(shown(a) and shown(b, y.log) for a, b in curve.behind):
-        points = " ".join(
-            f"{x.place(a):.1f},{y.place(b):.1f}" for a, b in curve.behind[run[0] : run[-1] + 1]
-        )
+        points = " ".join(f"{x.place(a):.1f},{y.place(b):.1f}" for a, b in curve.behind[run[0] : run[-1] + 1])
         out += tag("polyline", points=points, fill="none")
     return tag("g", out, stroke_opacity=".35", **{**ink(index), "class_": f"behind c{index % 7}"})
 
@@ -263,15 +210,9 @@ def frame(chart: Chart, x: Axis, y: Axis, y_ticks: list[tuple[float, str]], whol
     out = Markup("")
     for value, label in y_ticks:
         h, kind = y.place(value), "grid" if value else "zero"
-        out += line(x.start, h, x.end, h, class_=kind) + text(
-            x.start - 6, h + EM / 3, label, "end", "tick"
-        )
+        out += line(x.start, h, x.end, h, class_=kind) + text(x.start - 6, h + EM / 3, label, "end", "tick")
     choices = [linear_ticks(x.low, x.high, count, whole) for count in (6, 5, 4, 3, 2, 1)]
-    fitting = [
-        ticks
-        for ticks in choices
-        if sum(breadth(label) + EM for _, label in ticks) <= x.end - x.start
-    ]
+    fitting = [ticks for ticks in choices if sum(breadth(label) + EM for _, label in ticks) <= x.end - x.start]
     for value, label in (fitting or choices[-1:])[0]:
         out += line(x.place(value), BOTTOM, x.place(value), BOTTOM + 4, class_="edge")
         out += text(x.place(value), BOTTOM + EM + 5, label, "middle", "tick")
@@ -293,9 +234,7 @@ def beside(chart: Chart, x_range: tuple[float, float], y: Axis) -> list[tuple[fl
     for i in sorted(range(len(ends)), key=ends.__getitem__):
         lowest = placed[i] = max(ends[i], lowest + gap)
     placed = [height - max(lowest - BOTTOM, 0.0) for height in placed]
-    fits = min(placed) >= TOP and all(
-        abs(a - b) <= 1.5 * gap for a, b in zip(placed, ends, strict=True)
-    )
+    fits = min(placed) >= TOP and all(abs(a - b) <= 1.5 * gap for a, b in zip(placed, ends, strict=True))
     return list(zip(ends, placed, strict=True)) if fits else None
 
 
@@ -305,9 +244,7 @@ def limit_lines(chart: Chart, x: Axis, y: Axis) -> Markup:
     for name, value in chart.limits:
         h = y.place(value)
         out += line(x.start, h, x.end, h, class_="limit", stroke_dasharray="6 4")
-        out += text(
-            x.start + 6, h - 5 if h - TOP > 1.3 * EM else h + EM, name, "start", "limit-name"
-        )
+        out += text(x.start + 6, h - 5 if h - TOP > 1.3 * EM else h + EM, name, "start", "limit-name")
     return out
 
 
@@ -315,12 +252,8 @@ def legend(chart: Chart) -> Markup:
     """Names under the chart, as a list that wraps at any width."""
     items = Markup("")
     for i, curve in zip(chart.looks(), chart.curves, strict=True):
-        sample = line(
-            0, 5, 34, 5, stroke_width="2.6", stroke_dasharray=DASHES[i % len(DASHES)], **ink(i)
-        )
-        items += tag(
-            "li", tag("svg", sample, width="34", height="10", aria_hidden="true") + curve.name
-        )
+        sample = line(0, 5, 34, 5, stroke_width="2.6", stroke_dasharray=DASHES[i % len(DASHES)], **ink(i))
+        items += tag("li", tag("svg", sample, width="34", height="10", aria_hidden="true") + curve.name)
     return tag("ul", items, class_="legend")
 
 
@@ -328,39 +261,26 @@ def draw_chart(chart: Chart, key: str) -> Markup:
     """A chart as SVG, its names beside the lines' ends or, where they do not fit, in a list below; `key` makes ids."""
     labels, view = f"{key}-title {key}-desc", f"0 0 {WIDTH:g} {HEIGHT:g}"
     head = {"class_": "chart", "viewBox": view, "role": "img", "aria_labelledby": labels}
-    out = tag("title", chart.title, id=f"{key}-title") + tag(
-        "desc", chart.in_words(), id=f"{key}-desc"
-    )
+    out = tag("title", chart.title, id=f"{key}-title") + tag("desc", chart.in_words(), id=f"{key}-desc")
     kept = [(c, i) for c in chart.curves for i, ok in enumerate(c.drawable(chart.log_y)) if ok]
-    behind = [
-        point
-        for c in chart.curves
-        for point in c.behind
-        if shown(point[0]) and shown(point[1], chart.log_y)
-    ]
+    behind = [point for c in chart.curves for point in c.behind if shown(point[0]) and shown(point[1], chart.log_y)]
     reach = chart.x_range if kept and chart.x_range else ()
     x_range = extent([*(c.steps[i] for c, i in kept), *(a for a, _ in behind), *reach])
     heights = [side[i] for c, i in kept for side in (c.values, c.low, c.high) if side]
     heights += [b for _, b in behind] + [value for _, value in chart.limits if kept]
     y_range = extent(heights, chart.log_y)
     if x_range is None or y_range is None:
-        return tag(
-            "svg", out + text(WIDTH / 2, HEIGHT / 2, "no finite values to draw", "middle"), **head
-        )
+        return tag("svg", out + text(WIDTH / 2, HEIGHT / 2, "no finite values to draw", "middle"), **head)
     y = Axis(*y_range, start=BOTTOM, end=TOP, log=chart.log_y)
     y_ticks = (log_ticks if chart.log_y else linear_ticks)(*y_range, 7)
     names = beside(chart, x_range, y)
     right = WIDTH - 10 if names is None else WIDTH - 18 - max(breadth(c.name) for c in chart.curves)
-    x = Axis(
-        *x_range, start=10 + max((breadth(label) for _, label in y_ticks), default=0.0), end=right
-    )
+    x = Axis(*x_range, start=10 + max((breadth(label) for _, label in y_ticks), default=0.0), end=right)
     out += frame(chart, x, y, y_ticks, whole=all(c.steps[i] == int(c.steps[i]) for c, i in kept))
     looks = chart.looks()
     for draw in (faint, marks):  # no curve's noise covers another's line
         out += Markup("").join(draw(c, i, x, y) for i, c in zip(looks, chart.curves, strict=True))
     out += limit_lines(chart, x, y)
     for i, curve, (end, height) in zip(looks, chart.curves, names or (), strict=False):
-        out += line(right, end, right + 12, height, **ink(i)) + text(
-            right + 16, height + EM / 3, curve.name
-        )
+        out += line(right, end, right + 12, height, **ink(i)) + text(right + 16, height + EM / 3, curve.name)
     return tag("svg", out, **head) + (legend(chart) if names is None else "")

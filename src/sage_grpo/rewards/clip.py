@@ -45,9 +45,7 @@ class CLIPReward(VideoScorer):
         at, theirs = revision or "main", (revision if chosen == source else None) or "main"
         try:
             # Pickled weights would run code of whoever made them.
-            self.model, info = self._load(
-                source, revision=at, use_safetensors=True, output_loading_info=True
-            )
+            self.model, info = self._load(source, revision=at, use_safetensors=True, output_loading_info=True)
             self.tokenizer: Any = CLIPTokenizer.from_pretrained(chosen, revision=theirs)
             self.processor: Any = ImageProcessor.from_pretrained(chosen, revision=theirs)
         except OSError as error:
@@ -56,9 +54,7 @@ class CLIPReward(VideoScorer):
                 f"processor: {error}"
             ) from error
         if missing := sorted(info["missing_keys"]):  # they would be random, and so would the scores
-            raise ConfigError(
-                f"{self.names[0]}: {source} is not a whole CLIP: it has no {missing[0]}"
-            )
+            raise ConfigError(f"{self.names[0]}: {source} is not a whole CLIP: it has no {missing[0]}")
         self.model.eval().requires_grad_(False)
         self.frames, self.device = frames, torch.device(device) if device else None
         self.text_tokens: int = self.model.config.text_config.max_position_embeddings
@@ -70,22 +66,12 @@ class CLIPReward(VideoScorer):
     @torch.no_grad()
     def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
         self.model.to(self.device or frames.device)
-        return [
-            float(
-                self.cosines(
-                    frames[frame_numbers(len(frames), self.frames)], bounded(prompt.text)
-                ).mean()
-            )
-        ]
+        return [float(self.cosines(frames[frame_numbers(len(frames), self.frames)], bounded(prompt.text)).mean())]
 
     def cosines(self, pictures: Tensor, text: str) -> Tensor:
         """Of a text and each picture (N, H, W, 3)."""
-        tokens = self.tokenizer(
-            text, truncation=True, max_length=self.text_tokens, return_tensors="pt"
-        )
-        pixels = self.processor(
-            list(pictures.cpu().numpy()), return_tensors="pt", input_data_format="channels_last"
-        )
+        tokens = self.tokenizer(text, truncation=True, max_length=self.text_tokens, return_tensors="pt")
+        pixels = self.processor(list(pictures.cpu().numpy()), return_tensors="pt", input_data_format="channels_last")
         device = self.model.device
         of_text = self.model.get_text_features(**tokens.to(device)).pooler_output.double()
         of_pictures = self.model.get_image_features(**pixels.to(device)).pooler_output.double()
@@ -103,16 +89,11 @@ class PickScoreReward(CLIPReward):
 
     names = ("pickscore",)
     device_bytes = 3_940_000_000
-    default_path, default_processor = (
-        "yuvalkirstain/PickScore_v1",
-        "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
-    )
+    default_path, default_processor = "yuvalkirstain/PickScore_v1", "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 
     def __init__(self, path: str | None = None, *, divisor: float = 1.0, **settings: Any) -> None:
         if not divisor > 0:
-            raise ConfigError(
-                f"pickscore: divisor={divisor} must be above 0; use 1, or 26 as Flow-GRPO does"
-            )
+            raise ConfigError(f"pickscore: divisor={divisor} must be above 0; use 1, or 26 as Flow-GRPO does")
         super().__init__(path, **settings)
         self.divisor = divisor
 
@@ -125,30 +106,13 @@ def make_tiny_checkpoint(folder: str | Path) -> None:
     """CLIP's own classes at toy size: a tokenizer that spells, two layers, pictures of 32 pixels."""
     special = ["<|startoftext|>", "<|endoftext|>"]
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {
-        word: i
-        for i, word in enumerate([*special, *letters, *(f"{letter}</w>" for letter in letters)])
-    }
-    layers = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
-    text = layers | {
-        "vocab_size": len(vocabulary),
-        "max_position_embeddings": 24,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-    }
+    vocabulary = {word: i for i, word in enumerate([*special, *letters, *(f"{letter}</w>" for letter in letters)])}
+    layers = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = layers | {"vocab_size": len(vocabulary), "max_position_embeddings": 24, "bos_token_id": 0, "eos_token_id": 1}
     vision = layers | {"image_size": 32, "patch_size": 8}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model: Any = CLIPModel(
-            CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
-        )
+        model: Any = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
     model.save_pretrained(folder)
     CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=24).save_pretrained(folder)
-    ImageProcessor(
-        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
-    ).save_pretrained(folder)
+    ImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}).save_pretrained(folder)

@@ -15,20 +15,10 @@ from sage_grpo.core.protocols import Prompt, Reward, Scores
 from sage_grpo.discovery import concrete
 from sage_grpo.rewards.frames import VideoScorer
 
-TEXTS = (
-    'a shop sign that says "open late"',
-    'a red cat beside the words "good day"',
-    'a door with the number "42"',
-)
+TEXTS = ('a shop sign that says "open late"', 'a red cat beside the words "good day"', 'a door with the number "42"')
 FRAMES, HEIGHT, WIDTH = 5, 72, 128
 Numbers = Sequence[float | None]  # of one video
-SMALL = (
-    (1, HEIGHT, WIDTH),
-    (2, 16, 16),
-    (3, 1, 1),
-    (3, 2, 40),
-    (0, 16, 16),
-)  # frames, height, width
+SMALL = ((1, HEIGHT, WIDTH), (2, 16, 16), (3, 1, 1), (3, 2, 40), (0, 16, 16))  # frames, height, width
 
 
 def scorers() -> list[type[VideoScorer]]:
@@ -43,9 +33,7 @@ def material() -> tuple[Tensor, list[Prompt]]:
 
 
 def _video(number: int, words: str) -> Tensor:
-    texture = np.random.default_rng(number).integers(
-        0, 60 + 40 * number, (9, 16, 3), dtype=np.uint8
-    )
+    texture = np.random.default_rng(number).integers(0, 60 + 40 * number, (9, 16, 3), dtype=np.uint8)
     ground = Image.fromarray(texture).resize((2 * WIDTH, HEIGHT), Image.Resampling.BICUBIC)
     frames = []
     for t in range(FRAMES):
@@ -76,9 +64,7 @@ def check_names(reward: Reward) -> None:
     """Scores have names, each its own."""
     assert len(reward.names), "a scorer needs a name for its score"
     assert all(isinstance(name, str) and name.strip() for name in reward.names), "a name is empty"
-    assert len(set(reward.names)) == len(reward.names), (
-        f"a name stands twice in {list(reward.names)}"
-    )
+    assert len(set(reward.names)) == len(reward.names), f"a name stands twice in {list(reward.names)}"
 
 
 def check_scores(reward: Reward) -> None:
@@ -127,9 +113,7 @@ def check_small(reward: Reward) -> None:
     """One frame, few pixels or none: masked or scored, never a crash."""
     for frames, height, width in SMALL:
         prompts = material()[1][:2]
-        scores = reward.score(
-            torch.full((2, frames, height, width, 3), 90, dtype=torch.uint8), prompts
-        )
+        scores = reward.score(torch.full((2, frames, height, width, 3), 90, dtype=torch.uint8), prompts)
         sound(scores, reward, 2)
         assert frames or not scores.valid.any(), "a video without frames has a score"
 
@@ -138,18 +122,12 @@ def check_broken(reward: Reward) -> None:
     """A video that fails or has no finite score is masked, the others keep theirs; a failure of all is raised."""
     videos, prompts = material()
     whole = reward.score(videos, prompts)
-    if not isinstance(
-        reward, VideoScorer
-    ):  # a scorer with a way of its own: nothing to break it by
+    if not isinstance(reward, VideoScorer):  # a scorer with a way of its own: nothing to break it by
         return
     inner = reward.score_video
 
-    def failing(
-        faulty: set[int], how: Callable[[], Numbers]
-    ) -> Callable[[Tensor, Prompt], Numbers]:
-        return lambda frames, prompt: (
-            how() if prompt.columns["number"] in faulty else inner(frames, prompt)
-        )
+    def failing(faulty: set[int], how: Callable[[], Numbers]) -> Callable[[Tensor, Prompt], Numbers]:
+        return lambda frames, prompt: how() if prompt.columns["number"] in faulty else inner(frames, prompt)
 
     def fail() -> Numbers:
         raise RuntimeError("planted")
@@ -159,11 +137,7 @@ def check_broken(reward: Reward) -> None:
     try:
         for how in (fail, lambda: [float("nan")] * len(reward.names)):
             reward.score_video = failing({1}, how)  # type: ignore[method-assign,assignment]
-            same(
-                reward.score(videos, prompts),
-                Scores(whole.values, wanted),
-                "with a broken video among them",
-            )
+            same(reward.score(videos, prompts), Scores(whole.values, wanted), "with a broken video among them")
         reward.score_video = failing({0, 1, 2}, fail)  # type: ignore[method-assign,assignment]
         try:
             reward.score(videos, prompts)
@@ -190,9 +164,7 @@ def check_long_prompt(reward: Reward) -> None:
             Scores(whole.values[others], whole.valid[others]),
             "beside a prompt of a megabyte",
         )
-        assert time.monotonic() - started < 30 + 10 * usual, (
-            "a prompt of a megabyte took half a minute"
-        )
+        assert time.monotonic() - started < 30 + 10 * usual, "a prompt of a megabyte took half a minute"
 
 
 CHECKS: Sequence[Callable[[Reward], None]] = (

@@ -33,12 +33,7 @@ class DiversityReward(Reward):
 
     @torch.no_grad()
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
-        if (
-            videos.dtype != torch.uint8
-            or videos.dim() != 5
-            or videos.shape[-1] != 3
-            or len(videos) != len(prompts)
-        ):
+        if videos.dtype != torch.uint8 or videos.dim() != 5 or videos.shape[-1] != 3 or len(videos) != len(prompts):
             raise ValueError(
                 f"diversity compares uint8 videos (B, frames, height, width, 3), each with its prompt; given "
                 f"{videos.dtype} {tuple(videos.shape)} and {len(prompts)} prompts"
@@ -58,7 +53,5 @@ class DiversityReward(Reward):
         features = [self.lpips.features(shrunk(video[numbers], self.side)) for video in videos]
         table = torch.zeros(len(videos), len(videos), dtype=torch.float64)
         for i, j in itertools.combinations(range(len(videos)), 2):
-            table[i, j] = table[j, i] = (
-                self.lpips.distance(features[i], features[j]).double().mean().cpu()
-            )
+            table[i, j] = table[j, i] = self.lpips.distance(features[i], features[j]).double().mean().cpu()
         return table.sum(1) / (len(videos) - 1)

@@ -20,15 +20,11 @@ class Unscorable(ValueError):
     """Nothing is wrong with the scorer: this video or prompt has nothing that it could score."""
 
 
-def frame_numbers(
-    total: int, count: int | None = None, fps: float | None = None, video_fps: float = 16
-) -> list[int]:
+def frame_numbers(total: int, count: int | None = None, fps: float | None = None, video_fps: float = 16) -> list[int]:
     """Frames spread evenly from the first to the last: `count` of them, or so many that they come at `fps`."""
     wanted = count if fps is None else round(total / video_fps * fps)
     wanted = total if wanted is None else min(max(wanted, 1), total)
-    numbers: list[int] = (
-        torch.linspace(0, total - 1, wanted, dtype=torch.float64).round().long().tolist()
-    )
+    numbers: list[int] = torch.linspace(0, total - 1, wanted, dtype=torch.float64).round().long().tolist()
     return numbers
 
 
@@ -40,12 +36,7 @@ def shrunk(frames: Tensor, side: int) -> Tensor:
     scale = min(1.0, side / min(frames.shape[1:3]))
     size = [max(1, round(n * scale)) for n in frames.shape[1:3]]
     pictures = (frame.permute(2, 0, 1)[None].float() for frame in frames)
-    return torch.cat(
-        [
-            F.interpolate(p, size, mode="bilinear", antialias=True, align_corners=False)
-            for p in pictures
-        ]
-    )
+    return torch.cat([F.interpolate(p, size, mode="bilinear", antialias=True, align_corners=False) for p in pictures])
 
 
 def bounded(text: str) -> str:
@@ -71,12 +62,7 @@ class VideoScorer(Reward, ABC):
         """One that downloads nothing, for the contract."""
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
-        if (
-            videos.dtype != torch.uint8
-            or videos.dim() != 5
-            or videos.shape[-1] != 3
-            or len(videos) != len(prompts)
-        ):
+        if videos.dtype != torch.uint8 or videos.dim() != 5 or videos.shape[-1] != 3 or len(videos) != len(prompts):
             raise ValueError(
                 f"{self._name} scores uint8 videos (B, frames, height, width, 3), each with its prompt; "
                 f"given {videos.dtype} {tuple(videos.shape)} and {len(prompts)} prompts"
@@ -105,9 +91,7 @@ class VideoScorer(Reward, ABC):
         found = self.score_video(frames, prompt)
         numbers = [math.nan if x is None else float(x) for x in found]
         names = zip(self.names, found, numbers, strict=True)
-        if wrong := [
-            name for name, x, number in names if x is not None and not math.isfinite(number)
-        ]:
+        if wrong := [name for name, x, number in names if x is not None and not math.isfinite(number)]:
             error = ArithmeticError(f"{', '.join(wrong)} is not finite")
             if len(wrong) == len(numbers):
                 raise error
@@ -122,10 +106,7 @@ class VideoScorer(Reward, ABC):
         """Each reason once: a run has thousands of videos."""
         key = f"{type(reason).__name__}: {reason}"
         if number is not None:
-            self.reasons = {
-                **self.reasons,
-                number: str(reason) if isinstance(reason, Unscorable) else key,
-            }
+            self.reasons = {**self.reasons, number: str(reason) if isinstance(reason, Unscorable) else key}
         if key not in self._told:
             self._told |= {key}
             which = "a video" if number is None else f"video {number} of its batch"

@@ -17,31 +17,21 @@ class FunctionReward(Reward):
     every prompt of the batch has it and the function takes it.
     """
 
-    def __init__(
-        self, function: Callable[..., Sequence[float | None]], name: str | None = None
-    ) -> None:
+    def __init__(self, function: Callable[..., Sequence[float | None]], name: str | None = None) -> None:
         self.function = function
         self.names = (name or getattr(function, "__name__", "reward").strip("<>"),)
         code = getattr(function, "__code__", None)
-        self._takes = (
-            set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) if code else set()
-        )
+        self._takes = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) if code else set()
         self._takes_all = bool(code and code.co_flags & 0x08)  # **columns
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
-        shared = (
-            set.intersection(*(set(prompt.columns) for prompt in prompts)) if prompts else set()
-        )
+        shared = set.intersection(*(set(prompt.columns) for prompt in prompts)) if prompts else set()
         wanted = shared if self._takes_all else shared & self._takes
-        columns: dict[str, Any] = {
-            name: [p.columns[name] for p in prompts] for name in sorted(wanted)
-        }
+        columns: dict[str, Any] = {name: [p.columns[name] for p in prompts] for name in sorted(wanted)}
         answer = self.function(videos, [prompt.text for prompt in prompts], **columns)
         numbers = [float("nan") if x is None else float(x) for x in answer]
         if len(numbers) != len(videos):
-            raise ValueError(
-                f"reward {self.names[0]!r} gave {len(numbers)} numbers for {len(videos)} videos"
-            )
+            raise ValueError(f"reward {self.names[0]!r} gave {len(numbers)} numbers for {len(videos)} videos")
         values = torch.tensor(numbers, dtype=torch.float64)[:, None]
         return Scores.of(values)
 
@@ -57,14 +47,10 @@ class CompositeReward(Reward):
         self.lower_is_better = tuple(name for reward in rewards for name in reward.lower_is_better)
         self.laboratory = any(reward.laboratory for reward in rewards)
         self.device_bytes = sum(reward.device_bytes for reward in rewards)
-        self.monitor_only = next(
-            (reward.monitor_only for reward in rewards if reward.monitor_only), None
-        )
+        self.monitor_only = next((reward.monitor_only for reward in rewards if reward.monitor_only), None)
         twice = {name for name in self.names if self.names.count(name) > 1}
         if twice:
-            raise ValueError(
-                f"two rewards share the score name {sorted(twice)[0]!r}: give each its own"
-            )
+            raise ValueError(f"two rewards share the score name {sorted(twice)[0]!r}: give each its own")
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
         return self.begin(videos, prompts)()

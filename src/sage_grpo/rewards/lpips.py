@@ -24,9 +24,7 @@ LAYERS = (
 )
 STRIDES, PADDINGS, POOLED = (4, 1, 1, 1, 1), (2, 2, 1, 1, 1), (1, 2)
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
-SMALLEST = (
-    64  # pixels of a side: smaller pictures are enlarged, for less than 31 leaves no features
-)
+SMALLEST = 64  # pixels of a side: smaller pictures are enlarged, for less than 31 leaves no features
 
 
 class LPIPS:
@@ -37,9 +35,7 @@ class LPIPS:
             values = np.frombuffer(content, "<f4", count=int(np.prod(shape)), offset=start)
             return torch.from_numpy(values.reshape(shape).copy())
 
-        self.kernels = [
-            numbers(k, *shape).permute(3, 2, 0, 1).contiguous() for k, _, _, shape in LAYERS
-        ]
+        self.kernels = [numbers(k, *shape).permute(3, 2, 0, 1).contiguous() for k, _, _, shape in LAYERS]
         self.biases = [numbers(b, shape[3]) for _, b, _, shape in LAYERS]
         self.weights = [numbers(w, shape[3]) for _, _, w, shape in LAYERS]
 

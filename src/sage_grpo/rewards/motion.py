@@ -41,9 +41,7 @@ def optical_flow(first: Tensor, second: Tensor) -> Tensor:
         levels.insert(0, (F.avg_pool2d(levels[0][0], 2), F.avg_pool2d(levels[0][1], 2)))
     flow = first.new_zeros(len(first), 2, *levels[0][0].shape[2:])
     for a, b in levels:
-        ratio = flow.new_tensor([a.shape[3] / flow.shape[3], a.shape[2] / flow.shape[2]])[
-            :, None, None
-        ]
+        ratio = flow.new_tensor([a.shape[3] / flow.shape[3], a.shape[2] / flow.shape[2]])[:, None, None]
         flow = F.interpolate(flow, a.shape[2:], mode="bilinear", align_corners=False) * ratio
         for _ in range(ROUNDS):
             flow = _improved(flow, a, moved(b, flow))
@@ -53,20 +51,13 @@ def optical_flow(first: Tensor, second: Tensor) -> Tensor:
 def _improved(flow: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Plus the least-squares shift of each window; places without texture take the flow of those around them."""
     middle = F.pad((a + b) / 2, (1, 1, 1, 1), mode="replicate")
-    dx, dy = (
-        (middle[..., 1:-1, 2:] - middle[..., 1:-1, :-2]) / 2,
-        (middle[..., 2:, 1:-1] - middle[..., :-2, 1:-1]) / 2,
-    )
+    dx, dy = (middle[..., 1:-1, 2:] - middle[..., 1:-1, :-2]) / 2, (middle[..., 2:, 1:-1] - middle[..., :-2, 1:-1]) / 2
     late = b - a
-    xx, xy, yy, xt, yt = _around(
-        torch.cat([dx * dx, dx * dy, dy * dy, dx * late, dy * late], 1)
-    ).unbind(1)
+    xx, xy, yy, xt, yt = _around(torch.cat([dx * dx, dx * dy, dy * dy, dx * late, dy * late], 1)).unbind(1)
     xx, yy = xx + DOUBT, yy + DOUBT
     whole = xx * yy - xy * xy
     shift = torch.stack([xy * yt - yy * xt, xy * xt - xx * yt], 1) / whole[:, None]
-    texture = (whole / (xx + yy))[
-        :, None
-    ]  # near the smaller eigenvalue: a straight edge tells one direction only
+    texture = (whole / (xx + yy))[:, None]  # near the smaller eigenvalue: a straight edge tells one direction only
     return _around((flow + shift.clamp(-1, 1)) * texture) / _around(texture)
 
 
@@ -114,9 +105,7 @@ class MotionReward(VideoScorer):
         speed = float(most(flow.norm(dim=1)).mean()) / side
         change = float((moved(flow[1:], flow[:-1]) - flow[:-1]).norm(dim=1).mean()) / side
         thumbnails = F.adaptive_avg_pool2d(pictures / 255, GRID)
-        brightness = F.adaptive_avg_pool2d(
-            light / 255, 2
-        )  # so coarse that what moves weighs little
+        brightness = F.adaptive_avg_pool2d(light / 255, 2)  # so coarse that what moves weighs little
         flicker = -float((brightness[:-2] - 2 * brightness[1:-1] + brightness[2:]).abs().mean() / 2)
         dynamic = max(0.0, min(1.0, speed / self.low, 2 - speed / self.high))
         acceleration, cut = -100 * change, -shot_cut(thumbnails)

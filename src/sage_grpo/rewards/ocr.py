@@ -20,14 +20,10 @@ try:
 except ModuleNotFoundError:
     raise
 except ImportError as error:  # opencv-python wants the libraries of a desktop, which servers lack
-    raise ImportError(
-        f"{error}; OpenCV for servers needs none of it: pip install opencv-python-headless"
-    ) from error
+    raise ImportError(f"{error}; OpenCV for servers needs none of it: pip install opencv-python-headless") from error
 
 # An apostrophe opens and closes a quotation only at the edge of a word.
-QUOTED = re.compile(
-    r"\"([^\"]+)\"|“([^”]+)”|«([^»]+)»|「([^」]+)」|‘([^’]+)’(?!\w)|(?<!\w)'([^']+)'(?!\w)"
-)
+QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|«([^»]+)»|「([^」]+)」|‘([^’]+)’(?!\w)|(?<!\w)'([^']+)'(?!\w)")
 
 
 def wanted_text(prompt: Prompt, column: str = "text") -> str | None:
@@ -78,19 +74,14 @@ class OCRReward(VideoScorer):
         detect: bool = True,
     ) -> None:
         if over not in ("best", "mean") or frames < 1:
-            raise ConfigError(
-                f"ocr: over={over!r}, frames={frames}: use over=best or mean, and at least one frame"
-            )
+            raise ConfigError(f"ocr: over={over!r}, frames={frames}: use over=best or mean, and at least one frame")
         self.frames, self.over, self.anywhere, self.column = frames, over, anywhere, column
         self.detect = detect
         # Without the classifier of directions, for text upside down is not the text wanted. A whole frame taken for a
         # line is not padded to the width of long ones: that costs twice the time, and misreads more under noise.
         line = {} if detect else {"rec_img_shape": [3, 48, 48]}
         self.engine = RapidOCR(
-            det_limit_side_len=side,
-            use_cls=False,
-            intra_op_num_threads=threads or torch.get_num_threads(),
-            **line,
+            det_limit_side_len=side, use_cls=False, intra_op_num_threads=threads or torch.get_num_threads(), **line
         )
 
     def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:

@@ -46,10 +46,7 @@ class SharpnessReward(VideoScorer):
         if min(frames.shape[1:3]) < 3:
             raise Unscorable("its sides are shorter than three pixels")
         energy = edge_energy(frames[frame_numbers(len(frames), self.frames)]).double()
-        level = (
-            energy.clamp(max=self.natural).log1p().mean()
-            / torch.tensor(self.natural).double().log1p()
-        )
+        level = energy.clamp(max=self.natural).log1p().mean() / torch.tensor(self.natural).double().log1p()
         return [float(level)]
 
     @classmethod

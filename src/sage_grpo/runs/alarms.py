@@ -25,21 +25,13 @@ LIMITS = {
     ),
     "diversity": (
         False,
-        "diversity within a group is ×{value:.2f} of the start (limit {limit:g}): "
-        "the policy collapses",
+        "diversity within a group is ×{value:.2f} of the start (limit {limit:g}): the policy collapses",
     ),
-    "saturation": (
-        True,
-        "black or white pixels rose by {value:+.0%} (limit {limit:.0%}): saturation",
-    ),
-    "exposure": (
-        True,
-        "mean brightness moved by {value:+.0%} (limit {limit:.0%}): over- or under-exposure",
-    ),
+    "saturation": (True, "black or white pixels rose by {value:+.0%} (limit {limit:.0%}): saturation"),
+    "exposure": (True, "mean brightness moved by {value:+.0%} (limit {limit:.0%}): over- or under-exposure"),
     "motion": (
         False,
-        "change from frame to frame is ×{value:.2f} of the start (limit {limit:g}): "
-        "the video stands still",
+        "change from frame to frame is ×{value:.2f} of the start (limit {limit:g}): the video stands still",
     ),
     "kl_initial": (True, "KL to the initial policy is {value:.2e} (limit {limit:g})"),
 }

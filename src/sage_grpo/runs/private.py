@@ -7,9 +7,7 @@ SECRET_OPTION = re.compile(
     r"^-{0,2}[\w.-]*(token|secret|password|passwd|apikey|credential|(?:^|[_.-])key)[\w.-]*$", re.I
 )
 SECRET_VALUE = re.compile(r"\b(hf_|sk-|ghp_|github_pat_|wandb_v1_)[\w-]{8,}|//[^/\s@]+@")
-HOME = re.compile(
-    r"(?<![\w.])(/home|/Users|[A-Za-z]:\\Users)[/\\][^/\\\s=]+|(?<![\w.])/root(?=/|$)"
-)
+HOME = re.compile(r"(?<![\w.])(/home|/Users|[A-Za-z]:\\Users)[/\\][^/\\\s=]+|(?<![\w.])/root(?=/|$)")
 HIDDEN = "***"
 # a line of YAML whose key speaks of a secret; the name of an environment variable and a tokenizer are none
 SECRET_LINE = re.compile(
@@ -33,9 +31,7 @@ def clean_command(arguments: list[str]) -> list[str]:
         else:
             shown = SECRET_VALUE.sub(HIDDEN, argument)
             home = str(Path.home())
-            shown = (
-                shown.replace(home, "~") if len(home) > 1 else shown
-            )  # "/" as home is no one's name
+            shown = shown.replace(home, "~") if len(home) > 1 else shown  # "/" as home is no one's name
             out.append(HOME.sub("~", shown))
         hide_next = not equals and argument.startswith("-") and bool(SECRET_OPTION.match(argument))
     return [Path(out[0]).name, *out[1:]] if out else out

@@ -90,29 +90,17 @@ class Run:
         usual = float(np.median(np.diff(self.times))) if len(self.times) > 1 else 0.0
         quiet = self.seen - last
         if quiet < max(SILENT, 10 * usual):
-            return (
-                "running",
-                f"Running: {reached}, last heard of {duration(max(quiet, 0))} before this report",
-            )
+            return "running", f"Running: {reached}, last heard of {duration(max(quiet, 0))} before this report"
         since = f"silent since {when(last)}" if math.isfinite(last) else "silent"
-        return (
-            "silent",
-            f"No end was written: {reached}, {since}. Killed, or still at a very long iteration",
-        )
+        return "silent", f"No end was written: {reached}, {since}. Killed, or still at a very long iteration"
 
 
 def flatten(values: Any, key: str = "") -> Settings:
     """Nested settings by dotted key; lists of mappings by their places, other lists as they are."""
     if isinstance(values, Mapping) and (values or not key):
-        return {
-            k: v
-            for name, part in values.items()
-            for k, v in flatten(part, f"{key}.{name}".strip(".")).items()
-        }
+        return {k: v for name, part in values.items() for k, v in flatten(part, f"{key}.{name}".strip(".")).items()}
     if isinstance(values, list) and values and all(isinstance(part, Mapping) for part in values):
-        return {
-            k: v for i, part in enumerate(values) for k, v in flatten(part, f"{key}.{i}").items()
-        }
+        return {k: v for i, part in enumerate(values) for k, v in flatten(part, f"{key}.{i}").items()}
     return {key: values}
 
 
@@ -132,9 +120,7 @@ def when(seconds: float) -> str:
 
 def duration(seconds: float) -> str:
     """12 s, 3.4 min, 5.6 h."""
-    size, unit = next(
-        (s, u) for s, u in ((3600, "h"), (60, "min"), (1, "s")) if seconds >= s or s == 1
-    )
+    size, unit = next((s, u) for s, u in ((3600, "h"), (60, "min"), (1, "s")) if seconds >= s or s == 1)
     return f"{seconds / size:.0f} {unit}" if unit == "s" else f"{seconds / size:.1f} {unit}"
 
 
@@ -184,9 +170,7 @@ def read_recipe(path: Path) -> tuple[Settings, str]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
-        raise ConfigError(
-            f"{path} holds no settings; restore it from the recipe that the run was started with"
-        )
+        raise ConfigError(f"{path} holds no settings; restore it from the recipe that the run was started with")
     return flatten(values), text
 
 
@@ -198,10 +182,7 @@ def read_samples(folder: Path) -> tuple[dict[int, list[Path]], list[str]]:
             found[int(place.name)] = videos
             asked = read_json(place / "prompts.json")
             if isinstance(asked, list):
-                prompts = [
-                    str(row.get("prompt", "")) if isinstance(row, dict) else str(row)
-                    for row in asked
-                ]
+                prompts = [str(row.get("prompt", "")) if isinstance(row, dict) else str(row) for row in asked]
     return found, prompts
 
 
@@ -240,20 +221,14 @@ def check(folder: Path) -> None:
         siblings = {p.name: str(p) for p in nearby(folder.parent)}
         close = nearest(folder.name, siblings)
         known = f"; runs beside it: {', '.join(siblings.values())}" if siblings else ""
-        raise ConfigError(
-            f"there is no {folder}" + (f"; did you mean {siblings[close]}?" if close else known)
-        )
+        raise ConfigError(f"there is no {folder}" + (f"; did you mean {siblings[close]}?" if close else known))
     above = next((p for p in folder.resolve().parents if (p / RECIPE).is_file()), None)
     hint = "give a folder that `sage-grpo train` wrote"
     if above:
         hint = f"it lies in the run {above}: give that"
     elif inside:
         hint = f"runs inside: {' '.join(inside)}"
-    what = (
-        "is a file, not a run"
-        if folder.is_file()
-        else f"is not a run: there is no {folder / RECIPE}"
-    )
+    what = "is a file, not a run" if folder.is_file() else f"is not a run: there is no {folder / RECIPE}"
     raise ConfigError(f"{folder} {what}; {hint}")
 
 
@@ -264,9 +239,7 @@ def nearby(folder: Path) -> Iterator[Path]:
 
 
 def read_runs(
-    folders: Sequence[Path],
-    now: float | None = None,
-    tell: Callable[[int, int, str], None] = lambda *_: None,
+    folders: Sequence[Path], now: float | None = None, tell: Callable[[int, int, str], None] = lambda *_: None
 ) -> list[Run]:
     """Each with a name of its own: the folder's, with as many of those above it as tell them apart."""
     places = [folder.resolve() for folder in folders]

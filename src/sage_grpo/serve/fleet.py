@@ -74,9 +74,7 @@ def scorer_deployment(entry: ScorerConfig, config: FleetConfig) -> Any:
         options["num_replicas"] = entry.replicas
     else:
         options["autoscaling_config"] = AutoscalingConfig(
-            min_replicas=entry.replicas,
-            max_replicas=entry.max_replicas,
-            target_ongoing_requests=entry.batch,
+            min_replicas=entry.replicas, max_replicas=entry.max_replicas, target_ongoing_requests=entry.batch
         )
     return serve.deployment(Replica, name=deployment_name(entry.type), **options).bind()
 
@@ -103,23 +101,14 @@ def gate_deployment(config: FleetConfig, token: str) -> Any:
 
     def make_app() -> Any:  # in the gate's own process
         async def find() -> dict[str, Door]:
-            handles = {
-                t: serve.get_deployment_handle(deployment_name(t), app_name=APPLICATION)
-                for t in types
-            }
+            handles = {t: serve.get_deployment_handle(deployment_name(t), app_name=APPLICATION) for t in types}
             told = {t: await call(handle.about) for t, handle in handles.items()}
             return {t: Door(names, group, asking(handles[t])) for t, (names, group) in told.items()}
 
         return Gate(token, limits, seconds, find).app
 
-    options = {
-        "num_replicas": config.gates,
-        "ray_actor_options": {"num_cpus": 0},
-        "max_ongoing_requests": RESERVE,
-    }
-    return serve.deployment(serve.ingress(make_app)(), name="gate", **options).bind(
-        *scorers.values()
-    )
+    options = {"num_replicas": config.gates, "ray_actor_options": {"num_cpus": 0}, "max_ongoing_requests": RESERVE}
+    return serve.deployment(serve.ingress(make_app)(), name="gate", **options).bind(*scorers.values())
 
 
 def asking(handle: Any) -> Ask:
@@ -163,22 +152,16 @@ def start(config: FleetConfig, address: str | None = None) -> str:
             namespace="sage-grpo",
         )
     except (ConnectionError, ValueError) as error:
-        raise FleetError(
-            f"Ray does not answer at {address}: {error}; leave --address out to start it here"
-        ) from error
+        raise FleetError(f"Ray does not answer at {address}: {error}; leave --address out to start it here") from error
     check_room(config)
     quiet = {"log_level": "ERROR", "enable_access_log": False}
     serve.start(
         proxy_location="HeadOnly" if address is None else "EveryNode",
-        http_options=HTTPOptions(
-            host=config.host, port=config.port, request_timeout_s=config.seconds + 10
-        ),
+        http_options=HTTPOptions(host=config.host, port=config.port, request_timeout_s=config.seconds + 10),
         logging_config=quiet,
     )
     try:
-        serve.run(
-            gate_deployment(config, token), name=APPLICATION, route_prefix="/", logging_config=quiet
-        )
+        serve.run(gate_deployment(config, token), name=APPLICATION, route_prefix="/", logging_config=quiet)
     except RuntimeError as error:
         raise FleetError(f"the scorers do not start: {_last_words() or error}") from error
     return f"http://{config.host}:{config.port}"

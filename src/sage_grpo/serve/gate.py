@@ -12,17 +12,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from sage_grpo.core.protocols import Scores
-from sage_grpo.rewards.remote.wire import (
-    Limits,
-    WireError,
-    pack_answer,
-    unpack_answer,
-    unpack_request,
-)
+from sage_grpo.rewards.remote.wire import Limits, WireError, pack_answer, unpack_answer, unpack_request
 
-Ask = Callable[
-    [bytes, int], Awaitable[bytes]
-]  # a scorer: request and its number of videos → answer
+Ask = Callable[[bytes, int], Awaitable[bytes]]  # a scorer: request and its number of videos → answer
 
 
 class Busy(RuntimeError):
@@ -53,11 +45,7 @@ class Gate:
     """`find` tells the scorers by name; it is asked with the first request, when they are up."""
 
     def __init__(
-        self,
-        token: str,
-        limits: Limits,
-        seconds: float,
-        find: Callable[[], Awaitable[Mapping[str, Door]]],
+        self, token: str, limits: Limits, seconds: float, find: Callable[[], Awaitable[Mapping[str, Door]]]
     ) -> None:
         self.token, self.limits, self.seconds, self._find = token, limits, seconds, find
         self._doors: Mapping[str, Door] = {}
@@ -78,9 +66,7 @@ class Gate:
 
     def check_token(self, request: Request) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(
-            fingerprint(given), self.token
-        ):  # takes as long for a near miss as for a far one
+        if not hmac.compare_digest(fingerprint(given), self.token):  # takes as long for a near miss as for a far one
             raise Refused(401, "the token is wrong or missing: Authorization: Bearer …")
 
     async def health(self, request: Request) -> Response:
@@ -106,10 +92,7 @@ class Gate:
             answers = await asyncio.wait_for(
                 asyncio.gather(*(door.ask(body, len(videos)) for door in doors)), self.seconds
             )
-            parts = [
-                unpack_answer(answer, door.names, ids)
-                for answer, door in zip(answers, doors, strict=True)
-            ]
+            parts = [unpack_answer(answer, door.names, ids) for answer, door in zip(answers, doors, strict=True)]
         except TimeoutError as error:
             raise Refused(504, f"not scored within {self.seconds:.0f} s") from error
         except Busy as error:
@@ -125,20 +108,14 @@ class Gate:
         most = int(self.limits.megabytes * 1e6)
         told = request.headers.get("content-length", "0")
         if not told.isdigit() or int(told) > most:
-            raise Refused(
-                413,
-                f"{told} bytes are more than the {most} that are accepted; send fewer videos at once",
-            )
+            raise Refused(413, f"{told} bytes are more than the {most} that are accepted; send fewer videos at once")
         parts, size = [], 0
         try:
             async for part in request.stream():
                 parts.append(part)
                 size += len(part)
                 if size > most:
-                    raise Refused(
-                        413,
-                        f"more than the {most} bytes that are accepted; send fewer videos at once",
-                    )
+                    raise Refused(413, f"more than the {most} bytes that are accepted; send fewer videos at once")
         except ClientDisconnect as error:
             raise Refused(400, "the request broke off") from error
         return b"".join(parts)

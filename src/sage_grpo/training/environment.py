@@ -41,9 +41,7 @@ def describe_environment() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
         "cuda": torch.version.cuda if cuda else None,
-        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        if cuda
-        else ["cpu"],
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else ["cpu"],
         "cpu_count": os.cpu_count(),
         "git_commit": _git_commit(),
         "command": clean_command(sys.argv),

@@ -26,27 +26,19 @@ def initial_kl(loop: Loop, trajectory: Trajectory) -> float:
     policy, values = loop.config.policy, []
     with torch.no_grad(), loop.bank.using(INITIAL):
         for step, taken in trajectory.transitions.items():
-            base = velocity_at(
-                loop.model, taken.x, loop.table.sigma[step].item(), trajectory.condition
-            )
-            values.append(
-                kl(taken.velocity, base, loop.table.k[step].item(), policy.reduction).mean().item()
-            )
+            base = velocity_at(loop.model, taken.x, loop.table.sigma[step].item(), trajectory.condition)
+            values.append(kl(taken.velocity, base, loop.table.k[step].item(), policy.reduction).mean().item())
     return sum(values) / len(values)
 
 
 def base_error(loop: Loop, trajectory: Trajectory) -> float:
     """The frozen base model's flow-matching error on these samples: large where they are not its own kind."""
     x0, values = trajectory.x0, []
-    keys = [
-        ("gauge", loop.config.seed, i) for i in range(len(x0))
-    ]  # the same noise at every measurement
+    keys = [("gauge", loop.config.seed, i) for i in range(len(x0))]  # the same noise at every measurement
     noise = keyed_noise(tuple(x0.shape[1:]), keys, x0.device)
     with torch.no_grad(), loop.bank.using(INITIAL):
         for sigma in NOISE_LEVELS:
-            v = velocity_at(
-                loop.model, (1 - sigma) * x0 + sigma * noise, sigma, trajectory.condition
-            )
+            v = velocity_at(loop.model, (1 - sigma) * x0 + sigma * noise, sigma, trajectory.condition)
             values.append((v.float() - (noise - x0)).square().mean().item())
     return sum(values) / len(values)
 
@@ -67,9 +59,7 @@ def look(batches: Sequence[Tensor]) -> Metrics:
     for videos in batches:
         before = None
         for frame in videos.unbind(1):
-            ends.append(
-                (frame + 3 <= 5).count_nonzero()
-            )  # uint8 wraps: these are 253 to 255 and 0 to 2
+            ends.append((frame + 3 <= 5).count_nonzero())  # uint8 wraps: these are 253 to 255 and 0 to 2
             now = frame.float()
             light.append(now.sum())
             if before is not None:
@@ -102,10 +92,7 @@ class DriftGauge(Callback):
         self.latest = {}
         if self.config.every and loop.iteration % self.config.every == 0:
             first = rollouts.trajectories[0]
-            x0, group = (
-                torch.cat([t.x0 for t in rollouts.trajectories]),
-                loop.config.policy.num_generations,
-            )
+            x0, group = torch.cat([t.x0 for t in rollouts.trajectories]), loop.config.policy.num_generations
             if len(x0) % group:  # a group spans processes
                 x0 = loop.comm.gather(x0)
             raw = {
@@ -120,9 +107,7 @@ class DriftGauge(Callback):
 
     def relative(self, raw: Metrics) -> Metrics:
         """Ratios to the start, and differences where a share of the range is meant."""
-        ratios = {
-            k: raw[k] / max(self.base[k], 1e-12) for k in ("base_error", "diversity", "motion")
-        }
+        ratios = {k: raw[k] / max(self.base[k], 1e-12) for k in ("base_error", "diversity", "motion")}
         return ratios | {k: raw[k] - self.base[k] for k in ("saturation", "exposure")}
 
     def check(self, now: Metrics) -> list[str]:

@@ -32,14 +32,8 @@ def _number(value: float | None, form: str) -> str:
 class ProgressCallback(Callback):
     """Shown by the first process only. `on_end` gives the terminal back; so does leaving Python after an error."""
 
-    def __init__(
-        self, total_iterations: int, rollouts_per_iteration: int, console: Console | None = None
-    ) -> None:
-        self.total, self.rollouts, self.console = (
-            total_iterations,
-            rollouts_per_iteration,
-            console or Console(),
-        )
+    def __init__(self, total_iterations: int, rollouts_per_iteration: int, console: Console | None = None) -> None:
+        self.total, self.rollouts, self.console = total_iterations, rollouts_per_iteration, console or Console()
         self._live: Live | None = None
         self._shown = False
         self._begin(0)
@@ -80,9 +74,7 @@ class ProgressCallback(Callback):
         self._phase = ""
         self.close()
         if self._shown and loop.stop_reason:
-            self.console.print(
-                f"stopped: {loop.stop_reason}", markup=False, highlight=False, soft_wrap=True
-            )
+            self.console.print(f"stopped: {loop.stop_reason}", markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Stop the display and show the cursor again; a second call does nothing."""
@@ -98,12 +90,7 @@ class ProgressCallback(Callback):
         now = time.monotonic()
         if self._shown and self._live is None and (force or now - self._last_line >= LINE_EVERY):
             self._last_line = now
-            parts = [
-                f"iteration {self._iteration}/{self.total}",
-                self.numbers(),
-                self.times(),
-                self.phase(),
-            ]
+            parts = [f"iteration {self._iteration}/{self.total}", self.numbers(), self.times(), self.phase()]
             line = "  ".join(part for part in parts if part)
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 

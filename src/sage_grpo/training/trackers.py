@@ -72,19 +72,13 @@ class JsonlTracker:
     def __init__(self, path: Path, resume_at: int | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            kept = [
-                line + b"\n"
-                for line, row in _rows(path)
-                if resume_at is None or row["step"] < resume_at
-            ]
+            kept = [line + b"\n" for line, row in _rows(path) if resume_at is None or row["step"] < resume_at]
             atomic_write(path, b"".join(kept))
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         if taken := {"step", "time"} & metrics.keys():
-            raise ValueError(
-                f"{sorted(taken)} are columns of every line; give the metric another name"
-            )
+            raise ValueError(f"{sorted(taken)} are columns of every line; give the metric another name")
         # JSON has no NaN or infinity, and a reader in another language would stumble over Python's.
         numbers = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
         self._file.write(json.dumps({"step": step, "time": time.time(), **numbers}) + "\n")
@@ -100,9 +94,7 @@ class JsonlTracker:
 class TensorBoardTracker:
     def __init__(self, folder: Path, resume_at: int | None = None) -> None:
         self._proto = _need("tensorboard", "tensorboard.compat.proto.summary_pb2")
-        self._writer = _need("tensorboard", "torch.utils.tensorboard").SummaryWriter(
-            str(folder), purge_step=resume_at
-        )
+        self._writer = _need("tensorboard", "torch.utils.tensorboard").SummaryWriter(str(folder), purge_step=resume_at)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         for key, value in metrics.items():
@@ -113,19 +105,9 @@ class TensorBoardTracker:
         """As an animated GIF, which is what TensorBoard shows; `add_video` would need moviepy for the same."""
         first, *rest = [Image.fromarray(frame) for frame in read_mp4(path)]
         gif = io.BytesIO()
-        first.save(
-            gif,
-            "GIF",
-            save_all=True,
-            append_images=rest,
-            duration=round(1000 / DEFAULT_FPS),
-            loop=0,
-        )
+        first.save(gif, "GIF", save_all=True, append_images=rest, duration=round(1000 / DEFAULT_FPS), loop=0)
         image = self._proto.Summary.Image(
-            height=first.height,
-            width=first.width,
-            colorspace=3,
-            encoded_image_string=gif.getvalue(),
+            height=first.height, width=first.width, colorspace=3, encoded_image_string=gif.getvalue()
         )
         summary = self._proto.Summary(value=[self._proto.Summary.Value(tag=name, image=image)])
         self._writer.file_writer.add_summary(summary, step)
@@ -154,9 +136,7 @@ class WandbTracker:
             resume="allow",
             dir=str(folder),
             config=config,
-            settings=self._wandb.Settings(
-                console="off"
-            ),  # else every redraw of the progress display is a log line
+            settings=self._wandb.Settings(console="off"),  # else every redraw of the progress display is a log line
         )
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -176,9 +156,7 @@ class TrackioTracker:
         self._trackio = _need("trackio")
         # trackio resumes by name, so the name must be this folder's own.
         unique = f"{name}-{_run_id(folder, 'trackio')}"
-        self._run = self._trackio.init(
-            project=project, name=unique, config=config, resume="allow", embed=False
-        )
+        self._run = self._trackio.init(project=project, name=unique, config=config, resume="allow", embed=False)
         # trackio keeps both values of a repeated step. A resumed run repeats its steps exactly: skip them.
         self._seen = folder / "trackio_last_step"
         self._done = int(self._seen.read_text()) if self._seen.exists() else -1

@@ -93,21 +93,12 @@ class Trainer:
         # The watchdog must bark first: a collective that times out ends its process without a word on the others.
         minutes = max(30.0, 2 * recipe.run.hang_minutes)
         self.processes = join(
-            layout.processes,
-            layout.sequence,
-            layout.replicate,
-            recipe.tuning.device,
-            ring=layout.ring,
-            minutes=minutes,
+            layout.processes, layout.sequence, layout.replicate, recipe.tuning.device, ring=layout.ring, minutes=minutes
         )
-        self.main = (
-            self.processes is None or self.processes.main
-        )  # writes files and talks to people
+        self.main = self.processes is None or self.processes.main  # writes files and talks to people
         self.reward, recipe = self._rewards(rewards, recipe)
         self.config = recipe
-        self.monitors = (
-            build.build_monitors(recipe) if self.main else None
-        )  # who writes the samples
+        self.monitors = build.build_monitors(recipe) if self.main else None  # who writes the samples
         self.model = self._model(model)
         self.prompts = build.build_prompts(recipe, prompts)
         self.callbacks, self.console = (
@@ -122,15 +113,7 @@ class Trainer:
         self.random = DeviceRandom(next(self.model.module.parameters()).device)
         bank = make_bank(self.model.module, HOST if recipe.tuning.offload_copies else None)
         try:
-            self.loop = Loop(
-                self.model,
-                self.reward,
-                self.prompts,
-                recipe,
-                optimizer,
-                bank=bank,
-                comm=self.processes,
-            )
+            self.loop = Loop(self.model, self.reward, self.prompts, recipe, optimizer, bank=bank, comm=self.processes)
         except ValueError as error:  # a layout or kernel that the recipe should not have asked for
             raise ConfigError(str(error)) from error
         self._check_groups()
@@ -151,9 +134,7 @@ class Trainer:
         if given is None:
             return build.build_model(self.config, self.processes)
         build.as_model(given)
-        prepare(
-            given, self.config.tuning, self.config.seed
-        )  # a model of your own is trained as the recipe says, too
+        prepare(given, self.config.tuning, self.config.seed)  # a model of your own is trained as the recipe says, too
         build.share(given, self.config, self.processes)
         return given
 
@@ -193,9 +174,7 @@ class Trainer:
         parts: list[Callback] = [watchdog]
         parts += [WeightAverage(config.optimizer.ema)] if config.optimizer.ema else []
         if config.run.sample_every:
-            samples = Samples(
-                self.folder / "samples", config, trackers, write=self.main, monitors=self.monitors
-            )
+            samples = Samples(self.folder / "samples", config, trackers, write=self.main, monitors=self.monitors)
             parts.append(samples)  # before the log: it adds what the monitors say
         parts += [self.gauge, log, *self.callbacks]
         parts.append(ProgressCallback(config.run.iterations, config.rollouts, console=self.console))
@@ -217,31 +196,19 @@ class Trainer:
                 tracker.close()
         seconds = time.perf_counter() - started
         self._end()
-        result = Result(
-            self.folder,
-            loop.iteration,
-            log.first,
-            log.last,
-            seconds,
-            loop.stop_reason,
-            self.gauge.alarms,
-        )
+        result = Result(self.folder, loop.iteration, log.first, log.last, seconds, loop.stop_reason, self.gauge.alarms)
         summarize(result, config, self.console)
         return result
 
     def _sharded(self, place: str) -> bool:
         """Whether a tensor of the saved state is cut like the weights: these are, with their copies and moments."""
         _, _, section, *rest = place.split("/")
-        return section in ("bank", "optimizer") or (
-            section == "model" and "/".join(rest) in self._parameters
-        )
+        return section in ("bank", "optimizer") or (section == "model" and "/".join(rest) in self._parameters)
 
     def _resume(self) -> bool:
         if self.config.run.resume == "never":
             if (self.folder / "metrics.jsonl").exists():
-                raise ConfigError(
-                    f"{self.folder} holds a run already; use resume: auto to go on, or another run.out"
-                )
+                raise ConfigError(f"{self.folder} holds a run already; use resume: auto to go on, or another run.out")
             return False
         newest = load_newest(self.config.run.checkpoint_root, self.processes, self._sharded)
         if newest is None:
@@ -250,15 +217,11 @@ class Trainer:
         for problem in problems:
             self.console.print(f"[yellow]passed over a damaged checkpoint:[/] {problem}")
         if state["prompts"] != self.prompts.fingerprint:
-            raise ConfigError(
-                f"the prompts are not those of {name}; restore them, or start anew with another run.out"
-            )
+            raise ConfigError(f"the prompts are not those of {name}; restore them, or start anew with another run.out")
         self.loop.load_state_dict(state["loop"])
         self.gauge.load_state_dict(state["parts"]["gauge"])
         self.random.load_state_dict(state["parts"].get("random", {}))  # older checkpoints have none
-        self.console.print(
-            f"resumed from {name} at iteration {self.loop.iteration}", highlight=False
-        )
+        self.console.print(f"resumed from {name} at iteration {self.loop.iteration}", highlight=False)
         return True
 
     def _describe(self, resumed: bool) -> None:
@@ -274,45 +237,24 @@ class Trainer:
 
     def _end(self, error: str | None = None) -> None:
         """How the run ended, for whoever finds the folder later; one without this was killed or goes on."""
-        facts = {
-            "iteration": self.loop.iteration,
-            "stop_reason": self.loop.stop_reason,
-            "error": error,
-        }
+        facts = {"iteration": self.loop.iteration, "stop_reason": self.loop.stop_reason, "error": error}
         with suppress(OSError):  # a full disk is told by what filled it
             if self.main:
-                atomic_write(
-                    self.folder / END, json.dumps(facts | {"time": time.time()}, indent=1).encode()
-                )
+                atomic_write(self.folder / END, json.dumps(facts | {"time": time.time()}, indent=1).encode())
 
 
 def summarize(result: Result, config: RecipeConfig, console: Console) -> None:
     """What a person wants to know when a run has ended."""
     first, last = result.first, result.last
     done = f"{result.iterations} of {config.run.iterations} iterations in {result.seconds:.0f} s"
-    console.print(
-        f"\n[bold]{'Stopped: ' + result.stop_reason if result.stop_reason else 'Done'}[/] ({done})"
-    )
-    for name in (
-        key
-        for key in last
-        if key.startswith("reward/") and key not in ("reward/std", "reward/failed")
-    ):
+    console.print(f"\n[bold]{'Stopped: ' + result.stop_reason if result.stop_reason else 'Done'}[/] ({done})")
+    for name in (key for key in last if key.startswith("reward/") and key not in ("reward/std", "reward/failed")):
         before, now = first.get(name, math.nan), last[name]
-        console.print(
-            f"  {name:<16} {before:8.3f} → {now:8.3f}  ({now - before:+.3f})", highlight=False
-        )
-    for name, text in (
-        ("approx_kl", "KL"),
-        ("clip_frac", "clipped"),
-        ("skipped_updates", "skipped updates"),
-    ):
+        console.print(f"  {name:<16} {before:8.3f} → {now:8.3f}  ({now - before:+.3f})", highlight=False)
+    for name, text in (("approx_kl", "KL"), ("clip_frac", "clipped"), ("skipped_updates", "skipped updates")):
         if name in last:
             console.print(f"  {text:<16} {last[name]:.3g}", highlight=False)
     for alarm in result.alarms[-5:]:
         console.print(f"  [yellow]alarm[/] {alarm}", highlight=False)
     console.print(f"  metrics, samples and checkpoints are in {result.folder}", highlight=False)
-    console.print(
-        f"  curves, videos, alarms and cost on one page: sage-grpo report {result.folder}",
-        highlight=False,
-    )
+    console.print(f"  curves, videos, alarms and cost on one page: sage-grpo report {result.folder}", highlight=False)

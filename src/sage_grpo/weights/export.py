@@ -15,9 +15,7 @@ from sage_grpo.weights.parts import TuningError, has_adapters, kept_in_float32
 FILE = "pytorch_lora_weights.safetensors"  # where diffusers looks
 
 
-def export(
-    model: VideoModel, folder: Path, *, merge: bool = False, dtype: torch.dtype | None = None
-) -> dict[str, Any]:
+def export(model: VideoModel, folder: Path, *, merge: bool = False, dtype: torch.dtype | None = None) -> dict[str, Any]:
     """Write `folder`; returns what it is, `lora` or `full`, and what survives of a merged update by precision.
 
     Merged layers are float32 unless `dtype` says otherwise, for half precision would lose most of a small update.
@@ -46,30 +44,16 @@ def save_adapters(model: VideoModel, folder: Path, dtype: torch.dtype | None) ->
     parts: dict[str, Any] = dict(networks(model.module))
     for i, (name, part) in enumerate(parts.items()):
         if not hasattr(part, "load_lora_adapter"):  # not of diffusers
-            raise TuningError(
-                f"{type(part).__name__} cannot save adapters alone; use --merge for the whole model"
-            )
-        mine = {
-            key: w for key, w in part.state_dict().items() if ".lora_" in key and ".default." in key
-        }
+            raise TuningError(f"{type(part).__name__} cannot save adapters alone; use --merge for the whole model")
+        mine = {key: w for key, w in part.state_dict().items() if ".lora_" in key and ".default." in key}
         # the prefix and the place of the settings are what diffusers looks for in every pipeline
         tensors = {
-            f"transformer.{key.replace('.default.', '.')}": w.detach()
-            .cpu()
-            .to(dtype or w.dtype)
-            .contiguous()
+            f"transformer.{key.replace('.default.', '.')}": w.detach().cpu().to(dtype or w.dtype).contiguous()
             for key, w in mine.items()
         }
-        places = sorted(
-            {key.split(".lora_")[0] for key in mine}
-        )  # the wrapped layers themselves, none to exclude
-        settings = part.peft_config["default"].to_dict() | {
-            "target_modules": places,
-            "exclude_modules": None,
-        }
-        plain = {
-            f"transformer.{k}": sorted(v) if isinstance(v, set) else v for k, v in settings.items()
-        }
+        places = sorted({key.split(".lora_")[0] for key in mine})  # the wrapped layers themselves, none to exclude
+        settings = part.peft_config["default"].to_dict() | {"target_modules": places, "exclude_modules": None}
+        plain = {f"transformer.{k}": sorted(v) if isinstance(v, set) else v for k, v in settings.items()}
         metadata = json.dumps(plain, default=str)
         place = folder / name if i else folder
         place.mkdir(parents=True, exist_ok=True)

@@ -28,9 +28,7 @@ def add_lora(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
     targets, unused = list(config.targets or model.lora_targets), list(model.unused)
     check_targets(model.module, targets)
     model.module.requires_grad_(False)
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # peft draws initial values; ours follow from seed and name alone
+    with torch.random.fork_rng(devices=[]):  # peft draws initial values; ours follow from seed and name alone
         for part in networks(model.module).values():
             _inject(part, _lora_config(config, targets, unused), POLICY)
     with torch.no_grad():
@@ -45,10 +43,7 @@ def initial_adapter(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """B is 0 and A is what peft would draw (uniform, ±1/√inputs), the same on every process and in every layout."""
     if ".lora_B." in name:
         return torch.zeros(shape)
-    drawn = (
-        keyed_rng(seed, "lora", name.split(".lora_A.", maxsplit=1)[0]).uniform(-1, 1, shape)
-        / shape[1] ** 0.5
-    )
+    drawn = keyed_rng(seed, "lora", name.split(".lora_A.", maxsplit=1)[0]).uniform(-1, 1, shape) / shape[1] ** 0.5
     return torch.from_numpy(drawn).float()
 
 
@@ -70,25 +65,17 @@ def _inject(part: Any, config: LoraConfig, name: str) -> None:
     for layer in lora_layers(part):
         for weights in (layer.lora_A, layer.lora_B):
             weights[name].to(layer.get_base_layer().weight.device, torch.float32)
-        layer.cast_input_dtype_enabled = (
-            False  # autocast casts, and keeps no fp32 copy of the activations
-        )
+        layer.cast_input_dtype_enabled = False  # autocast casts, and keeps no fp32 copy of the activations
 
 
 def check_targets(module: nn.Module, targets: Sequence[str]) -> None:
     """Every target names at least one layer; peft itself is content if any of them does."""
     names = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
-    endings = {re.sub(r"^.*?\d+\.(?=[a-z])", "", name) for name in names} | {
-        n.rsplit(".", 1)[-1] for n in names
-    }
+    endings = {re.sub(r"^.*?\d+\.(?=[a-z])", "", name) for name in names} | {n.rsplit(".", 1)[-1] for n in names}
     for target in targets:
         if not any(name == target or name.endswith("." + target) for name in names):
             close = nearest(target, sorted(endings), cutoff=0.4)
-            hint = (
-                f"did you mean {close!r}?"
-                if close
-                else f"layers end in {', '.join(sorted(endings)[:8])}"
-            )
+            hint = f"did you mean {close!r}?" if close else f"layers end in {', '.join(sorted(endings)[:8])}"
             raise TuningError(f"tuning.targets: no layer of the model is called {target!r}; {hint}")
 
 
@@ -101,13 +88,9 @@ def reserve_adapter(module: nn.Module, name: str) -> None:
         for layer in lora_layers(module):
             if name not in layer.lora_A:
                 rank, alpha = layer.r[POLICY], layer.lora_alpha[POLICY]
-                layer.update_layer(
-                    name, r=rank, lora_alpha=alpha, config=LoraConfig(r=rank)
-                )  # peft's own way
+                layer.update_layer(name, r=rank, lora_alpha=alpha, config=LoraConfig(r=rank))  # peft's own way
                 for weights in (layer.lora_A, layer.lora_B):
-                    weights[name].to(
-                        layer.get_base_layer().weight.device, torch.float32
-                    ).requires_grad_(False)
+                    weights[name].to(layer.get_base_layer().weight.device, torch.float32).requires_grad_(False)
                 layer.set_adapter(POLICY)
 
 
@@ -129,10 +112,7 @@ class LoraBank:
 
     def _untouched(self) -> bool:
         """Whether the policy is still the base model; all processes see the same answer."""
-        return all(
-            float(whole(layer.lora_B[POLICY].weight.detach().norm())) == 0.0
-            for layer in self._layers
-        )
+        return all(float(whole(layer.lora_B[POLICY].weight.detach().norm())) == 0.0 for layer in self._layers)
 
     @torch.no_grad()
     def save(self, name: str, decay: float = 0.0) -> None:
@@ -184,10 +164,7 @@ class LoraBank:
             weight.copy_(theirs[key])
 
     def state_dict(self) -> dict[str, Any]:
-        kept = {
-            name: {k: w.detach() for k, w in self._weights(name).items()}
-            for name in sorted(self._names)
-        }
+        kept = {name: {k: w.detach() for k, w in self._weights(name).items()} for name in sorted(self._names)}
         return {"base": sorted(self._base), "adapters": kept}
 
     @torch.no_grad()

@@ -31,16 +31,11 @@ class Survival:
     def figures(self) -> dict[str, float]:
         if not self.update:  # nothing was trained, so nothing is lost
             return {"survives": 1.0, "rounding_error": 0.0}
-        return {
-            "survives": self.kept / self.update,
-            "rounding_error": (self.error / self.update) ** 0.5,
-        }
+        return {"survives": self.kept / self.update, "rounding_error": (self.error / self.update) ** 0.5}
 
 
 @torch.no_grad()
-def merge_adapters(
-    module: nn.Module, dtype: torch.dtype = torch.float32
-) -> dict[str, dict[str, float]]:
+def merge_adapters(module: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, dict[str, float]]:
     """W + (alpha/rank)·B·A in place of the adapters, added in float32 and rounded once, layer by layer.
 
     The module is then a plain one again. Returns what survives of the update in `dtype`, and in bfloat16, in which

@@ -40,11 +40,7 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.O
     if config.type == "adamw":
         return _adamw(list(trained.values()), config)
     # Muon is made for matrices inside the network; embeddings, first and last layers stay with AdamW
-    inner = {
-        name
-        for name, p in trained.items()
-        if p.dim() == 2 and "block" in name and "embed" not in name
-    }
+    inner = {name for name, p in trained.items() if p.dim() == 2 and "block" in name and "embed" not in name}
     parts: list[torch.optim.Optimizer] = []
     if inner:
         # its steps are scaled to the size of AdamW's, so that one learning rate serves both
@@ -62,6 +58,4 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.O
 
 
 def _adamw(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
-    return torch.optim.AdamW(
-        parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
-    )
+    return torch.optim.AdamW(parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)

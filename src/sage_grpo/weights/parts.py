@@ -17,14 +17,10 @@ def has_adapters(module: nn.Module) -> bool:
 
 def kept_in_float32(part: nn.Module, name: str) -> bool:
     """Whether diffusers would load this weight in float32 at any precision; a word of the class stands for a layer."""
-    return any(
-        word in name.split(".") for word in getattr(part, "_keep_in_fp32_modules", None) or ()
-    )
+    return any(word in name.split(".") for word in getattr(part, "_keep_in_fp32_modules", None) or ())
 
 
 def require(thing: Any, attribute: str, setting: str) -> Any:
     if not hasattr(thing, attribute):
-        raise TuningError(
-            f"{setting}: {type(thing).__name__} has no {attribute}; leave the setting out for this model"
-        )
+        raise TuningError(f"{setting}: {type(thing).__name__} has no {attribute}; leave the setting out for this model")
     return getattr(thing, attribute)

@@ -27,9 +27,7 @@ def prepare(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
         try:
             from sage_grpo.weights.lora_bank import add_lora  # noqa: PLC0415 - peft is an extra
         except ModuleNotFoundError as error:
-            raise TuningError(
-                f"tuning.mode: lora needs {error.name}: pip install 'sage-grpo[models]'"
-            ) from error
+            raise TuningError(f"tuning.mode: lora needs {error.name}: pip install 'sage-grpo[models]'") from error
         add_lora(model, config, seed)
     else:
         freeze_unused(model)
@@ -56,9 +54,7 @@ def compile_blocks(model: VideoModel, backend: str) -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
     for part in networks(model.module).values():
         if getattr(part, "_repeated_blocks", None):
-            require(part, "compile_repeated_blocks", "tuning.compile")(
-                fullgraph=True, backend=backend
-            )
+            require(part, "compile_repeated_blocks", "tuning.compile")(fullgraph=True, backend=backend)
         else:
             inside = {id(layer) for layer in part.modules()}
             for block in (block for block in model.shard_blocks if id(block) in inside):

@@ -81,14 +81,8 @@ class Result:
         return [name for name, cell in sorted(found, key=lambda one: -abs(one[1].change or 0.0))]
 
     def as_dict(self) -> dict[str, Any]:
-        lists = {
-            key: {"gamed_by": self.those(key, "gamed"), "blind_to": self.those(key, "blind")}
-            for key in self.keys
-        }
-        return asdict(self) | {
-            "scores": lists,
-            "unit": "standard deviations over the clips as they are",
-        }
+        lists = {key: {"gamed_by": self.those(key, "gamed"), "blind_to": self.those(key, "blind")} for key in self.keys}
+        return asdict(self) | {"scores": lists, "unit": "standard deviations over the clips as they are"}
 
 
 def cell_of(natural: Values, copies: Values, spread: float) -> Cell:
@@ -101,9 +95,7 @@ def cell_of(natural: Values, copies: Values, spread: float) -> Cell:
     mean, low, high = float(changes.mean()), None, None
     bottom = top = mean
     if count > 1:
-        reach = float(
-            stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * changes.std(ddof=1) / np.sqrt(count)
-        )
+        reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * changes.std(ddof=1) / np.sqrt(count))
         low = bottom = mean - reach
         high = top = mean + reach
     gain, lose = int((changes >= NOTICED).sum()), int((changes <= -NOTICED).sum())
@@ -140,10 +132,7 @@ def audit(
     values = {key: np.full((len(clips), 1 + len(names)), np.nan) for key in keys}
     masked: dict[str, Counter[str]] = {key: Counter() for key in keys}
     unreadable: dict[str, str] = {}
-    alone, together = (
-        [j for j in panel.judges if not j.groupwise],
-        [j for j in panel.judges if j.groupwise],
-    )
+    alone, together = [j for j in panel.judges if not j.groupwise], [j for j in panel.judges if j.groupwise]
 
     def note(answer: Answer, i: int, column: int) -> None:
         for key, value in answer.scores.items():
@@ -170,20 +159,13 @@ def audit(
     readable = [(i, clip) for i, clip in enumerate(clips) if clip.name not in unreadable]
     if together:
         _compare(readable, together, names, seed, megapixels, note)
-    weighted = [
-        one
-        for judge in panel.judges
-        if judge.weights
-        for one in zip(judge.keys, judge.weights, strict=True)
-    ]
+    weighted = [one for judge in panel.judges if judge.weights for one in zip(judge.keys, judge.weights, strict=True)]
     if len(weighted) > 1 and SUM not in keys:
         values[SUM] = _sum(values, weighted, panel.advantages)
         keys = [*keys, SUM]
     if all(np.isnan(found[:, 0]).all() for found in values.values()):
         reasons = Counter(reason for found in masked.values() for reason in found)
-        raise ConfigError(
-            f"no clip has any score, as it is; {next(iter(reasons), 'no scorer says why')}"
-        )
+        raise ConfigError(f"no clip has any score, as it is; {next(iter(reasons), 'no scorer says why')}")
     return Result(
         keys,
         names,
@@ -203,9 +185,7 @@ def audit(
     )
 
 
-def _sum(
-    values: dict[str, Values], weighted: Sequence[tuple[str, float]], advantages: bool
-) -> Values:
+def _sum(values: dict[str, Values], weighted: Sequence[tuple[str, float]], advantages: bool) -> Values:
     """As the recipe adds them: scores as they are, or each in its own spread."""
     units = {key: (spread_of(values[key]) or 1.0) if advantages else 1.0 for key, _ in weighted}
     whole = sum(abs(weight) for _, weight in weighted) or 1.0
@@ -242,26 +222,15 @@ def _compare(
     loaded = [clip.load() for _, clip in clips]
     same = len({frames.shape for frames in loaded}) == 1 and len(loaded) > 1
     if not same or sum(frames.numel() for frames in loaded) / 3e6 > megapixels:
-        reason = (
-            "it compares clips, which needs several of one size and within --megapixels together"
-        )
+        reason = "it compares clips, which needs several of one size and within --megapixels together"
         for judge in judges:
             note(Answer({}, dict.fromkeys(judge.keys, reason)), clips[0][0], 0)
         return
     prompts = [clips[0][1].prompt] * len(loaded)
     for column, name in enumerate([None, *names]):
-        group = [
-            degrade(name, x, seed + i) if name else x
-            for (i, _), x in zip(clips, loaded, strict=True)
-        ]
+        group = [degrade(name, x, seed + i) if name else x for (i, _), x in zip(clips, loaded, strict=True)]
         for judge in judges:
             answers = ask(judge, torch.stack(group), prompts)
             found = {key: [a.scores[key] for a in answers if key in a.scores] for key in judge.keys}
-            missing = {
-                key: reason for a in answers for key, reason in a.masked.items() if not found[key]
-            }
-            note(
-                Answer({key: fmean(some) for key, some in found.items() if some}, missing),
-                clips[0][0],
-                column,
-            )
+            missing = {key: reason for a in answers for key, reason in a.masked.items() if not found[key]}
+            note(Answer({key: fmean(some) for key, some in found.items() if some}, missing), clips[0][0], column)

@@ -23,15 +23,8 @@ def degradation(function: Degradation) -> Degradation:
 
 def degrade(name: str, frames: Tensor, seed: int = 0) -> Tensor:
     """A spoilt copy; the frames stay as they are, and the same seed gives the same copy."""
-    if (
-        frames.dtype != torch.uint8
-        or frames.dim() != 4
-        or frames.shape[-1] != 3
-        or not frames.numel()
-    ):
-        raise ValueError(
-            f"a clip is uint8 (frames, height, width, 3), not {frames.dtype} {tuple(frames.shape)}"
-        )
+    if frames.dtype != torch.uint8 or frames.dim() != 4 or frames.shape[-1] != 3 or not frames.numel():
+        raise ValueError(f"a clip is uint8 (frames, height, width, 3), not {frames.dtype} {tuple(frames.shape)}")
     return DEGRADATIONS[name](frames, torch.Generator().manual_seed(seed))
 
 
@@ -46,9 +39,7 @@ def gaussian_blur(picture: Tensor, sigma: float) -> Tensor:
     weight = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / sigma) ** 2)
     weight = (weight / weight.sum())[None, None].expand(3, 1, -1)
     x = F.pad(picture.permute(2, 0, 1)[None], (reach,) * 4, mode="replicate")
-    return F.conv2d(F.conv2d(x, weight[:, :, None], groups=3), weight[..., None], groups=3)[
-        0
-    ].permute(1, 2, 0)
+    return F.conv2d(F.conv2d(x, weight[:, :, None], groups=3), weight[..., None], groups=3)[0].permute(1, 2, 0)
 
 
 def other_shot(frames: Tensor) -> Tensor:
@@ -85,10 +76,7 @@ def shake(frames: Tensor, random: Generator) -> Tensor:
     x = F.pad(frames.permute(0, 3, 1, 2).float(), (reach,) * 4, mode="replicate").byte()
     height, width = frames.shape[1:3]
     shifts = torch.randint(0, 2 * reach + 1, (len(frames), 2), generator=random).tolist()
-    moved = [
-        x[t, :, down : down + height, right : right + width]
-        for t, (down, right) in enumerate(shifts)
-    ]
+    moved = [x[t, :, down : down + height, right : right + width] for t, (down, right) in enumerate(shifts)]
     return torch.stack(moved).permute(0, 2, 3, 1).contiguous()
 
 
@@ -113,9 +101,7 @@ def crossfade(frames: Tensor, random: Generator) -> Tensor:
     place = torch.linspace(0, 1, len(frames)) if len(frames) > 1 else torch.zeros(1)
     share = ((place - 0.25) * 2).clamp(0, 1).tolist()
     other = other_shot(frames)
-    mixed = [
-        a.float() * (1 - w) + b.float() * w for a, b, w in zip(frames, other, share, strict=True)
-    ]
+    mixed = [a.float() * (1 - w) + b.float() * w for a, b, w in zip(frames, other, share, strict=True)]
     return torch.stack([picture.round().byte() for picture in mixed])
 
 
@@ -160,6 +146,4 @@ def bright(frames: Tensor, random: Generator) -> Tensor:
 @degradation
 def vivid(frames: Tensor, random: Generator) -> Tensor:
     """Colours two and a half times as far from grey."""
-    return each(
-        frames, lambda picture: (grey := picture.mean(-1, keepdim=True)) + 2.5 * (picture - grey)
-    )
+    return each(frames, lambda picture: (grey := picture.mean(-1, keepdim=True)) + 2.5 * (picture - grey))

@@ -32,9 +32,7 @@ class Scene:
 def texture(seed: int, height: int, width: int, roughness: float = 1.2) -> Array:
     """Noise with a spectrum of 1/f^roughness, as of natural pictures, from 0 to 1; it repeats at its edges."""
     spectrum = np.fft.rfft2(np.random.default_rng(seed).normal(size=(height, width)))
-    frequency = np.hypot(
-        np.fft.fftfreq(height)[:, None] * height, np.fft.rfftfreq(width)[None] * width
-    )
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None] * height, np.fft.rfftfreq(width)[None] * width)
     frequency[0, 0] = np.inf
     found: Array = np.fft.irfft2(spectrum / frequency**roughness, s=(height, width))
     low, high = np.quantile(found, (0.01, 0.99))
@@ -51,18 +49,14 @@ def painted(
 ) -> Picture:
     """A texture between two colours."""
     amount = texture(seed, size[1], size[0], roughness)[..., None]
-    return Image.fromarray(
-        (np.array(dark) * (1 - amount) + np.array(light) * amount).round().astype(np.uint8)
-    )
+    return Image.fromarray((np.array(dark) * (1 - amount) + np.array(light) * amount).round().astype(np.uint8))
 
 
 def photograph() -> Picture:
     """One of the public domain that matplotlib brings along."""
     path = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
     if not path.is_file():
-        raise ConfigError(
-            f"the clips are made from {path}, which is not there; name videos of your own"
-        )
+        raise ConfigError(f"the clips are made from {path}, which is not there; name videos of your own")
     return Image.open(path).convert("RGB")
 
 
@@ -70,9 +64,7 @@ def view(picture: Picture, x: float, y: float, zoom: float = 1.0, turn: float = 
     """What a camera sees whose middle is at (x, y) of the picture, between pixels too."""
     c, s = np.cos(turn) / zoom, np.sin(turn) / zoom
     ends = (c, -s, x - c * WIDTH / 2 + s * HEIGHT / 2, s, c, y - s * WIDTH / 2 - c * HEIGHT / 2)
-    return picture.transform(
-        (WIDTH, HEIGHT), Image.Transform.AFFINE, ends, Image.Resampling.BICUBIC
-    )
+    return picture.transform((WIDTH, HEIGHT), Image.Transform.AFFINE, ends, Image.Resampling.BICUBIC)
 
 
 def board(words: str, paper: str, ink: str, wall: Picture, size: int = 40) -> Picture:
@@ -97,9 +89,7 @@ def layered(t: float, sky: Picture, hills: Picture, field: Picture) -> Picture:
     frame = view(sky, 200 + 8 * t, 200)
     for ground, speed, height, waves in ((hills, 40, 0.5, 3.0), (field, 120, 0.75, 1.3)):
         across = (np.arange(WIDTH) + speed * t) / WIDTH * 2 * np.pi
-        edge = HEIGHT * (
-            height + 0.08 * np.sin(waves * across) + 0.03 * np.sin(2.7 * waves * across + 1)
-        )
+        edge = HEIGHT * (height + 0.08 * np.sin(waves * across) + 0.03 * np.sin(2.7 * waves * across + 1))
         inside = np.clip(np.arange(HEIGHT)[:, None] - edge[None] + 0.5, 0, 1) * 255
         mask = Image.fromarray(inside.astype(np.uint8))
         frame.paste(view(ground, 180 + speed * t, 200), (0, 0), mask)
@@ -113,10 +103,7 @@ def water(t: float, bed: Array) -> Picture:
     slope_y = 2.5 * np.cos(y / 15 + x / 37 - 7 * t) + 1.0 * np.cos(y / 8 - 11 * t)
     light = bed[(y + 30 + slope_y).astype(int), (x + 30 + slope_x).astype(int)]
     glint = np.clip((slope_x + slope_y) / 6, -1, 1)
-    colour = np.stack(
-        [60 + 90 * light + 18 * glint, 95 + 95 * light + 22 * glint, 105 + 85 * light + 30 * glint],
-        -1,
-    )
+    colour = np.stack([60 + 90 * light + 18 * glint, 95 + 95 * light + 22 * glint, 105 + 85 * light + 30 * glint], -1)
     return Image.fromarray(np.clip(colour, 0, 255).astype(np.uint8))
 
 
@@ -136,54 +123,24 @@ def crossing(t: float, ground: Picture, thing: Picture) -> Picture:
 
 def scenes() -> dict[str, Scene]:
     photo = photograph()
-    sky, hills = (
-        painted(1, (70, 120, 200), (240, 245, 250), roughness=1.6),
-        painted(2, (30, 60, 40), (110, 140, 90)),
-    )
-    field, bricks = (
-        painted(3, (70, 80, 20), (210, 200, 90), roughness=0.9),
-        painted(4, (90, 40, 30), (190, 110, 90)),
-    )
-    stone, wood = (
-        painted(5, (60, 60, 70), (190, 185, 175), roughness=1.0),
-        painted(6, (60, 35, 15), (170, 115, 65)),
-    )
+    sky, hills = painted(1, (70, 120, 200), (240, 245, 250), roughness=1.6), painted(2, (30, 60, 40), (110, 140, 90))
+    field, bricks = painted(3, (70, 80, 20), (210, 200, 90), roughness=0.9), painted(4, (90, 40, 30), (190, 110, 90))
+    stone, wood = painted(5, (60, 60, 70), (190, 185, 175), roughness=1.0), painted(6, (60, 35, 15), (170, 115, 65))
     late = board("OPEN LATE", "#1d3b66", "#f4f1e4", bricks)
-    hotel, books = (
-        board("GRAND HOTEL", "#f3e6c4", "#5b1620", stone, 20),
-        board("BOOKS", "#12402b", "#f0d878", wood, 48),
-    )
+    hotel, books = board("GRAND HOTEL", "#f3e6c4", "#5b1620", stone, 20), board("BOOKS", "#12402b", "#f0d878", wood, 48)
     ball, room = disc(painted(7, (150, 20, 20), (250, 190, 60)), 44), view(wood, 256, 256)
     bed, thing = texture(8, HEIGHT + 60, WIDTH + 60, 1.1), photo.crop((180, 60, 250, 140))
     return {
-        "portrait-pan": Scene(
-            "a portrait of an officer", lambda t: view(photo, 200 + 90 * t, 150 + 50 * t)
-        ),
-        "portrait-zoom": Scene(
-            "a portrait of an officer", lambda t: view(photo, 250, 160, 1 + 0.3 * t)
-        ),
-        "portrait-turn": Scene(
-            "a portrait of an officer", lambda t: view(photo, 250, 250, 1.1, 0.06 * t)
-        ),
-        "crossing": Scene(
-            "a picture is carried past a uniform", lambda t: crossing(t, photo, thing)
-        ),
+        "portrait-pan": Scene("a portrait of an officer", lambda t: view(photo, 200 + 90 * t, 150 + 50 * t)),
+        "portrait-zoom": Scene("a portrait of an officer", lambda t: view(photo, 250, 160, 1 + 0.3 * t)),
+        "portrait-turn": Scene("a portrait of an officer", lambda t: view(photo, 250, 250, 1.1, 0.06 * t)),
+        "crossing": Scene("a picture is carried past a uniform", lambda t: crossing(t, photo, thing)),
         "train": Scene("green hills seen from a train", lambda t: layered(t, sky, hills, field)),
         "water": Scene("clear water over a river bed", lambda t: water(t, bed)),
-        "ball": Scene(
-            "a red ball bounces in front of a wooden wall", lambda t: bouncing(t, room, ball)
-        ),
-        "sign": Scene(
-            'a sign that says "OPEN LATE"', lambda t: view(late, 250 + 14 * t, 254 + 5 * t)
-        ),
-        "hotel": Scene(
-            'the words "GRAND HOTEL" on a stone wall',
-            lambda t: view(hotel, 256, 256, 0.8 + 0.08 * t),
-        ),
-        "books": Scene(
-            'a shop front with the word "BOOKS"',
-            lambda t: view(books, 275 - 40 * t, 256, 1.0, 0.1 * t),
-        ),
+        "ball": Scene("a red ball bounces in front of a wooden wall", lambda t: bouncing(t, room, ball)),
+        "sign": Scene('a sign that says "OPEN LATE"', lambda t: view(late, 250 + 14 * t, 254 + 5 * t)),
+        "hotel": Scene('the words "GRAND HOTEL" on a stone wall', lambda t: view(hotel, 256, 256, 0.8 + 0.08 * t)),
+        "books": Scene('a shop front with the word "BOOKS"', lambda t: view(books, 275 - 40 * t, 256, 1.0, 0.1 * t)),
     }
 
 
@@ -191,7 +148,5 @@ def clip(name: str, scene: Scene, frames: int = FRAMES) -> Tensor:
     """uint8 frames (F, H, W, 3)."""
     random = np.random.default_rng([ord(letter) for letter in name])
     pictures = [np.asarray(scene.frame(i / max(frames - 1, 1)), np.float64) for i in range(frames)]
-    noisy = np.stack(
-        [picture + random.normal(0, SENSOR_NOISE, picture.shape) for picture in pictures]
-    )
+    noisy = np.stack([picture + random.normal(0, SENSOR_NOISE, picture.shape) for picture in pictures])
     return torch.from_numpy(noisy.round().clip(0, 255).astype(np.uint8))

@@ -17,33 +17,15 @@ from av.bitstream import BitStreamFilterContext
 from sage_grpo.config import ConfigError
 from sage_grpo.evaluation.audit.degrade import degrade
 from sage_grpo.evaluation.clips import Unreadable, open_video
-from sage_grpo.evaluation.study.plan import (
-    ANSWERS,
-    NAME,
-    VIDEOS,
-    Clip,
-    Comparison,
-    Dimension,
-    Plan,
-    dump_plan,
-)
+from sage_grpo.evaluation.study.plan import ANSWERS, NAME, VIDEOS, Clip, Comparison, Dimension, Plan, dump_plan
 from sage_grpo.evaluation.texts import NoPrompt, find_prompts
 from sage_grpo.files import atomic_write
 from sage_grpo.videos import DEFAULT_FPS, mp4_bytes
 
 DIMENSIONS = {
-    "visual": (
-        "Visual quality",
-        "Which picture is better: sharp, clean, with natural light and colour, no artefacts?",
-    ),
-    "motion": (
-        "Motion quality",
-        "Which moves better: smooth, natural and alive, without jumps, flicker or melting?",
-    ),
-    "semantic": (
-        "Semantic alignment",
-        "Which shows better what the text says: the things, their looks, the action?",
-    ),
+    "visual": ("Visual quality", "Which picture is better: sharp, clean, with natural light and colour, no artefacts?"),
+    "motion": ("Motion quality", "Which moves better: smooth, natural and alive, without jumps, flicker or melting?"),
+    "semantic": ("Semantic alignment", "Which shows better what the text says: the things, their looks, the action?"),
 }
 # Worse beyond doubt in every clip. A frozen copy is not: it may move better than an original that shakes.
 SPOILT = ("noise", "flat")
@@ -64,9 +46,7 @@ def from_eval(folder: Path) -> tuple[list[str], list[Item]]:
     """Sources and prompts of a folder that `sage-grpo eval` wrote."""
     path = folder / "manifest.json"
     if not path.is_file():
-        raise ConfigError(
-            f"{folder} has no manifest.json; name a folder of `sage-grpo eval`, or --videos a=folder"
-        )
+        raise ConfigError(f"{folder} has no manifest.json; name a folder of `sage-grpo eval`, or --videos a=folder")
     try:
         manifest = json.loads(path.read_bytes())
         sources, seeds = [str(name) for name in manifest["sources"]], list(manifest["seeds"])
@@ -74,34 +54,19 @@ def from_eval(folder: Path) -> tuple[list[str], list[Item]]:
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is no manifest of `sage-grpo eval`: {error!r}") from error
     items = [
-        Item(
-            key,
-            text,
-            tuple(
-                {s: folder / VIDEOS / s / f"{key}-{seed}.mp4" for s in sources} for seed in seeds
-            ),
-        )
+        Item(key, text, tuple({s: folder / VIDEOS / s / f"{key}-{seed}.mp4" for s in sources} for seed in seeds))
         for key, text in prompts
     ]
     return sources, items
 
 
-def from_folders(
-    folders: Mapping[str, Path], prompts: Path | None = None
-) -> tuple[list[str], list[Item]]:
+def from_folders(folders: Mapping[str, Path], prompts: Path | None = None) -> tuple[list[str], list[Item]]:
     """Folders of equally named mp4 files. Prompts: a file, as for `rewards score`, or .txt beside a video."""
-    found = {
-        name: {path.stem: path for path in sorted(folder.glob("*.mp4"))}
-        for name, folder in folders.items()
-    }
+    found = {name: {path.stem: path for path in sorted(folder.glob("*.mp4"))} for name, folder in folders.items()}
     names = sorted(set.intersection(*(set(one) for one in found.values()))) if found else []
     odd = [path for one in found.values() for stem, path in one.items() if stem not in names]
     if odd or not names:
-        what = (
-            f"{odd[0]} has no partner of its name in every other folder"
-            if odd
-            else "there are no mp4 files in them"
-        )
+        what = f"{odd[0]} has no partner of its name in every other folder" if odd else "there are no mp4 files in them"
         raise ConfigError(f"the folders need equally named mp4 files: {what}")
     first, *others = found
     texts = find_prompts([found[first][stem] for stem in names], folders[first], prompts)
@@ -109,23 +74,15 @@ def from_folders(
         more = find_prompts([found[other][stem] for stem in names], folders[other], None)
         texts = [m if isinstance(t, NoPrompt) else t for t, m in zip(texts, more, strict=True)]
     return list(found), [
-        Item(
-            stem,
-            "" if isinstance(text, NoPrompt) else text.text,
-            ({name: found[name][stem] for name in found},),
-        )
+        Item(stem, "" if isinstance(text, NoPrompt) else text.text, ({name: found[name][stem] for name in found},))
         for stem, text in zip(names, texts, strict=True)
     ]
 
 
-def choose_pairs(
-    sources: Sequence[str], method: str | None, against: str | None
-) -> list[tuple[str, str]]:
+def choose_pairs(sources: Sequence[str], method: str | None, against: str | None) -> list[tuple[str, str]]:
     """One against each other, or every pair; a later source is compared with an earlier."""
     if len(sources) < 2:
-        raise ConfigError(
-            f"a comparison needs two sources; there is {', '.join(sources) or 'none'}"
-        )
+        raise ConfigError(f"a comparison needs two sources; there is {', '.join(sources) or 'none'}")
     if len(set(sources)) < len(sources):
         raise ConfigError(f"two sources have one name: {', '.join(sources)}")
     for name in (method, against):
@@ -172,9 +129,7 @@ def spoilt(path: Path, kind: str, seed: int) -> bytes:
         video = open_video(path)
     except Unreadable as error:
         raise ConfigError(f"{path}: {error}") from error
-    return stripped(
-        path, mp4_bytes(degrade(kind, video.frames, seed), video.fps or DEFAULT_FPS, scale=1)
-    )
+    return stripped(path, mp4_bytes(degrade(kind, video.frames, seed), video.fps or DEFAULT_FPS, scale=1))
 
 
 class Folder:
@@ -213,16 +168,12 @@ def make_study(
 ) -> Plan:
     """Writes the videos, then the plan: a folder with a plan is whole."""
     if (out / NAME).exists() or (out / ANSWERS).exists():
-        raise ConfigError(
-            f"{out} has a study in it already; its answers belong to its plan: give another --out"
-        )
+        raise ConfigError(f"{out} has a study in it already; its answers belong to its plan: give another --out")
     random = np.random.default_rng([seed, 0])
     chosen = [items[i] for i in sorted(random.permutation(len(items))[:prompts])]
     versions = [one.versions[int(random.integers(len(one.versions)))] for one in chosen]
     used = [name for name in sources if any(name in pair for pair in pairs)]
-    missing = [
-        version[name] for version in versions for name in used if not version[name].is_file()
-    ]
+    missing = [version[name] for version in versions for name in used if not version[name].is_file()]
     if missing:
         raise ConfigError(f"{missing[0]} is missing; every source needs a video of every prompt")
     folder = Folder(out, len(chosen) * len(used) + checks, tell)
@@ -230,21 +181,13 @@ def make_study(
         Shown(item, version, {name: folder.keep(stripped(version[name]), item.id) for name in used})
         for item, version in zip(chosen, versions, strict=True)
     ]
-    comparisons = [
-        one.compare(f"c{i:04}", *pair) for i, (one, pair) in enumerate(product(shown, pairs))
-    ]
+    comparisons = [one.compare(f"c{i:04}", *pair) for i, (one, pair) in enumerate(product(shown, pairs))]
     tests = []
     for i, which in enumerate(np.resize(random.permutation(len(shown)), checks)):
-        one, name, kind = (
-            shown[which],
-            used[int(random.integers(len(used)))],
-            SPOILT[i % len(SPOILT)],
-        )
+        one, name, kind = shown[which], used[int(random.integers(len(used)))], SPOILT[i % len(SPOILT)]
         copy = folder.keep(spoilt(one.version[name], kind, seed + i), f"check {i + 1}")
         tests.append(one.check(f"k{i:04}", name, copy, kind))
-    odd = ", ".join(
-        one.item.id for one in shown if len({_shape(one.version[name]) for name in used}) > 1
-    )
+    odd = ", ".join(one.item.id for one in shown if len({_shape(one.version[name]) for name in used}) > 1)
     plan = Plan(
         title=title,
         contact=contact,
@@ -260,9 +203,7 @@ def make_study(
         rule=_rule(dimensions[0].name, max_failed),
         videos=folder.hashes,
         access=secrets.token_urlsafe(9),
-        notes=(f"videos of different size, length or rate tell sources apart: {odd}",)
-        if odd
-        else (),
+        notes=(f"videos of different size, length or rate tell sources apart: {odd}",) if odd else (),
     )
     atomic_write(out / NAME, dump_plan(plan))
     return plan
@@ -277,25 +218,14 @@ class Shown:
     kept: Mapping[str, str]
 
     def compare(self, key: str, first: str, second: str) -> Comparison:
-        return self._of(
-            key,
-            Clip(source=first, video=self.kept[first]),
-            Clip(source=second, video=self.kept[second]),
-        )
+        return self._of(key, Clip(source=first, video=self.kept[first]), Clip(source=second, video=self.kept[second]))
 
     def check(self, key: str, source: str, copy: str, kind: str) -> Comparison:
         original = Clip(source=source, video=self.kept[source])
         return self._of(key, original, Clip(source="spoilt copy", video=copy), kind)
 
     def _of(self, key: str, first: Clip, second: Clip, kind: str = "") -> Comparison:
-        return Comparison(
-            id=key,
-            prompt_id=self.item.id,
-            prompt=self.item.text,
-            first=first,
-            second=second,
-            check=kind,
-        )
+        return Comparison(id=key, prompt_id=self.item.id, prompt=self.item.text, first=first, second=second, check=kind)
 
 
 def _rule(first: str, max_failed: float) -> str:

@@ -29,9 +29,7 @@ class Dimension(Part):
 
 class Clip(Part):
     source: str
-    video: str = Field(
-        pattern=r"^[0-9a-f]{20}\.mp4$"
-    )  # in the folder of videos, named by its content
+    video: str = Field(pattern=r"^[0-9a-f]{20}\.mp4$")  # in the folder of videos, named by its content
 
 
 class Comparison(Part):
@@ -81,17 +79,13 @@ def read_plan(folder: Path) -> tuple[Plan, str]:
     """The plan and the hash that answers must name."""
     path = folder / NAME
     if not path.is_file():
-        raise ConfigError(
-            f"{folder} is no study: it has no {NAME}; make one with `sage-grpo study make`"
-        )
+        raise ConfigError(f"{folder} is no study: it has no {NAME}; make one with `sage-grpo study make`")
     data = path.read_bytes()
     try:
         return Plan.model_validate_json(data), sha256(data).hexdigest()
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise ConfigError(
-            f"{path} is not a plan of this version: {where}: {error.errors()[0]['msg']}"
-        ) from None
+        raise ConfigError(f"{path} is not a plan of this version: {where}: {error.errors()[0]['msg']}") from None
 
 
 def check_videos(folder: Path, plan: Plan) -> None:
@@ -118,17 +112,13 @@ def assign(plan: Plan, number: int, taken: Counter[str], shown: Counter[str]) ->
     chosen = _least_taken(plan, taken, random)
     showings = [Showing(one, _swapped(plan, one, shown[one])) for one in chosen]
     showings = [showings[i] for i in random.permutation(len(showings))]
-    repeated = (
-        showings[int(random.integers(max(1, len(showings) // 2)))] if len(showings) > 1 else None
-    )
+    repeated = showings[int(random.integers(max(1, len(showings) // 2)))] if len(showings) > 1 else None
     places = random.permutation(len(plan.checks))
     for check, place in zip(plan.checks, places, strict=True):
         at = int(random.integers(1, len(showings) + 1))  # not the very first
         showings.insert(at, Showing(check.id, bool((place + number) % 2)))
     if repeated:
-        at = int(
-            random.integers(-(-2 * len(showings) // 3), len(showings) + 1)
-        )  # in the last third
+        at = int(random.integers(-(-2 * len(showings) // 3), len(showings) + 1))  # in the last third
         showings.insert(at, Showing(repeated.comparison, not repeated.swapped, repeat=True))
     return showings
 
@@ -139,9 +129,7 @@ def _least_taken(plan: Plan, taken: Counter[str], random: np.random.Generator) -
     for i in random.permutation(len(plan.comparisons)):
         one = plan.comparisons[i]
         pair = (one.first.source, one.second.source)
-        rank[one.id] = seen[
-            pair
-        ]  # round the pairs of sources, so that a short list has all of them
+        rank[one.id] = seen[pair]  # round the pairs of sources, so that a short list has all of them
         seen[pair] += 1
     return sorted(rank, key=lambda one: (taken[one], rank[one]))[: plan.per_rater]
 

@@ -49,13 +49,8 @@ def score_table(part: dict[str, Any]) -> Table:
             f" In {', '.join(separated)} some sources never lost to the rest and the most likely scores are infinite: "
             "half a win each way was added to every pair, so they are finite, but their size is the addition's."
         )
-    rows = [
-        [source, *(signed(one["scores"][source]) for one in dimensions)]
-        for source in dimensions[0]["scores"]
-    ]
-    return Table(
-        "Bradley–Terry scores", ["source", *(one["name"] for one in dimensions)], rows, note
-    )
+    rows = [[source, *(signed(one["scores"][source]) for one in dimensions)] for source in dimensions[0]["scores"]]
+    return Table("Bradley–Terry scores", ["source", *(one["name"] for one in dimensions)], rows, note)
 
 
 def quality_table(part: dict[str, Any]) -> Table:
@@ -72,28 +67,15 @@ def quality_table(part: dict[str, Any]) -> Table:
 
 def check_table(found: dict[str, Any]) -> Table:
     rows = [
-        [
-            one["rater"][:8],
-            str(one["answered"]),
-            str(one["checks"]),
-            str(one["failed"]),
-            one["left_out"] or "kept",
-        ]
+        [one["rater"][:8], str(one["answered"]), str(one["checks"]), str(one["failed"]), one["left_out"] or "kept"]
         for one in found["checks"]
     ]
-    return Table(
-        "Attention checks", ["rater", "answers", "checks", "failed", "outcome"], rows, found["rule"]
-    )
+    return Table("Attention checks", ["rater", "answers", "checks", "failed", "outcome"], rows, found["rule"])
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
     main = found["kept"] or found["all"]
-    out = [
-        rate_table(main, "Win rates", found["method"]),
-        score_table(main),
-        quality_table(main),
-        count_table(main),
-    ]
+    out = [rate_table(main, "Win rates", found["method"]), score_table(main), quality_table(main), count_table(main)]
     if found["kept"] and found["raters"]["left_out"]:
         out.insert(1, rate_table(found["all"], "Win rates with those who were left out"))
     return [*out, check_table(found)]
@@ -113,9 +95,7 @@ def summary(found: dict[str, Any]) -> str:
         text += f" On repeated pairs {main['repeats']['same']} of {main['repeats']['of']} verdicts were the same."
     if main["left_share"]:
         value, low, high = (100 * one for one in main["left_share"])
-        text += (
-            f" Where a side was chosen, it was the left in {value:.0f} % [{low:.0f}, {high:.0f}]."
-        )
+        text += f" Where a side was chosen, it was the left in {value:.0f} % [{low:.0f}, {high:.0f}]."
     return text
 
 
@@ -133,13 +113,7 @@ def page(found: dict[str, Any], command: str) -> Page:
         for pair in one["pairs"][:1]
     ]
     text = "\n\n".join([summary(found), *(f"Note: {one}." for one in found["notes"])])
-    return Page(
-        found["title"],
-        text,
-        headlines,
-        tables=tables(found),
-        footer=f"{command}\nplan {found['plan']}",
-    )
+    return Page(found["title"], text, headlines, tables=tables(found), footer=f"{command}\nplan {found['plan']}")
 
 
 def markdown(found: dict[str, Any]) -> str:

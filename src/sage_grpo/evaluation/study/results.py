@@ -10,13 +10,7 @@ from typing import Any
 
 from sage_grpo.config import ConfigError
 from sage_grpo.evaluation.study.plan import ANSWERS, Plan, read_plan
-from sage_grpo.evaluation.study.statistics import (
-    RESAMPLES,
-    Table,
-    bradley_terry,
-    krippendorff,
-    win_rates,
-)
+from sage_grpo.evaluation.study.statistics import RESAMPLES, Table, bradley_terry, krippendorff, win_rates
 from sage_grpo.evaluation.study.store import Rater, read_rater
 from sage_grpo.statistics import share
 
@@ -52,9 +46,7 @@ def preferred(choice: str, swapped: bool) -> str:
 
 def verdicts(rater: Rater, position: int) -> dict[str, str]:
     swapped = rater.showings[position].swapped
-    return {
-        key: preferred(choice, swapped) for key, choice in rater.answers[position].choices.items()
-    }
+    return {key: preferred(choice, swapped) for key, choice in rater.answers[position].choices.items()}
 
 
 def check_rater(plan: Plan, rater: Rater) -> Checked:
@@ -86,9 +78,7 @@ def study_results(folder: Path) -> dict[str, Any]:
     found = [read_rater(path, plan_hash) for path in sorted((folder / ANSWERS).glob("*.jsonl"))]
     raters = [one for one in found if one and one.answers]
     if not raters:
-        raise ConfigError(
-            f"nobody has answered yet in {folder}; start it with `sage-grpo study run {folder}`"
-        )
+        raise ConfigError(f"nobody has answered yet in {folder}; start it with `sage-grpo study run {folder}`")
     checked = [check_rater(plan, one) for one in raters]
     kept = [rater for rater, how in zip(raters, checked, strict=True) if not how.left_out]
     return {
@@ -112,18 +102,10 @@ def study_results(folder: Path) -> dict[str, Any]:
 
 
 def summarise(plan: Plan, raters: Sequence[Rater]) -> dict[str, Any]:
-    answers = [
-        (r, one, verdict)
-        for r, rater in enumerate(raters)
-        for one, verdict in real_answers(plan, rater)
-    ]
+    answers = [(r, one, verdict) for r, rater in enumerate(raters) for one, verdict in real_answers(plan, rater)]
     times = [one.first_ms / 1000 for rater in raters for one in rater.answers.values()]
     sides = [
-        c == "left"
-        for rater in raters
-        for one in rater.answers.values()
-        for c in one.choices.values()
-        if c != "same"
+        c == "left" for rater in raters for one in rater.answers.values() for c in one.choices.values() if c != "same"
     ]
     same, of = _consistency(raters)
     return {
@@ -134,8 +116,7 @@ def summarise(plan: Plan, raters: Sequence[Rater]) -> dict[str, Any]:
         "left_share": list(share(sides)) if sides else None,
         "repeats": {"same": same, "of": of},
         "dimensions": {
-            one.key: {"name": one.name}
-            | _dimension(plan, len(raters), [(r, c, v[one.key]) for r, c, v in answers])
+            one.key: {"name": one.name} | _dimension(plan, len(raters), [(r, c, v[one.key]) for r, c, v in answers])
             for one in plan.dimensions
         },
     }
@@ -156,9 +137,7 @@ def _consistency(raters: Sequence[Rater]) -> tuple[int, int]:
 
 def _dimension(plan: Plan, raters: int, answers: Sequence[tuple[int, str, str]]) -> dict[str, Any]:
     by_id, pairs = plan.by_id, list(plan.pairs)
-    prompts = {
-        name: i for i, name in enumerate(dict.fromkeys(one.prompt_id for one in plan.comparisons))
-    }
+    prompts = {name: i for i, name in enumerate(dict.fromkeys(one.prompt_id for one in plan.comparisons))}
     rows, units = [], defaultdict(list)
     tally = {pair: dict.fromkeys(WORTH, 0) for pair in pairs}
     for rater, name, verdict in answers:
@@ -186,9 +165,7 @@ def _dimension(plan: Plan, raters: int, answers: Sequence[tuple[int, str, str]])
         ],
         "ties": ties / len(rows) if rows else None,
         "alpha": krippendorff(list(units.values())),
-        "scores": {
-            name: asdict(score) for name, score in zip(plan.sources, scores.scores, strict=True)
-        },
+        "scores": {name: asdict(score) for name, score in zip(plan.sources, scores.scores, strict=True)},
         "separated": scores.separated,
         "separated_resamples": scores.separated_resamples,
     }

@@ -65,22 +65,16 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(
-        self, host: str, port: int, folder: Path, store: Store, public: str | None = None
-    ) -> None:
+    def __init__(self, host: str, port: int, folder: Path, store: Store, public: str | None = None) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.folder, self.store = folder, store
         self.page = files("sage_grpo.evaluation.study").joinpath("page.html").read_bytes()
         self.policy = policy(self.page.decode())
         outside = urlsplit(public).netloc if public else ""
         if public and (not outside or urlsplit(public).scheme not in ("http", "https")):
-            raise ConfigError(
-                f"--public-url {public} is no address; write it as https://study.example.org"
-            )
+            raise ConfigError(f"--public-url {public} is no address; write it as https://study.example.org")
         self.local = host in LOCAL and not public
-        self.hosts = (
-            {*LOCAL, urlsplit(f"//{outside}").hostname or "localhost"} if host in LOCAL else None
-        )
+        self.hosts = {*LOCAL, urlsplit(f"//{outside}").hostname or "localhost"} if host in LOCAL else None
         self.base = "" if self.local else f"/{store.plan.access}"
         try:
             super().__init__((host, port), Handler)
@@ -88,13 +82,7 @@ class Server(ThreadingHTTPServer):
             raise ConfigError(
                 f"cannot listen at {host} port {port} ({error.strerror}); --port 0 picks a free one"
             ) from error
-        name = (
-            f"[{host}]"
-            if ":" in host
-            else socket.gethostname()
-            if host in ("0.0.0.0", "::")
-            else host
-        )
+        name = f"[{host}]" if ":" in host else socket.gethostname() if host in ("0.0.0.0", "::") else host
         self.url = f"{public.rstrip('/') if public else f'http://{name}:{self.server_address[1]}'}{self.base}/"
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -144,10 +132,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         except OSError as error:
             self.close_connection = True
-            self._json(
-                {"error": f"the answer could not be saved: {error.strerror}"},
-                HTTPStatus.SERVICE_UNAVAILABLE,
-            )
+            self._json({"error": f"the answer could not be saved: {error.strerror}"}, HTTPStatus.SERVICE_UNAVAILABLE)
 
     def _place(self) -> str:
         """The path below the access code, once host and code are right."""
@@ -156,9 +141,7 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "this host is not served")
         path, base = urlsplit(self.path).path, self.server.base
         if not hmac.compare_digest(path[: len(base) + 1].encode(), f"{base}/".encode()):
-            raise Refused(
-                HTTPStatus.NOT_FOUND, "no such page; use the whole link that you were given"
-            )
+            raise Refused(HTTPStatus.NOT_FOUND, "no such page; use the whole link that you were given")
         return path[len(base) :]
 
     def _route(self, method: str, place: str) -> None:
@@ -172,9 +155,7 @@ class Handler(BaseHTTPRequestHandler):
             self._join()
         elif (method, place) == ("GET", "/api/rater"):
             self._rater_page(self._rater())
-        elif method == "GET" and (
-            found := re.fullmatch(r"/api/videos/(\d{1,5})/(left|right)", place)
-        ):
+        elif method == "GET" and (found := re.fullmatch(r"/api/videos/(\d{1,5})/(left|right)", place)):
             self._video(self._rater(), int(found[1]), found[2])
         elif method == "PUT" and (found := re.fullmatch(r"/api/answers/(\d{1,5})", place)):
             self._save(self._rater(), int(found[1]))
@@ -220,16 +201,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _rater_page(self, rater: Rater) -> None:
         by_id = self.server.store.plan.by_id
-        answers = {
-            at: {"choices": one.choices, "revision": one.revision}
-            for at, one in rater.answers.items()
-        }
-        self._json(
-            {
-                "prompts": [by_id[one.comparison].prompt for one in rater.showings],
-                "answers": answers,
-            }
-        )
+        answers = {at: {"choices": one.choices, "revision": one.revision} for at, one in rater.answers.items()}
+        self._json({"prompts": [by_id[one.comparison].prompt for one in rater.showings], "answers": answers})
 
     def _video(self, rater: Rater, position: int, side: str) -> None:
         if position >= len(rater.showings):
@@ -251,9 +224,7 @@ class Handler(BaseHTTPRequestHandler):
         if set(given.choices) != {one.key for one in self.server.store.plan.dimensions}:
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "a choice for each dimension is needed")
         try:
-            self.server.store.save(
-                rater, position, dict(given.choices), given.revision, given.milliseconds
-            )
+            self.server.store.save(rater, position, dict(given.choices), given.revision, given.milliseconds)
         except Conflict as error:
             raise Refused(HTTPStatus.CONFLICT, str(error)) from None
         self._json({"saved": True})
@@ -276,7 +247,5 @@ class Handler(BaseHTTPRequestHandler):
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
-        for start in range(
-            0, len(data), CHUNK
-        ):  # each within the time that is given: a slow line may take its time
+        for start in range(0, len(data), CHUNK):  # each within the time that is given: a slow line may take its time
             self.wfile.write(data[start : start + CHUNK])

@@ -48,9 +48,7 @@ class Table:
         random = np.random.default_rng(seed)
         raters, prompts = self.wins.shape[:2]
         by_rater = random.multinomial(raters, np.full(raters, 1 / raters), resamples).astype(float)
-        by_prompt = random.multinomial(prompts, np.full(prompts, 1 / prompts), resamples).astype(
-            float
-        )
+        by_prompt = random.multinomial(prompts, np.full(prompts, 1 / prompts), resamples).astype(float)
 
         def total(what: Array) -> Array:
             found: Array = np.einsum("br,bp,rpk->bk", by_rater, by_prompt, what, optimize=True)
@@ -70,13 +68,9 @@ def win_rates(table: Table, seed: int = 0, resamples: int = RESAMPLES) -> list[I
             continue
         drawn = count[:, k] > 0
         low, high = np.quantile(wins[drawn, k] / count[drawn, k], (0.025, 0.975))
-        if np.array_equal(
-            table.wins[..., k] * n, table.count[..., k] * won
-        ):  # all alike, and so are all resamples
+        if np.array_equal(table.wins[..., k] * n, table.count[..., k] * won):  # all alike, and so are all resamples
             clusters = min(int(np.count_nonzero(table.count[..., k].sum(axis))) for axis in (0, 1))
-            sure = share([True] * clusters)[
-                1
-            ]  # so much of what is not seen is like what is seen; the rest may be any
+            sure = share([True] * clusters)[1]  # so much of what is not seen is like what is seen; the rest may be any
             low, high = sure * won / n, sure * won / n + 1 - sure
         out.append(Interval(float(won / n), float(low), float(high)))
     return out
@@ -92,11 +86,7 @@ class Scores:
 
 
 def bradley_terry(
-    table: Table,
-    pairs: Sequence[tuple[int, int]],
-    sources: int,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
+    table: Table, pairs: Sequence[tuple[int, int]], sources: int, seed: int = 0, resamples: int = RESAMPLES
 ) -> Scores:
     """Maximum likelihood with ties as half a win each way, as in the win rates.
 
@@ -109,9 +99,7 @@ def bradley_terry(
     (value,), (separated,) = fit(found, pairs)
     values, often = fit(drawn, pairs)
     low, high = np.quantile(values, (0.025, 0.975), axis=0)
-    scores = [
-        Interval(float(v), float(a), float(b)) for v, a, b in zip(value, low, high, strict=True)
-    ]
+    scores = [Interval(float(v), float(a), float(b)) for v, a, b in zip(value, low, high, strict=True)]
     return Scores(scores, bool(separated), float(often.mean()))
 
 
@@ -140,17 +128,11 @@ def fit(wins: Array, pairs: Sequence[tuple[int, int]]) -> tuple[Array, npt.NDArr
         p = 1 / (1 + np.exp(theta[:, None, :] - theta[:, :, None]))
         gradient = (wins - games * p).sum(2)
         curved = games * p * (1 - p)
-        hessian = (
-            np.eye(sources) * curved.sum(2)[..., None] - curved + 1 / sources
-        )  # the mean is fixed by the last
+        hessian = np.eye(sources) * curved.sum(2)[..., None] - curved + 1 / sources  # the mean is fixed by the last
         step = np.linalg.solve(hessian, gradient[..., None])[..., 0]
-        if (
-            np.abs(step).max(initial=0.0) < 1e-8
-        ):  # Newton's steps shrink as squares: the next would be lost in rounding
+        if np.abs(step).max(initial=0.0) < 1e-8:  # Newton's steps shrink as squares: the next would be lost in rounding
             return theta + step - (theta + step).mean(1, keepdims=True), separated
-        theta = theta + step * np.minimum(
-            1, LONGEST_STEP / np.maximum(np.abs(step).max(1, keepdims=True), 1e-12)
-        )
+        theta = theta + step * np.minimum(1, LONGEST_STEP / np.maximum(np.abs(step).max(1, keepdims=True), 1e-12))
     raise ArithmeticError("the scores did not converge")
 
 
@@ -164,9 +146,7 @@ def krippendorff(units: Sequence[Sequence[str]]) -> float | None:
     n, kinds = len(values), sorted(set(values))
     if len(kinds) < 2:
         return None
-    counts = np.array(
-        [[sum(value == kind for value in unit) for kind in kinds] for unit in pairable], float
-    )
+    counts = np.array([[sum(value == kind for value in unit) for kind in kinds] for unit in pairable], float)
     size, total = counts.sum(1), counts.sum(0)
     observed = float(((size**2 - (counts**2).sum(1)) / (size - 1)).sum()) / n
     expected = float(n**2 - (total**2).sum()) / (n * (n - 1))
@@ -174,12 +154,7 @@ def krippendorff(units: Sequence[Sequence[str]]) -> float | None:
 
 
 def half_width(
-    raters: int,
-    prompts: int,
-    rate: float = 0.5,
-    by_rater: float = 0.05,
-    by_prompt: float = 0.15,
-    ties: float = 0.2,
+    raters: int, prompts: int, rate: float = 0.5, by_rater: float = 0.05, by_prompt: float = 0.15, ties: float = 0.2
 ) -> float:
     """Of a win rate's 95 % interval when every rater sees every prompt.
 
@@ -188,9 +163,7 @@ def half_width(
     """
     variance = rate * (1 - rate) - ties / 4  # ties stand in the middle
     if variance <= 0:
-        raise ValueError(
-            f"with a win rate of {rate:g} at most {4 * rate * (1 - rate):g} of answers can be ties"
-        )
+        raise ValueError(f"with a win rate of {rate:g} at most {4 * rate * (1 - rate):g} of answers can be ties")
     rest = 1 - by_rater - by_prompt
     se = math.sqrt(variance * (by_rater / raters + by_prompt / prompts + rest / (raters * prompts)))
     return float(stats.t.ppf(0.975, max(1, min(raters, prompts) - 1))) * se

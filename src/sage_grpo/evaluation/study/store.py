@@ -66,9 +66,7 @@ def read_rater(path: Path, plan_hash: str, mend: bool = False) -> Rater | None:
         except ConfigError:
             raise
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"{path} line {i} is damaged ({error!r}); mend it, or remove the line"
-            ) from error
+            raise ConfigError(f"{path} line {i} is damaged ({error!r}); mend it, or remove the line") from error
     return rater
 
 
@@ -78,9 +76,7 @@ def _header(row: dict[str, Any], path: Path, plan_hash: str) -> Rater:
             f"{path} was answered under another plan.json ({row['plan'][:12]}… instead of {plan_hash[:12]}…): a plan "
             "must not change once it is rated; put the old one back, or move the answers away"
         )
-    return Rater(
-        row["rater"], row["number"], [Showing(**one) for one in row["showings"]], seen=row["time"]
-    )
+    return Rater(row["rater"], row["number"], [Showing(**one) for one in row["showings"]], seen=row["time"])
 
 
 def _take(rater: Rater, row: dict[str, Any]) -> None:
@@ -103,9 +99,7 @@ class Store:
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(f"{folder} is being run already; end that one first") from None
-        found = [
-            read_rater(path, plan_hash, mend=True) for path in sorted(self.folder.glob("*.jsonl"))
-        ]
+        found = [read_rater(path, plan_hash, mend=True) for path in sorted(self.folder.glob("*.jsonl"))]
         self.raters = {one.id: one for one in found if one}
 
     def close(self) -> None:
@@ -129,9 +123,7 @@ class Store:
             return self._open(self._counts()[0])
 
     def _open(self, taken: Counter[str]) -> bool:
-        enough = self.wanted is not None and all(
-            taken[one.id] >= self.wanted for one in self.plan.comparisons
-        )
+        enough = self.wanted is not None and all(taken[one.id] >= self.wanted for one in self.plan.comparisons)
         return not enough and len(self.raters) < MOST_RATERS
 
     def join(self) -> str | None:
@@ -142,9 +134,7 @@ class Store:
                 return None
             token = secrets.token_urlsafe(16)
             number = len(self.raters)
-            rater = Rater(
-                rater_id(token), number, assign(self.plan, number, taken, shown), seen=time.time()
-            )
+            rater = Rater(rater_id(token), number, assign(self.plan, number, taken, shown), seen=time.time())
             row = {
                 "rater": rater.id,
                 "number": number,
@@ -159,9 +149,7 @@ class Store:
     def find(self, token: str) -> Rater | None:
         return self.raters.get(rater_id(token))
 
-    def save(
-        self, rater: Rater, position: int, choices: dict[str, str], revision: int, milliseconds: int
-    ) -> None:
+    def save(self, rater: Rater, position: int, choices: dict[str, str], revision: int, milliseconds: int) -> None:
         """The same answer twice is kept once; one that was overtaken by a later revision is left out."""
         with self.lock:
             before = rater.answers.get(position)
@@ -203,9 +191,4 @@ class Store:
         with self.lock:
             all_ = list(self.raters.values())
             done = sum(len(one.answers) for one in all_)
-            return (
-                len(all_),
-                sum(one.finished for one in all_),
-                done,
-                sum(len(one.showings) for one in all_),
-            )
+            return len(all_), sum(one.finished for one in all_), done, sum(len(one.showings) for one in all_)

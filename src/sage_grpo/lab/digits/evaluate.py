@@ -41,16 +41,11 @@ class Evaluation:
     def characters(self, frame: int = 0) -> Tensor:
         """1 − edit distance over the longer length: the reward itself at the first frame."""
         pairs = zip(self.readings, self.wanted, strict=True)
-        return torch.tensor(
-            [similarity(read[frame], wanted) for read, wanted in pairs], dtype=torch.float64
-        )
+        return torch.tensor([similarity(read[frame], wanted) for read, wanted in pairs], dtype=torch.float64)
 
 
 def evaluate(
-    model: VideoModel,
-    config: RecipeConfig,
-    samples: int,
-    tell: Callable[[int], None] = lambda done: None,
+    model: VideoModel, config: RecipeConfig, samples: int, tell: Callable[[int], None] = lambda done: None
 ) -> Evaluation:
     """`samples` videos by the plain ODE, of numbers that no training saw."""
     reader = OCRReward(frames=2, detect=False)

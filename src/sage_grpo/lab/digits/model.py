@@ -26,11 +26,7 @@ def text_transformer() -> ShapesTransformer:
     these begin as large as the words; begun small, they are not found."""
     size = (text.FRAMES, text.HEIGHT, text.WIDTH)
     module = ShapesTransformer(
-        width=96,
-        vocabulary=len(WORDS) + 2,
-        text_length=TEXT_LENGTH,
-        clip=size,
-        patch=(text.FRAMES, 8, 4),
+        width=96, vocabulary=len(WORDS) + 2, text_length=TEXT_LENGTH, clip=size, patch=(text.FRAMES, 8, 4)
     )
     with torch.no_grad():
         for places in (module.word_places, module.places):
@@ -43,11 +39,7 @@ class TextModel(ShapesModel):
 
     shipped = "sage_grpo.lab.digits"
 
-    def __init__(
-        self, module: ShapesTransformer | None = None, tokenizer: Tokenizer | None = None
-    ) -> None:
+    def __init__(self, module: ShapesTransformer | None = None, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(module or text_transformer(), tokenizer or text_tokenizer())
         if self.clip != (text.FRAMES, text.HEIGHT, text.WIDTH):
-            raise ConfigError(
-                f"a model of clips {self.clip} writes no numbers; use one of `lab pretrain --world text`"
-            )
+            raise ConfigError(f"a model of clips {self.clip} writes no numbers; use one of `lab pretrain --world text`")

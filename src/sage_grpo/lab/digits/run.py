@@ -67,9 +67,7 @@ class TextResult:
 
 def lottery(videos: Tensor, prompts: Sequence[Prompt]) -> list[float]:
     """A reward that knows nothing: a number drawn from the bytes of the video, so that a resumed run draws the same."""
-    return [
-        float(keyed_rng(blake2b(video.numpy().tobytes()).hexdigest()).random()) for video in videos
-    ]
+    return [float(keyed_rng(blake2b(video.numpy().tobytes()).hexdigest()).random()) for video in videos]
 
 
 def run_text(
@@ -98,9 +96,7 @@ def run_text(
     console.print(f"2/3 training for {config.run.iterations} iterations", highlight=False)
     trainer = Trainer(config=config, console=console)
     trainer.train()
-    console.print(
-        "3/3 reading the trained model's videos of the same prompts and seeds", highlight=False
-    )
+    console.print("3/3 reading the trained model's videos of the same prompts and seeds", highlight=False)
     with counting(console, samples) as tell:
         after = evaluate_run(trainer.loop, config, samples, tell)
     report = out / "report.html"
@@ -128,10 +124,7 @@ def compare(
     report: Path,
 ) -> TextResult:
     old, new = before.exact(), after.exact()
-    gain, letters = (
-        effect((new - old).tolist()),
-        effect((after.characters() - before.characters()).tolist()),
-    )
+    gain, letters = effect((new - old).tolist()), effect((after.characters() - before.characters()).tolist())
     (was, *was_within), (now, *now_within) = share(old.bool().tolist()), share(new.bool().tolist())
     changes = mcnemar(old.bool().tolist(), new.bool().tolist())
 
@@ -177,14 +170,8 @@ def comparison(before: Evaluation, after: Evaluation) -> list[list[str]]:
         "number read exactly": (before.exact(), after.exact()),
         "characters right (the reward)": (before.characters(), after.characters()),
         "held out: exactly, in the last frame": (before.exact(-1), after.exact(-1)),
-        "held out: exactly, by the second reader": (
-            before.second.all(1).double(),
-            after.second.all(1).double(),
-        ),
-        "held out: digits right, by the second reader": (
-            before.second.double().mean(1),
-            after.second.double().mean(1),
-        ),
+        "held out: exactly, by the second reader": (before.second.all(1).double(), after.second.all(1).double()),
+        "held out: digits right, by the second reader": (before.second.double().mean(1), after.second.double().mean(1)),
         "held out: distance to the true rendering": (before.distance, after.distance),
         "held out: colour right": (before.colour, after.colour),
         "held out: tint off the colour asked for": (before.tint, after.tint),
@@ -196,20 +183,11 @@ def before_after_sheet(before: Evaluation, after: Evaluation, path: Path) -> Non
     rows = []
     for i in most_telling(after.characters() - before.characters()):
         for name, e in (("base", before), ("tuned", after)):
-            rows.append(
-                (
-                    f"{e.wanted[i]} asked, {name}: OCR reads {e.readings[i][0] or 'nothing'}",
-                    e.videos[i],
-                )
-            )
-    contact_sheet(
-        path, rows, title="the same prompt and seed before and after training, and what OCR read"
-    )
+            rows.append((f"{e.wanted[i]} asked, {name}: OCR reads {e.readings[i][0] or 'nothing'}", e.videos[i]))
+    contact_sheet(path, rows, title="the same prompt and seed before and after training, and what OCR read")
 
 
-def make_page(
-    result: TextResult, before: Evaluation, after: Evaluation, config: RecipeConfig
-) -> Page:
+def make_page(result: TextResult, before: Evaluation, after: Evaluation, config: RecipeConfig) -> Page:
     curve = curve_reader(config.run.out)
     charts = [
         Chart(
@@ -223,28 +201,19 @@ def make_page(
             "Spread of the reward",
             "iteration",
             "share or standard deviation",
-            [
-                curve("reward/std", "standard deviation"),
-                curve("zero_std_ratio", "groups without a difference"),
-            ],
+            [curve("reward/std", "standard deviation"), curve("zero_std_ratio", "groups without a difference")],
         ),
         Chart(
             "Distance of the policy",
             "iteration",
             "KL per element",
-            [
-                curve("kl_moving", "to the moving anchor"),
-                curve("drift/kl_initial", "to the initial policy"),
-            ],
+            [curve("kl_moving", "to the moving anchor"), curve("drift/kl_initial", "to the initial policy")],
         ),
         Chart(
             "Drift, relative to the start",
             "iteration",
             "ratio",
-            [
-                curve("drift/base_error", "base model's error"),
-                curve("drift/diversity", "diversity in a group"),
-            ],
+            [curve("drift/base_error", "base model's error"), curve("drift/diversity", "diversity in a group")],
         ),
     ]
     pairs = [
@@ -286,9 +255,7 @@ def make_page(
         f"{result.lost} wrong, p = {result.mcnemar_p:.1e}. Held-out rows were never part of the reward."
     )
     header = ["", "before", "after", "difference [95 %]"]
-    table = Table(
-        "Before and after on the same prompts and seeds", header, comparison(before, after), note
-    )
+    table = Table("Before and after on the same prompts and seeds", header, comparison(before, after), note)
     control = config.rewards[0].type.endswith("lottery")
     summary = (
         CONTROL

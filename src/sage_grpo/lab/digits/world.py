@@ -23,16 +23,12 @@ FRAMES, HEIGHT, WIDTH = 4, 16, 48
 DIGITS = 4
 COLOURS = ("white", "yellow", "green", "pink")
 PALETTE = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.85, 0.1], [0.2, 0.95, 0.3], [1.0, 0.45, 0.75]])
-LOW = torch.tensor(
-    [-1.5, -1.0, -1.0, -0.5, 12.0]
-)  # pixels: midpoint x and y, drift x and y to the last frame, em
+LOW = torch.tensor([-1.5, -1.0, -1.0, -0.5, 12.0])  # pixels: midpoint x and y, drift x and y to the last frame, em
 HIGH = torch.tensor([1.5, 1.0, 1.0, 0.5, 13.5])
 EM = 64  # pixels of the drawn glyphs
 CELL = (0.88, 0.70)  # height and width of a digit's cell in ems; the font's digits are 0.696 wide
 CHECK = (7, 3, 9, 1)  # a number whose weighted digits sum to a multiple of ten is held out
-SHIFTS = torch.tensor(
-    [-1.5, 0.0, 1.5], dtype=torch.float64
-)  # where a fit starts: a wrong digit moves the light
+SHIFTS = torch.tensor([-1.5, 0.0, 1.5], dtype=torch.float64)  # where a fit starts: a wrong digit moves the light
 WANTED = re.compile(r"(?<!\d)(\d{4})(?!\d)")
 
 
@@ -59,9 +55,7 @@ def parse_prompt(text: str) -> tuple[list[int], int]:
     number = WANTED.search(text)
     colour = next((i for i, name in enumerate(COLOURS) if name in text.lower().split()), None)
     if number is None or colour is None:
-        raise ValueError(
-            f"prompt {text!r} needs a number of {DIGITS} digits and one of {', '.join(COLOURS)}"
-        )
+        raise ValueError(f"prompt {text!r} needs a number of {DIGITS} digits and one of {', '.join(COLOURS)}")
     return [int(digit) for digit in number[1]], colour
 
 
@@ -85,9 +79,7 @@ def training_prompts() -> list[str]:
 def fresh_prompts(count: int) -> list[str]:
     """Held-out numbers, spread over all of them, their colours in turn; a number comes again after the last."""
     digits = numbers(fresh=True)
-    order = (
-        torch.arange(count) * 377 % len(digits)
-    )  # 377 and 1,000 share no factor: every number once a round
+    order = torch.arange(count) * 377 % len(digits)  # 377 and 1,000 share no factor: every number once a round
     return Scene(digits[order], torch.arange(count) % len(COLOURS), torch.empty(0)).prompts
 
 
@@ -96,18 +88,14 @@ def random_scene(count: int, generator: torch.Generator) -> Scene:
     digits = torch.randint(10, (count, DIGITS), generator=generator)
     digits[:, -1] = (digits[:, -1] + held_out(digits)) % 10
     colour = torch.randint(len(COLOURS), (count,), generator=generator)
-    return Scene(
-        digits, colour, LOW + (HIGH - LOW) * torch.rand(count, len(LOW), generator=generator)
-    )
+    return Scene(digits, colour, LOW + (HIGH - LOW) * torch.rand(count, len(LOW), generator=generator))
 
 
 @cache
 def glyphs() -> Tensor:
     """Coverage of the ten digits, (10, rows, columns), blurred to the resolution of the clips."""
     # matplotlib brings this font along: the same world on every machine
-    font = ImageFont.truetype(
-        str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans-Bold.ttf"), EM
-    )
+    font = ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans-Bold.ttf"), EM)
     rows, columns = (round(EM * side) for side in CELL)
     drawn = []
     for digit in "0123456789":
@@ -165,9 +153,7 @@ def _start(mass: Tensor, digits: Tensor) -> Tensor:
 
     def centres(light: Tensor) -> Tensor:
         weight = light.sum((2, 3)).clamp(min=1e-3)
-        return torch.stack(
-            [(light * x).sum((2, 3)) / weight, (light * y[:, None]).sum((2, 3)) / weight], -1
-        )
+        return torch.stack([(light * x).sum((2, 3)) / weight, (light * y[:, None]).sum((2, 3)) / weight], -1)
 
     still = torch.zeros(len(mass), len(LOW), dtype=mass.dtype)
     still[:, 4] = (LOW[4] + HIGH[4]) / 2
@@ -186,10 +172,7 @@ def fit(videos: Tensor, prompts: list[str]) -> Fit:
     seen = torch.einsum("nc,ncfhw->nfhw", palette[colour], light).flatten(1)
     total, strength = light.flatten(1).square().sum(1), palette[colour].square().sum(1)
     looks, bounds = looks_of(digits).double(), (LOW.double(), HIGH.double())
-    starts = (
-        _start(light.mean(1), digits)[None]
-        + SHIFTS[:, None, None] * torch.eye(len(LOW), dtype=torch.float64)[0]
-    )
+    starts = _start(light.mean(1), digits)[None] + SHIFTS[:, None, None] * torch.eye(len(LOW), dtype=torch.float64)[0]
 
     def search(start: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
         def masks(numbers: Tensor) -> Tensor:
@@ -216,16 +199,12 @@ def read(light: Tensor, numbers: Tensor) -> Tensor:
     for position in range(DIGITS):
         empty = torch.zeros(DIGITS, *glyphs().shape[1:])
         empty[position] = 1  # the cell of this place, in which the digits compete
-        cell = place(
-            empty.permute(1, 0, 2).flatten(1)[None].expand(len(light), -1, -1), numbers
-        ).flatten(1)
+        cell = place(empty.permute(1, 0, 2).flatten(1)[None].expand(len(light), -1, -1), numbers).flatten(1)
         errors = []
         for glyph in glyphs():
             alone = torch.zeros_like(empty)
             alone[position] = glyph
-            mask = place(
-                alone.permute(1, 0, 2).flatten(1)[None].expand(len(light), -1, -1), numbers
-            ).flatten(1)
+            mask = place(alone.permute(1, 0, 2).flatten(1)[None].expand(len(light), -1, -1), numbers).flatten(1)
             errors.append((cell * (shown - mask).square()).sum(1))
         answers.append(torch.stack(errors, 1).argmin(1))
     return torch.stack(answers, 1)

@@ -39,9 +39,7 @@ class Evaluation:
         return self.correct.all(1).double()
 
 
-def evaluate(
-    model: VideoModel, config: RecipeConfig, samples: int = 240, first_seed: int = FIRST_SEED
-) -> Evaluation:
+def evaluate(model: VideoModel, config: RecipeConfig, samples: int = 240, first_seed: int = FIRST_SEED) -> Evaluation:
     """`samples` videos by the plain ODE, over the 48 prompts in turn, or fewer so that each comes twice."""
     texts = all_prompts()
     texts = texts[:: -(-len(texts) // max(samples // 2, 1))]
@@ -53,12 +51,8 @@ def evaluate(
     got = torch.stack([found.scene.shape, found.scene.colour, found.scene.direction], 1)
     scores = ShapesReward().score(videos, prompts).values.double()
     per_prompt = [x0[i :: len(texts)].flatten(1) for i in range(len(texts))]
-    diversity = (
-        torch.stack([torch.pdist(x).mean() / x.shape[1] ** 0.5 for x in per_prompt]).mean().item()
-    )
-    return Evaluation(
-        [p.text for p in prompts], videos, scores, found.distance.double(), got == wanted, diversity
-    )
+    diversity = torch.stack([torch.pdist(x).mean() / x.shape[1] ** 0.5 for x in per_prompt]).mean().item()
+    return Evaluation([p.text for p in prompts], videos, scores, found.distance.double(), got == wanted, diversity)
 
 
 def evaluate_run(loop: Loop, config: RecipeConfig, samples: int = 240) -> Evaluation:

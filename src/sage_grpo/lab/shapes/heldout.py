@@ -39,10 +39,7 @@ class ShapesHeldOut(Reward):
         for members in groups(prompts):
             if len(members) > 1:
                 flat = clips[members].double().flatten(1)
-                apart = (
-                    torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")
-                    / flat.shape[1] ** 0.5
-                )
+                apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist") / flat.shape[1] ** 0.5
                 diversity[members] = apart.sum(1) / (len(members) - 1)
         columns = [found.distance.double(), (got == wanted).all(1).double(), diversity]
         return Scores.of(torch.stack(columns, 1))

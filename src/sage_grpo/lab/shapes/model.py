@@ -44,17 +44,13 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(width, elementwise_affine=False)
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 3 * width), nn.GELU(), nn.Linear(3 * width, width)
-        )
+        self.mlp = nn.Sequential(nn.Linear(width, 3 * width), nn.GELU(), nn.Linear(3 * width, width))
         self.table = nn.Parameter(torch.randn(6, width) / width**0.5)
 
     def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
         shift1, scale1, gate1, shift2, scale2, gate2 = (modulation + self.table).unbind(1)
         h = self.norm1(x) * (1 + scale1[:, None]) + shift1[:, None]
-        x = x + gate1[:, None] * self.proj(
-            self.attend(*self.qkv(h).unflatten(2, (3, self.heads, -1)).unbind(2))
-        )
+        x = x + gate1[:, None] * self.proj(self.attend(*self.qkv(h).unflatten(2, (3, self.heads, -1)).unbind(2)))
         h = self.norm2(x) * (1 + scale2[:, None]) + shift2[:, None]
         out: Tensor = x + gate2[:, None] * self.mlp(h)
         return out
@@ -82,9 +78,7 @@ class ShapesTransformer(nn.Module):
     ) -> None:
         super().__init__()
         if any(side % part for side, part in zip(clip, patch, strict=True)):
-            raise ValueError(
-                f"a clip of {tuple(clip)} does not divide into patches of {tuple(patch)}"
-            )
+            raise ValueError(f"a clip of {tuple(clip)} does not divide into patches of {tuple(patch)}")
         self.config = {
             "width": width,
             "depth": depth,
@@ -110,25 +104,14 @@ class ShapesTransformer(nn.Module):
         """The clean clip x̂0."""
         frequencies = torch.exp(torch.linspace(0, math.log(1000), 32, device=x.device))
         angles = sigma[:, None].float() * frequencies
-        modulation = self.noise(torch.cat([angles.sin(), angles.cos()], 1).to(x.dtype)).unflatten(
-            1, (6, -1)
-        )
+        modulation = self.noise(torch.cat([angles.sin(), angles.cos()], 1).to(x.dtype)).unflatten(1, (6, -1))
         b, (t, h, w), (pt, ph, pw) = len(x), self.grid, self.patch
-        cut = (
-            x.view(b, 3, t, pt, h, ph, w, pw)
-            .permute(0, 2, 4, 6, 1, 3, 5, 7)
-            .flatten(4)
-            .flatten(1, 3)
-        )
-        stream = torch.cat(
-            [self.words(tokens) + self.word_places, self.patches(cut) + self.places], 1
-        )
+        cut = x.view(b, 3, t, pt, h, ph, w, pw).permute(0, 2, 4, 6, 1, 3, 5, 7).flatten(4).flatten(1, 3)
+        stream = torch.cat([self.words(tokens) + self.word_places, self.patches(cut) + self.places], 1)
         for block in self.blocks:
             stream = block(stream, modulation)
         pixels: Tensor = self.out(self.norm(stream[:, self.text_length :]))
-        return (
-            pixels.view(b, t, h, w, 3, pt, ph, pw).permute(0, 4, 1, 5, 2, 6, 3, 7).reshape(x.shape)
-        )
+        return pixels.view(b, t, h, w, 3, pt, ph, pw).permute(0, 4, 1, 5, 2, 6, 3, 7).reshape(x.shape)
 
 
 class ShapesModel(VideoModel):
@@ -137,9 +120,7 @@ class ShapesModel(VideoModel):
     lora_targets: Sequence[str] = ("qkv", "proj", "mlp.0", "mlp.2")
     shipped = "sage_grpo.lab.shapes"  # the package that has a checkpoint in `base`
 
-    def __init__(
-        self, module: ShapesTransformer | None = None, tokenizer: Tokenizer | None = None
-    ) -> None:
+    def __init__(self, module: ShapesTransformer | None = None, tokenizer: Tokenizer | None = None) -> None:
         module = module or ShapesTransformer()
         self.module: nn.Module = module
         self.clip: tuple[int, ...] = module.clip
@@ -154,9 +135,7 @@ class ShapesModel(VideoModel):
         first, *_, last = self.shard_blocks
         for block in self.shard_blocks:
             block.exchange = exchange  # type: ignore[assignment] # a module takes anything
-        first.register_forward_pre_hook(
-            lambda module, inputs: (exchange.mine(inputs[0], 1), *inputs[1:])
-        )
+        first.register_forward_pre_hook(lambda module, inputs: (exchange.mine(inputs[0], 1), *inputs[1:]))
         last.register_forward_hook(lambda module, inputs, out: exchange.everything(out, 1))
 
     def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
@@ -164,11 +143,7 @@ class ShapesModel(VideoModel):
 
     def encode(self, prompts: Sequence[Prompt]) -> Condition:
         rows = self.tokenizer.encode_batch([prompt.text.lower() for prompt in prompts])
-        return {
-            "tokens": torch.tensor(
-                [row.ids for row in rows], device=next(self.module.parameters()).device
-            )
-        }
+        return {"tokens": torch.tensor([row.ids for row in rows], device=next(self.module.parameters()).device)}
 
     def clean(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         out: Tensor = self.module(x, sigma, condition["tokens"])
@@ -178,23 +153,13 @@ class ShapesModel(VideoModel):
         return (x - self.clean(x, sigma, condition)) / sigma.view(-1, 1, 1, 1, 1)
 
     def decode(self, x0: Tensor) -> Tensor:
-        return (
-            ((x0 + 1) * 127.5)
-            .round()
-            .clamp(0, 255)
-            .to(torch.uint8)
-            .permute(0, 2, 3, 4, 1)
-            .contiguous()
-        )
+        return ((x0 + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 4, 1).contiguous()
 
     def save_pretrained(self, directory: str, **facts: object) -> None:
         """weights, configuration with `facts` about their making, and tokenizer."""
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {k: v.contiguous() for k, v in self.module.state_dict().items()},
-            folder / "model.safetensors",
-        )
+        save_file({k: v.contiguous() for k, v in self.module.state_dict().items()}, folder / "model.safetensors")
         config = {"architecture": self.module.config, **facts}
         (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
         self.tokenizer.save(str(folder / "tokenizer.json"))
@@ -204,9 +169,7 @@ class ShapesModel(VideoModel):
         """From a folder, or the checkpoint that ships with the package."""
         folder = Path(str(directory or files(cls.shipped) / "base"))
         if not (folder / "config.json").is_file():
-            raise ConfigError(
-                f"{folder} holds no checkpoint of the laboratory; `sage-grpo lab pretrain` makes one"
-            )
+            raise ConfigError(f"{folder} holds no checkpoint of the laboratory; `sage-grpo lab pretrain` makes one")
         config = json.loads((folder / "config.json").read_text())
         module = ShapesTransformer(**config["architecture"])
         module.load_state_dict(load_file(folder / "model.safetensors"))

@@ -22,20 +22,13 @@ def _centres(mass: Tensor) -> Tensor:
     """Centre of the light in each frame, (N, F, 2), in [-1, 1]."""
     axis = (torch.arange(SIZE, dtype=mass.dtype) + 0.5) / SIZE * 2 - 1
     weight = mass.sum((2, 3)).clamp(min=1e-3)
-    return torch.stack(
-        [(mass * axis).sum((2, 3)) / weight, (mass * axis[:, None]).sum((2, 3)) / weight], -1
-    )
+    return torch.stack([(mass * axis).sum((2, 3)) / weight, (mass * axis[:, None]).sum((2, 3)) / weight], -1)
 
 
 def visual_quality(light: Tensor) -> Tensor:
     """Minus the light that belongs neither to the background nor to one colour of the palette, per edge length."""
     colours = torch.cat([torch.zeros(1, 3), PALETTE]).to(light)
-    away = (
-        torch.cdist(light.flatten(1, 3), colours[None].expand(len(light), -1, -1))
-        .amin(2)
-        .square()
-        .sum(1)
-    )
+    away = torch.cdist(light.flatten(1, 3), colours[None].expand(len(light), -1, -1)).amin(2).square().sum(1)
     area = light.amax(4).sum((1, 2, 3)) / FRAMES  # pixels lit; an edge grows with its root
     return -away / FRAMES / area.clamp(min=1).sqrt()
 
@@ -73,14 +66,8 @@ def _template_distances(mass: Tensor, centre: Tensor) -> Tensor:
     shift = torch.zeros(len(mass), FRAMES, 2, 3)
     shift[:, :, 0, 0] = shift[:, :, 1, 1] = 1
     shift[:, :, :, 2] = centre
-    grid = F.affine_grid(
-        shift.flatten(0, 1), [len(mass) * FRAMES, 1, SIZE, SIZE], align_corners=False
-    )
-    looks = (
-        F.grid_sample(mass.flatten(0, 1)[:, None], grid, align_corners=False)
-        .view(-1, FRAMES, SIZE, SIZE)
-        .mean(1)
-    )
+    grid = F.affine_grid(shift.flatten(0, 1), [len(mass) * FRAMES, 1, SIZE, SIZE], align_corners=False)
+    looks = F.grid_sample(mass.flatten(0, 1)[:, None], grid, align_corners=False).view(-1, FRAMES, SIZE, SIZE).mean(1)
     looks = looks / looks.flatten(1).amax(1).clamp(min=1e-3)[:, None, None]
     radius = (looks.sum((1, 2)) * (2 / SIZE) ** 2 / torch.pi).sqrt().clamp(0.1, 0.8)
     n, still = len(mass), torch.zeros(3 * len(mass), dtype=torch.long)
@@ -90,9 +77,7 @@ def _template_distances(mass: Tensor, centre: Tensor) -> Tensor:
     # a template's light is centred like the video's: a triangle's is not at its middle
     middle = _centres(templates[:, None].square())[:, 0].view(n, 3, 2)
     numbers[..., :2] = -middle
-    templates = render_masks(torch.arange(3).repeat(n), still, numbers.flatten(0, 1))[:, 0].view(
-        n, 3, SIZE, SIZE
-    )
+    templates = render_masks(torch.arange(3).repeat(n), still, numbers.flatten(0, 1))[:, 0].view(n, 3, SIZE, SIZE)
     area = templates.sum((2, 3)).clamp(min=1)
     return (templates - looks[:, None]).square().sum((2, 3)) / area
 
@@ -106,7 +91,5 @@ class ShapesReward(Reward):
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
         light = videos.float().cpu() / 255
         raw = visual_quality(light), motion_quality(light), text_alignment(light, prompts)
-        scores = [
-            (value - BASE[name][0]) / BASE[name][1] for name, value in zip(NAMES, raw, strict=True)
-        ]
+        scores = [(value - BASE[name][0]) / BASE[name][1] for name, value in zip(NAMES, raw, strict=True)]
         return Scores.of(torch.stack(scores, 1))

@@ -43,9 +43,7 @@ class LabResult:
         return asdict(self)
 
 
-def run_lab(
-    out: Path, *, iterations: int | None, samples: int, seed: int, console: Console
-) -> LabResult:
+def run_lab(out: Path, *, iterations: int | None, samples: int, seed: int, console: Console) -> LabResult:
     """Train by the shipped recipe, evaluate before and after on the same fresh seeds, write the report."""
     started = time.perf_counter()
     overrides = [f"seed={seed}", f"run.out={out}", "run.sample_every=0"]
@@ -92,10 +90,7 @@ def most_telling(gains: Tensor) -> list[int]:
 def before_after_sheet(before: Evaluation, after: Evaluation, path: Path) -> None:
     rows = []
     for i in most_telling(after.reward - before.reward)[:5]:
-        rows += [
-            (f"{name}: {before.prompts[i]}", e.videos[i])
-            for name, e in (("before", before), ("after", after))
-        ]
+        rows += [(f"{name}: {before.prompts[i]}", e.videos[i]) for name, e in (("before", before), ("after", after))]
     contact_sheet(path, rows, title="the same prompt and seed, before and after training")
 
 
@@ -140,9 +135,7 @@ def curve_reader(folder: str) -> Callable[[str, str], Curve]:
     return curve
 
 
-def make_page(
-    result: LabResult, before: Evaluation, after: Evaluation, config: RecipeConfig, gain: Effect
-) -> Page:
+def make_page(result: LabResult, before: Evaluation, after: Evaluation, config: RecipeConfig, gain: Effect) -> Page:
     curve = curve_reader(config.run.out)
     charts = [
         Chart(
@@ -162,19 +155,13 @@ def make_page(
             "Distance of the policy",
             "iteration",
             "KL per element",
-            [
-                curve("kl_moving", "to the moving anchor"),
-                curve("drift/kl_initial", "to the initial policy"),
-            ],
+            [curve("kl_moving", "to the moving anchor"), curve("drift/kl_initial", "to the initial policy")],
         ),
         Chart(
             "Drift, relative to the start",
             "iteration",
             "ratio",
-            [
-                curve("drift/base_error", "base model's error"),
-                curve("drift/diversity", "diversity in a group"),
-            ],
+            [curve("drift/base_error", "base model's error"), curve("drift/diversity", "diversity in a group")],
         ),
     ]
     pairs = [
@@ -203,9 +190,7 @@ def make_page(
             f"{result.distance_before:.3f} → {result.distance_after:.3f}",
             "to the nearest clip of the world; never part of the reward",
         ),
-        Headline(
-            "Time", f"{result.seconds:.0f} s", f"{result.iterations} iterations on this computer"
-        ),
+        Headline("Time", f"{result.seconds:.0f} s", f"{result.iterations} iterations on this computer"),
     ]
     table = Table(
         "Before and after on the same prompts and seeds",

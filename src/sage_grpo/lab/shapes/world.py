@@ -16,9 +16,7 @@ SHAPES = ("circle", "square", "triangle")
 COLOURS = ("red", "green", "blue", "yellow")
 DIRECTIONS = ("left", "right", "up", "down")
 PALETTE = torch.tensor([[1.0, 0.15, 0.15], [0.15, 0.9, 0.2], [0.2, 0.35, 1.0], [1.0, 0.85, 0.1]])
-STEPS = torch.tensor(
-    [[-1.0, 0.0], [1.0, 0.0], [0.0, -1.0], [0.0, 1.0]]
-)  # x to the right, y downwards
+STEPS = torch.tensor([[-1.0, 0.0], [1.0, 0.0], [0.0, -1.0], [0.0, 1.0]])  # x to the right, y downwards
 LOW = torch.tensor([-0.25, -0.25, 0.22, 0.32])  # midpoint x and y, speed, radius
 HIGH = torch.tensor([0.25, 0.25, 0.42, 0.46])
 SOFTNESS = 0.035  # of an edge; a pixel is 0.125 wide
@@ -79,10 +77,7 @@ def render_masks(shape: Tensor, direction: Tensor, numbers: Tensor) -> Tensor:
     """Coverage in [0, 1], (N, FRAMES, SIZE, SIZE), smooth in `numbers`."""
     axis = (torch.arange(SIZE, dtype=numbers.dtype) + 0.5) / SIZE * 2 - 1
     time = torch.linspace(-1, 1, FRAMES, dtype=numbers.dtype)
-    centre = (
-        numbers[:, None, :2]
-        + STEPS.to(numbers)[direction][:, None] * numbers[:, None, 2:3] * time[:, None]
-    )
+    centre = numbers[:, None, :2] + STEPS.to(numbers)[direction][:, None] * numbers[:, None, 2:3] * time[:, None]
     x = axis[None, None, None, :] - centre[..., 0, None, None]
     y = axis[None, None, :, None] - centre[..., 1, None, None]
     radius = numbers[:, 3, None, None, None]
@@ -111,9 +106,7 @@ def _moments(mass: Tensor) -> tuple[Tensor, Tensor]:
     """Midpoint (N, 2) and velocity (N, 2) of the brightness, by regression of its centre on time."""
     axis = (torch.arange(SIZE, dtype=mass.dtype) + 0.5) / SIZE * 2 - 1
     weight = mass.sum((2, 3)).clamp(min=1e-3)
-    centre = torch.stack(
-        [(mass * axis).sum((2, 3)) / weight, (mass * axis[:, None]).sum((2, 3)) / weight], -1
-    )
+    centre = torch.stack([(mass * axis).sum((2, 3)) / weight, (mass * axis[:, None]).sum((2, 3)) / weight], -1)
     time = torch.linspace(-1, 1, FRAMES, dtype=mass.dtype)
     velocity = (centre * time[:, None]).sum(1) / time.square().sum()
     return centre.mean(1), velocity
@@ -151,12 +144,7 @@ class _Search:
 
 def _likely_scenes(light: Tensor) -> _Search:
     """For each video every shape × the two likeliest colours × the two likeliest directions."""
-    n, mass, palette, ways = (
-        len(light),
-        light.clamp(min=0).mean(1),
-        PALETTE.double(),
-        STEPS.double().T,
-    )
+    n, mass, palette, ways = len(light), light.clamp(min=0).mean(1), PALETTE.double(), STEPS.double().T
     middle, velocity = _moments(mass.square())
     tint = (light * mass[:, None]).sum((2, 3, 4))
     tint = tint / tint.amax(1, keepdim=True).clamp(min=1e-3)
@@ -165,16 +153,12 @@ def _likely_scenes(light: Tensor) -> _Search:
     grid = torch.cartesian_prod(torch.arange(3), torch.arange(2), torch.arange(2))
     colour, speed = colours[:, grid[:, 1]].flatten(), along[:, grid[:, 2]].flatten()
     radius = torch.full_like(speed, 0.39)
-    numbers = torch.cat(
-        [middle.repeat_interleave(len(grid), 0), speed[:, None], radius[:, None]], 1
-    )
+    numbers = torch.cat([middle.repeat_interleave(len(grid), 0), speed[:, None], radius[:, None]], 1)
     seen = torch.einsum("nkc,ncfhw->nkfhw", palette[colour].view(n, len(grid), 3), light)
     total = light.flatten(1).square().sum(1).repeat_interleave(len(grid))
     direction = directions[:, grid[:, 2]].flatten()
     numbers = numbers.clamp(LOW.double(), HIGH.double())
-    return _Search(
-        grid[:, 0].repeat(n), colour, direction, numbers, seen.flatten(0, 1).flatten(1), total
-    )
+    return _Search(grid[:, 0].repeat(n), colour, direction, numbers, seen.flatten(0, 1).flatten(1), total)
 
 
 def fit(videos: Tensor) -> Fit:
@@ -193,6 +177,4 @@ def fit(videos: Tensor) -> Fit:
     found = search.keep(winner)
     energy = found.strength * found.masks(found.numbers).square().sum(1)
     distance = (squared[winner].clamp(min=0) / energy).sqrt()
-    return Fit(
-        Scene(found.shape, found.colour, found.direction, found.numbers.float()), distance.float()
-    )
+    return Fit(Scene(found.shape, found.colour, found.direction, found.numbers.float()), distance.float())

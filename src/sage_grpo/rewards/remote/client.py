@@ -22,20 +22,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 REFUSED = (400, 401, 403, 404, 405, 413, 422)  # asking again would not help
-AWAY = (
-    408,
-    429,
-    502,
-    503,
-    504,
-)  # nobody was there, or too busy: nothing was answered that could be wrong
+AWAY = (408, 429, 502, 503, 504)  # nobody was there, or too busy: nothing was answered that could be wrong
 BYTES = {"Content-Type": "application/octet-stream"}
 ANSWER = 64_000_000  # bytes that are read of one
 IN_A_ROW = 5  # failures after which only one request at a time is tried
 KNOWN = 10  # answers before their usual time is known
-SECOND_REQUESTS = (
-    0.1  # of all: help for stragglers must not double the load of a fleet that is merely busy
-)
+SECOND_REQUESTS = 0.1  # of all: help for stragglers must not double the load of a fleet that is merely busy
 
 
 class Unanswered(RuntimeError):
@@ -137,11 +129,7 @@ class Client:
     def _hedged(self, path: str, body: bytes, read: Callable[[bytes], T], end: float) -> T:
         """A straggler gets a second request beside it; the first right answer counts."""
         asked = {in_background(self._once, path, body, read)}
-        if (
-            (usual := self._usual())
-            and not wait(asked, usual * self.patience.hedge).done
-            and self._may_help()
-        ):
+        if (usual := self._usual()) and not wait(asked, usual * self.patience.hedge).done and self._may_help():
             asked.add(in_background(self._once, path, body, read))
         while True:
             done, asked = wait(asked, max(end - time.monotonic(), 0.0), FIRST_COMPLETED)
@@ -171,16 +159,9 @@ class Client:
     def _request(self, method: str, path: str, body: bytes | None) -> bytes:
         try:
             answer: Any = self._pool.request(
-                method,
-                self.url + path,
-                body=body,
-                headers={**self._headers, **BYTES},
-                preload_content=False,
+                method, self.url + path, body=body, headers={**self._headers, **BYTES}, preload_content=False
             )
-        except (
-            urllib3.exceptions.NewConnectionError,
-            urllib3.exceptions.ConnectTimeoutError,
-        ) as error:
+        except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
             raise Away(f"{self.url} cannot be reached: {type(error).__name__}") from error
         try:
             data: bytes = answer.read(ANSWER + 1)
@@ -188,9 +169,7 @@ class Client:
             answer.close() if answer.length_remaining else answer.release_conn()
         if answer.status in REFUSED:
             said = data[:200].decode(errors="replace")
-            raise RewardError(
-                f"{self.url} refused with {answer.status}: {said}; look at the token, address and sizes"
-            )
+            raise RewardError(f"{self.url} refused with {answer.status}: {said}; look at the token, address and sizes")
         if answer.status in AWAY:
             raise Away(f"status {answer.status}")
         if answer.status != 200:

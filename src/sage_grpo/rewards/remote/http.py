@@ -43,20 +43,13 @@ class HttpReward(Reward):
             raise RewardError(
                 f"http: connections={connections}, videos_per_request={videos_per_request}: use 1 or more"
             )
-        self.client = Client(
-            url, token_variable, Patience(timeout, deadline, retries, hedge), connections
-        )
-        self.videos_per_request, self.bytes_per_request = (
-            videos_per_request,
-            megabytes_per_request * 1e6,
-        )
+        self.client = Client(url, token_variable, Patience(timeout, deadline, retries, hedge), connections)
+        self.videos_per_request, self.bytes_per_request = videos_per_request, megabytes_per_request * 1e6
         self.groupwise = groupwise
         self.names: tuple[str, ...] = tuple(names or ())
         if not names:
             self._ask_about()
-        self._room = threading.BoundedSemaphore(
-            connections
-        )  # a trainer faster than its scorers waits here
+        self._room = threading.BoundedSemaphore(connections)  # a trainer faster than its scorers waits here
 
     def _ask_about(self) -> None:
         try:
@@ -65,13 +58,9 @@ class HttpReward(Reward):
             if not names or not all(isinstance(name, str) for name in names):
                 raise ValueError("names must be texts")
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise RewardError(
-                f"{self.client.url}/about does not answer ({error}); is the server up?"
-            ) from error
+            raise RewardError(f"{self.client.url}/about does not answer ({error}); is the server up?") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RewardError(
-                f"{self.client.url}/about tells no names; give `names` in the options"
-            ) from error
+            raise RewardError(f"{self.client.url}/about tells no names; give `names` in the options") from error
         self.names = tuple(names)
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
@@ -80,10 +69,7 @@ class HttpReward(Reward):
     def begin(self, videos: Tensor, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
         """Send them off; what is returned waits for the scores."""
         fit = int(self.bytes_per_request // max(videos[:1].nbytes, 1))
-        size, futures = (
-            len(videos) if self.groupwise else max(min(self.videos_per_request, fit), 1),
-            [],
-        )
+        size, futures = len(videos) if self.groupwise else max(min(self.videos_per_request, fit), 1), []
         for first in range(0, len(videos), size):
             self._room.acquire()
             part = videos[first : first + size], prompts[first : first + size]
@@ -98,15 +84,10 @@ class HttpReward(Reward):
         try:
             ids = [uuid.uuid4().hex for _ in videos]
             body = pack_request(videos, prompts, ids)
-            return self.client.ask(
-                "/score", body, lambda data: unpack_answer(data, self.names, ids)
-            )
+            return self.client.ask("/score", body, lambda data: unpack_answer(data, self.names, ids))
         except Unanswered as error:
             log.warning(
-                "%s gave no scores for %d videos, which are masked: %.300s",
-                self.client.url,
-                len(videos),
-                error,
+                "%s gave no scores for %d videos, which are masked: %.300s", self.client.url, len(videos), error
             )
             return Scores.failed(len(videos), len(self.names))
         finally:

@@ -37,33 +37,19 @@ class Limits:
 
 def _pack(tensors: dict[str, Tensor], words: Mapping[str, Any]) -> bytes:
     text = json.dumps({"version": VERSION, **words})
-    return save(
-        {name: x.detach().cpu().contiguous() for name, x in tensors.items()},
-        metadata={"words": text},
-    )
+    return save({name: x.detach().cpu().contiguous() for name, x in tensors.items()}, metadata={"words": text})
 
 
 def _unpack(data: bytes, limits: Limits) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if len(data) > limits.megabytes * 1e6:
-        raise WireError(
-            f"{len(data) / 1e6:.0f} MB are more than the {limits.megabytes:.0f} MB that are accepted"
-        )
+        raise WireError(f"{len(data) / 1e6:.0f} MB are more than the {limits.megabytes:.0f} MB that are accepted")
     try:
         (size,) = struct.unpack("<Q", data[:8])
         if size > limits.words:
-            raise WireError(
-                f"{size} bytes of description are more than the {limits.words} that are accepted"
-            )
+            raise WireError(f"{size} bytes of description are more than the {limits.words} that are accepted")
         words = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["words"])
         tensors = load(data)
-    except (
-        struct.error,
-        SafetensorError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-    ) as error:
+    except (struct.error, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, WireError):
             raise
         raise WireError(f"these are not the bytes of a message: {type(error).__name__}") from error
@@ -89,24 +75,13 @@ def pack_request(videos: Tensor, prompts: Sequence[Prompt], ids: Sequence[str]) 
     return _pack({"videos": videos}, {"ids": list(ids), "prompts": said})
 
 
-def unpack_request(
-    data: bytes, limits: Limits | None = None
-) -> tuple[Tensor, list[Prompt], list[str]]:
+def unpack_request(data: bytes, limits: Limits | None = None) -> tuple[Tensor, list[Prompt], list[str]]:
     limits = limits or Limits()
     tensors, words = _unpack(data, limits)
     videos, ids, said = tensors.get("videos"), words.get("ids"), words.get("prompts")
-    if (
-        videos is None
-        or videos.dtype != torch.uint8
-        or videos.ndim != 5
-        or videos.shape[-1] != CHANNELS
-    ):
+    if videos is None or videos.dtype != torch.uint8 or videos.ndim != 5 or videos.shape[-1] != CHANNELS:
         raise WireError("`videos` must be uint8 frames (videos, frames, rows, columns, 3)")
-    if (
-        not isinstance(ids, list)
-        or not isinstance(said, list)
-        or not len(videos) == len(ids) == len(said)
-    ):
+    if not isinstance(ids, list) or not isinstance(said, list) or not len(videos) == len(ids) == len(said):
         raise WireError("videos, ids and prompts must be of one number")
     if len(videos) > limits.videos:
         raise WireError(f"{len(videos)} videos are more than the {limits.videos} that are accepted")
@@ -117,9 +92,7 @@ def unpack_request(
         if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
             raise WireError("a prompt must have a text")
         if len(entry["text"]) > limits.prompt:
-            raise WireError(
-                f"a prompt of {len(entry['text'])} characters is longer than {limits.prompt}"
-            )
+            raise WireError(f"a prompt of {len(entry['text'])} characters is longer than {limits.prompt}")
         columns = entry.get("columns", {})
         prompts.append(Prompt(entry["text"], columns if isinstance(columns, dict) else {}))
     return videos, prompts, ids
@@ -127,32 +100,22 @@ def unpack_request(
 
 def pack_answer(scores: Scores, names: Sequence[str], ids: Sequence[str]) -> bytes:
     return _pack(
-        {"values": scores.values.double(), "valid": scores.valid.bool()},
-        {"names": list(names), "ids": list(ids)},
+        {"values": scores.values.double(), "valid": scores.valid.bool()}, {"names": list(names), "ids": list(ids)}
     )
 
 
-def unpack_answer(
-    data: bytes, names: Sequence[str], ids: Sequence[str], limits: Limits | None = None
-) -> Scores:
+def unpack_answer(data: bytes, names: Sequence[str], ids: Sequence[str], limits: Limits | None = None) -> Scores:
     """Rows and columns in the order that was asked for; what is not finite is not valid."""
     tensors, words = _unpack(data, limits or Limits(megabytes=64))
     values, valid = tensors.get("values"), tensors.get("valid")
-    if (
-        values is None
-        or valid is None
-        or not values.is_floating_point()
-        or valid.dtype != torch.bool
-    ):
+    if values is None or valid is None or not values.is_floating_point() or valid.dtype != torch.bool:
         raise WireError("`values` must be numbers and `valid` must say which of them count")
     if sorted(map(str, words.get("names", ()))) != sorted(names):
         raise WireError(f"scores named {words.get('names')} came back for {list(names)}")
     if sorted(map(str, words.get("ids", ()))) != sorted(ids):
         raise WireError("scores of other videos came back")
     if values.shape != (len(ids), len(names)) or valid.shape != values.shape:
-        raise WireError(
-            f"{tuple(values.shape)} values came back for {len(ids)} videos and {len(names)} scores"
-        )
+        raise WireError(f"{tuple(values.shape)} values came back for {len(ids)} videos and {len(names)} scores")
     rows = [words["ids"].index(name) for name in ids]
     columns = [words["names"].index(name) for name in names]
     values, valid = values.double()[rows][:, columns], valid[rows][:, columns]

@@ -27,11 +27,7 @@ from sage_grpo.rewards.videoalign.model import (
     empty_model,
 )
 
-NORMALISATION = {
-    "VQ": (3.6757, 2.2476),
-    "MQ": (1.1646, 1.3811),
-    "TA": (2.8105, 2.5121),
-}  # of the released checkpoint
+NORMALISATION = {"VQ": (3.6757, 2.2476), "MQ": (1.1646, 1.3811), "TA": (2.8105, 2.5121)}  # of the released checkpoint
 
 
 def convert(
@@ -64,9 +60,7 @@ def convert(
     limit = config.text_config.vocab_size
     ids = tokenizer.convert_tokens_to_ids(list(TOKENS))
     if any(i is None or i >= limit or i == tokenizer.unk_token_id for i in ids):
-        raise RewardError(
-            f"the tokenizer has no {', '.join(TOKENS)} among its first {limit} tokens"
-        )
+        raise RewardError(f"the tokenizer has no {', '.join(TOKENS)} among its first {limit} tokens")
     tell("hashing the source")
     data = trained.get("data_config") or {}
     settings = {
@@ -93,9 +87,7 @@ def convert(
     return settings
 
 
-def merge(
-    state: Mapping[str, Tensor], lora: Mapping[str, Any], dtype: torch.dtype
-) -> dict[str, Tensor]:
+def merge(state: Mapping[str, Tensor], lora: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Tensor]:
     """Plain weights under the names of `Qwen2VLModel`, each adapter added to its matrix in float32."""
     plain = {release.plain_name(name): value for name, value in state.items()}
     merged, added = {}, set()
@@ -108,9 +100,7 @@ def merge(
         weight = value.float()
         if down is not None and up is not None:
             if "lora_alpha" not in lora:
-                raise RewardError(
-                    "model_config.json has no peft_lora_config.lora_alpha, the scale of the adapters"
-                )
+                raise RewardError("model_config.json has no peft_lora_config.lora_alpha, the scale of the adapters")
             rank = down.shape[0] ** (0.5 if lora.get("use_rslora") else 1)
             weight = weight + lora["lora_alpha"] / rank * (up.float() @ down.float())
             added |= set(pair)
@@ -132,15 +122,10 @@ def check_state(state: Mapping[str, Tensor], config: Qwen2VLConfig) -> Tensor:
     width = config.text_config.hidden_size
     if head is None or head.shape[0] not in (1, len(NAMES)) or head.shape[1] != width:
         found = "none" if head is None else tuple(head.shape)
-        raise RewardError(
-            f"{HEAD} should be (1 or {len(NAMES)}, {width}), the checkpoint has {found}"
-        )
+        raise RewardError(f"{HEAD} should be (1 or {len(NAMES)}, {width}), the checkpoint has {found}")
     there = {name: tuple(value.shape) for name, value in state.items() if name != HEAD}
     for words, names in (
-        (
-            "are missing (a --base folder of Qwen2-VL-2B-Instruct has frozen ones)",
-            wanted.keys() - there.keys(),
-        ),
+        ("are missing (a --base folder of Qwen2-VL-2B-Instruct has frozen ones)", wanted.keys() - there.keys()),
         ("are not of this network", there.keys() - wanted.keys()),
         ("have another shape", {n for n in wanted.keys() & there.keys() if wanted[n] != there[n]}),
     ):

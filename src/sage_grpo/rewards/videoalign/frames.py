@@ -26,23 +26,15 @@ def frame_indices(total: int, fps: float, rate: float = 2.0, most: int = 768) ->
     """Evenly spread frames, `rate` a second and an even number of them."""
     limit = min(most, total) // FRAMES_OF_PATCH * FRAMES_OF_PATCH
     if limit < FRAMES_OF_PATCH:
-        raise RewardError(
-            f"VideoAlign needs {FRAMES_OF_PATCH} frames, not {min(most, total)}; it judges motion"
-        )
+        raise RewardError(f"VideoAlign needs {FRAMES_OF_PATCH} frames, not {min(most, total)}; it judges motion")
     wanted = min(max(total / fps * rate, LEAST_FRAMES), limit)
-    return (
-        torch.linspace(0, total - 1, round(wanted / FRAMES_OF_PATCH) * FRAMES_OF_PATCH)
-        .round()
-        .long()
-    )
+    return torch.linspace(0, total - 1, round(wanted / FRAMES_OF_PATCH) * FRAMES_OF_PATCH).round().long()
 
 
 def frame_size(height: int, width: int, most: int, least: int = LEAST_PIXELS) -> tuple[int, int]:
     """Sides in whole cells, with an area between `least` and `most` and nearly the same proportions."""
     if max(height, width) > 200 * min(height, width):
-        raise RewardError(
-            f"frames of {height}×{width} are too narrow for VideoAlign: at most 200 to 1"
-        )
+        raise RewardError(f"frames of {height}×{width} are too narrow for VideoAlign: at most 200 to 1")
     rows, columns = (max(1, round(side / CELL)) for side in (height, width))
     if rows * columns * CELL**2 > most:
         shrink = math.sqrt(height * width / most)
@@ -65,16 +57,6 @@ def patches(frames_FCHW: Tensor) -> tuple[Tensor, Tensor]:
     x = (frames_FCHW / 255 - mean) / std
     frames, channels, height, width = x.shape
     grid = (frames // FRAMES_OF_PATCH, height // PATCH, width // PATCH)
-    x = x.view(
-        grid[0],
-        FRAMES_OF_PATCH,
-        channels,
-        grid[1] // MERGE,
-        MERGE,
-        PATCH,
-        grid[2] // MERGE,
-        MERGE,
-        PATCH,
-    )
+    x = x.view(grid[0], FRAMES_OF_PATCH, channels, grid[1] // MERGE, MERGE, PATCH, grid[2] // MERGE, MERGE, PATCH)
     x = x.permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
     return x.reshape(math.prod(grid), -1), torch.tensor(grid)

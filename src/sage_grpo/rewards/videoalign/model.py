@@ -34,12 +34,7 @@ from sage_grpo.rewards.videoalign.frames import (
 NAMES = ("VQ", "MQ", "TA")
 TOKENS = tuple(f"<|{name}_reward|>" for name in NAMES)
 PROMPT_PLACE = "{text_prompt}"
-SETTINGS, WEIGHTS, RUBRIC, HEAD = (
-    "videoalign.json",
-    "model.safetensors",
-    "rubric.txt",
-    "rm_head.weight",
-)
+SETTINGS, WEIGHTS, RUBRIC, HEAD = "videoalign.json", "model.safetensors", "rubric.txt", "rm_head.weight"
 FORMAT = 1  # of the converted folder
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -63,18 +58,12 @@ def load_strictly(folder: Path, dtype: torch.dtype) -> tuple[Any, Tensor]:
     state = load_file(folder / WEIGHTS)
     head = state.pop(HEAD, None)
     if head is None:
-        raise RewardError(
-            f"{folder / WEIGHTS} has no {HEAD}: it is not a converted VideoAlign checkpoint"
-        )
+        raise RewardError(f"{folder / WEIGHTS} has no {HEAD}: it is not a converted VideoAlign checkpoint")
     model = empty_model(Qwen2VLConfig.from_pretrained(folder))
     try:
-        model.load_state_dict(
-            {name: value.to(dtype) for name, value in state.items()}, strict=True, assign=True
-        )
+        model.load_state_dict({name: value.to(dtype) for name, value in state.items()}, strict=True, assign=True)
     except RuntimeError as error:
-        raise RewardError(
-            f"{folder} does not hold this network; convert it again. {str(error)[:400]}"
-        ) from error
+        raise RewardError(f"{folder} does not hold this network; convert it again. {str(error)[:400]}") from error
     return model.eval().requires_grad_(False), head.float()
 
 
@@ -124,15 +113,11 @@ class VideoAlign(Reward):
         if dtype not in DTYPES:
             raise RewardError(f"VideoAlign's dtype is {' or '.join(DTYPES)}, not {dtype!r}")
         if fps <= 0 or batch_size < 1 or max_frames < FRAMES_OF_PATCH:
-            raise RewardError(
-                f"VideoAlign needs fps > 0, batch_size ≥ 1 and max_frames ≥ {FRAMES_OF_PATCH}"
-            )
+            raise RewardError(f"VideoAlign needs fps > 0, batch_size ≥ 1 and max_frames ≥ {FRAMES_OF_PATCH}")
         self.fps, self.batch_size, self.max_frames = fps, batch_size, max_frames
         self.settings: dict[str, Any] = json.loads((folder / SETTINGS).read_text())
         if self.settings.get("format") != FORMAT:
-            raise RewardError(
-                f"{path} is of another version; convert it again with sage-grpo rewards convert"
-            )
+            raise RewardError(f"{path} is of another version; convert it again with sage-grpo rewards convert")
         self.model, self.head = load_strictly(folder, DTYPES[dtype])
         try:
             self.device = torch.device(device) if device else self.head.device
@@ -140,9 +125,7 @@ class VideoAlign(Reward):
             self.model.to(self.device, DTYPES[dtype])
             self.head = self.head.to(self.device)
         except (RuntimeError, AssertionError) as error:
-            raise RewardError(
-                f"VideoAlign cannot be put on device {device!r}: {str(error).splitlines()[0]}"
-            ) from error
+            raise RewardError(f"VideoAlign cannot be put on device {device!r}: {str(error).splitlines()[0]}") from error
         scale = [self.settings["normalisation"][name] for name in NAMES]
         self.mean, self.std = torch.tensor(scale, dtype=torch.float64).T
         self._read_words(folder)
@@ -156,30 +139,18 @@ class VideoAlign(Reward):
         self._rubric = (folder / RUBRIC).read_bytes().decode()
         ids = self._tokens("", 1)
         found = ids[torch.isin(ids, self._reward_tokens)].tolist()
-        if (
-            found != self._reward_tokens.tolist()
-            or (ids == self.model.config.video_token_id).sum() != 1
-        ):
+        if found != self._reward_tokens.tolist() or (ids == self.model.config.video_token_id).sum() != 1:
             raise RewardError(
                 f"{folder}: tokenizer or {RUBRIC} do not give {', '.join(TOKENS)} once each, in this order"
             )
 
     def _tokens(self, text: str, video_tokens: int) -> Tensor:
-        chat = CHAT.replace(
-            "{rubric}", self._rubric.replace(PROMPT_PLACE, without(self._special, text))
-        )
+        chat = CHAT.replace("{rubric}", self._rubric.replace(PROMPT_PLACE, without(self._special, text)))
         ids = torch.tensor(self.tokenizer(chat, add_special_tokens=False)["input_ids"])
-        return ids.repeat_interleave(
-            torch.where(ids == self.model.config.video_token_id, video_tokens, 1)
-        )
+        return ids.repeat_interleave(torch.where(ids == self.model.config.video_token_id, video_tokens, 1))
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
-        if (
-            videos.dtype != torch.uint8
-            or videos.ndim != 5
-            or videos.shape[-1] != 3
-            or len(prompts) != len(videos)
-        ):
+        if videos.dtype != torch.uint8 or videos.ndim != 5 or videos.shape[-1] != 3 or len(prompts) != len(videos):
             raise RewardError(
                 f"VideoAlign takes uint8 frames (B, F, H, W, 3) with B prompts, not {videos.dtype} "
                 f"{tuple(videos.shape)} with {len(prompts)}"
@@ -191,13 +162,9 @@ class VideoAlign(Reward):
         def attempt(rows: range) -> Tensor:
             """Where a batch fails, each of its videos is tried alone."""
             try:
-                return self._judge(
-                    [self._ask(videos[i, indices], bounded(prompts[i].text), size) for i in rows]
-                )
+                return self._judge([self._ask(videos[i, indices], bounded(prompts[i].text), size) for i in rows])
             except Exception as error:
-                causes[rows[0]] = error.with_traceback(
-                    None
-                )  # a trace would keep the failed batch in memory
+                causes[rows[0]] = error.with_traceback(None)  # a trace would keep the failed batch in memory
             if len(rows) == 1:
                 return torch.full((1, len(NAMES)), float("nan"), dtype=torch.float64)
             del causes[rows[0]]
@@ -212,15 +179,10 @@ class VideoAlign(Reward):
 
     def _report(self, good: Tensor, causes: dict[int, Exception]) -> None:
         """One video may fail and is masked; if all of them do, the fault is ours or the machine's."""
-        reasons = {
-            i: str(causes.get(i, "its scores are not finite"))
-            for i in (~good).nonzero()[:, 0].tolist()
-        }
+        reasons = {i: str(causes.get(i, "its scores are not finite")) for i in (~good).nonzero()[:, 0].tolist()}
         if reasons and not good.any() and (len(good) > 1 or not self._ever_scored):
             cause = causes.get(min(reasons))
-            raise RewardError(
-                f"VideoAlign could score none of {len(good)} videos: {reasons[min(reasons)]}"
-            ) from cause
+            raise RewardError(f"VideoAlign could score none of {len(good)} videos: {reasons[min(reasons)]}") from cause
         for i, reason in reasons.items():
             log.warning("VideoAlign: video %d of %d is masked: %s", i, len(good), reason)
         self._ever_scored |= bool(good.any())

@@ -25,11 +25,7 @@ TEMPLATES, TEMPLATE = "prompt_template.py", "DETAILED_PROMPT_WITH_SPECIAL_TOKEN"
 # what this scorer does; a checkpoint trained otherwise would get other numbers than its own code gives
 EXPECTED: dict[str, dict[str, Any]] = {
     "model_config": {"use_special_tokens": True},
-    "data_config": {
-        "prompt_template_type": "detailed_special",
-        "sample_type": "uniform",
-        "num_frames": None,
-    },
+    "data_config": {"prompt_template_type": "detailed_special", "sample_type": "uniform", "num_frames": None},
 }
 QWEN2_VL_2B: dict[str, Any] = {
     "text_config": {
@@ -40,19 +36,9 @@ QWEN2_VL_2B: dict[str, Any] = {
         "num_key_value_heads": 2,
         "rms_norm_eps": 1e-6,
         "max_position_embeddings": 32768,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 1e6,
-            "mrope_section": [16, 24, 24],
-        },
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
     },
-    "vision_config": {
-        "depth": 32,
-        "embed_dim": 1280,
-        "hidden_size": 1536,
-        "num_heads": 16,
-        "mlp_ratio": 4,
-    },
+    "vision_config": {"depth": 32, "embed_dim": 1280, "hidden_size": 1536, "num_heads": 16, "mlp_ratio": 4},
 }
 
 
@@ -64,17 +50,13 @@ def plain_name(name: str) -> str:
 def read_settings(source: Path) -> dict[str, Any]:
     path = source / "model_config.json"
     if not path.is_file():
-        raise RewardError(
-            f"{source} has no model_config.json: give the folder that was downloaded as VideoReward"
-        )
+        raise RewardError(f"{source} has no model_config.json: give the folder that was downloaded as VideoReward")
     trained: dict[str, Any] = json.loads(path.read_text())
     for section, values in EXPECTED.items():
         for key, value in values.items():
             found = (trained.get(section) or {}).get(key, value)
             if found != value:
-                raise RewardError(
-                    f"{path}: {section}.{key} is {found!r}; this scorer knows only {value!r}"
-                )
+                raise RewardError(f"{path}: {section}.{key} is {found!r}; this scorer knows only {value!r}")
     return trained
 
 
@@ -108,9 +90,7 @@ def read_rubric(source: Path, given: Path | None) -> str:
     parts = [*TOKENS[:2], PROMPT_PLACE, TOKENS[2]]
     places = [text.find(part) for part in parts]
     if any(text.count(part) != 1 for part in parts) or places != sorted(places):
-        raise RewardError(
-            f"{path} is not VideoAlign's rubric: it should have once each, in order, {', '.join(parts)}"
-        )
+        raise RewardError(f"{path} is not VideoAlign's rubric: it should have once each, in order, {', '.join(parts)}")
     return text
 
 
@@ -121,14 +101,10 @@ def find_tokenizer(source: Path, place: Path, base: Path | None) -> Any:
             if folder == base:
                 tokenizer.add_special_tokens({"additional_special_tokens": list(TOKENS)})
             return tokenizer
-    raise RewardError(
-        f"{place} has no tokenizer; name a folder of Qwen2-VL-2B-Instruct with --base"
-    )
+    raise RewardError(f"{place} has no tokenizer; name a folder of Qwen2-VL-2B-Instruct with --base")
 
 
-def network_config(
-    source: Path, place: Path, base: Path | None, state: Mapping[str, Tensor]
-) -> Qwen2VLConfig:
+def network_config(source: Path, place: Path, base: Path | None, state: Mapping[str, Tensor]) -> Qwen2VLConfig:
     for folder in (base, place, source):
         if folder and (folder / "config.json").is_file():
             config = Qwen2VLConfig.from_pretrained(folder)
@@ -159,19 +135,11 @@ def _unpickle_tensors(path: Path) -> dict[str, Tensor]:
     """Tensors and nothing else: what would run code is refused before it can."""
     try:
         stay = lambda storage, _: storage  # noqa: E731 - on the host, wherever they were saved
-        state = torch.load(
-            path, map_location=stay, weights_only=True, mmap=zipfile.is_zipfile(path)
-        )
+        state = torch.load(path, map_location=stay, weights_only=True, mmap=zipfile.is_zipfile(path))
     except UnpicklingError as error:
-        raise RewardError(
-            f"{path} is refused: it holds more than tensors and could run code; nothing ran"
-        ) from error
+        raise RewardError(f"{path} is refused: it holds more than tensors and could run code; nothing ran") from error
     except (RuntimeError, EOFError, ValueError) as error:
-        raise RewardError(
-            f"{path} cannot be read; was it downloaded whole? {str(error).splitlines()[0]}"
-        ) from error
-    if not isinstance(state, Mapping) or not all(
-        isinstance(value, Tensor) for value in state.values()
-    ):
+        raise RewardError(f"{path} cannot be read; was it downloaded whole? {str(error).splitlines()[0]}") from error
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise RewardError(f"{path} is not a dictionary of tensors")
     return dict(state)
