@@ -8,8 +8,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from rewards.clips import pan
+from sage_grpo import registry
 from sage_grpo.cli import app
-from sage_grpo.training.build import REWARDS
 from sage_grpo.videos import write_mp4
 
 
@@ -35,7 +35,7 @@ def test_list_fits_eighty_columns_and_names_every_scorer():
     result = invoke("list")
     assert result.exit_code == 0
     assert max(len(line) for line in result.stdout.splitlines()) <= 80
-    for name in REWARDS:
+    for name in registry.rewards():
         assert f"  {name} " in result.stdout
     assert "path (required), fps=24" in result.stdout
     assert "A (VQ 1, MQ 1, TA 1)" in result.stdout
@@ -43,7 +43,7 @@ def test_list_fits_eighty_columns_and_names_every_scorer():
 
 def test_list_as_json_has_every_scorer():
     found = json.loads(invoke("list", "--json").stdout)
-    assert [one["name"] for one in found] == list(REWARDS)
+    assert [one["name"] for one in found] == list(registry.rewards())
     keys = {
         "name",
         "summary",

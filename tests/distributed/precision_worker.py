@@ -15,6 +15,7 @@ from sage_grpo.distributed.launch import failures_told
 from sage_grpo.distributed.processes import join, leave
 from sage_grpo.distributed.shard import local, my_slice
 from sage_grpo.models.quiet import quiet_libraries
+from sage_grpo.registry import resolve_model
 from sage_grpo.training import build
 
 MODELS, MODES = ("wan", "hunyuan15"), ("lora", "full")
@@ -52,7 +53,7 @@ def main():
     processes = join(2, 1, 1, "cpu")
     with failures_told(folder, processes.global_rank, 2):
         for name in MODELS:
-            adapter = build.resolve(name, build.MODELS, "model")
+            adapter = resolve_model(name)
             size = dict(zip(("frames", "height", "width"), adapter.tiny_size, strict=True))
             for mode in MODES:
                 recipe = {

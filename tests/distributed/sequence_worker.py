@@ -10,12 +10,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from sage_grpo import registry
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_noise
 from sage_grpo.data.prompts import open_prompts
 from sage_grpo.distributed.processes import join, launched, leave
 from sage_grpo.models import contract
-from sage_grpo.training.build import MODELS, OWN_PROMPTS, resolve
+from sage_grpo.registry import resolve_model
 from tiny_models import disturb, tiny_model
 
 SIZES = {"hunyuan15": (9, 48, 80), "wan": (9, 32, 48), "ltx": (9, 64, 96)}  # HunyuanVideo-1.5: an odd number of tokens
@@ -36,12 +37,12 @@ def relative(a, b):
 
 def make(kind):
     if kind in OWN_PROMPTS:
-        model = resolve(kind, MODELS, "model").from_pretrained()
+        model = resolve_model(kind).from_pretrained()
         asked = open_prompts(resolve(kind, OWN_PROMPTS, "world")(), seed=0)
         return model, model.encode(asked(0, 2))
     frames, height, width = SIZES[kind.removesuffix("-i2v").split("2.2")[0]]
     tuning = {"mode": "full", "gradient_checkpointing": kind in RECOMPUTED}
-    model = tiny_model(resolve(kind, MODELS, "model"), tuning, frames=frames, height=height, width=width)
+    model = tiny_model(resolve_model(kind), tuning, frames=frames, height=height, width=width)
     asked = contract.prompts_for(model)  # of different lengths
     return model, model.encode(asked[:1] * 2 if model.needs_image else asked)
 
@@ -81,7 +82,7 @@ def check_agreement(processes):
 def main():
     torch.set_num_threads(1)
     processes = join(launched(), launched(), 1, "cpu")
-    kinds = sys.argv[2:] or [kind for kind in MODELS if kind != "sd3"]
+    kinds = sys.argv[2:] or [kind for kind in registry.models() if kind != "sd3"]
     check_agreement(processes)
     found = {kind: compare(kind, processes) for kind in kinds}
     if processes.main:

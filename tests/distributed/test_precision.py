@@ -6,14 +6,14 @@ import pytest
 
 from distributed.precision_worker import MODELS, MODES
 from sage_grpo.distributed.launch import launch
-from sage_grpo.training import build
+from sage_grpo.registry import resolve_model
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("precision")
     for name in MODELS:
-        build.resolve(name, build.MODELS, "model").tiny().save_pretrained(str(folder / name))
+        resolve_model(name).tiny().save_pretrained(str(folder / name))
     launch(2, "distributed.precision_worker", [str(folder)], folder)
     return json.loads((folder / "found.json").read_text())
 

@@ -16,8 +16,8 @@ from sage_grpo.core.loop import Callback
 from sage_grpo.core.protocols import whole
 from sage_grpo.distributed.processes import launched, leave
 from sage_grpo.models import contract
+from sage_grpo.registry import resolve_model
 from sage_grpo.training import build
-from sage_grpo.training.build import MODELS, resolve
 from sage_grpo.training.trainer import Trainer
 
 CASES = {
@@ -54,7 +54,7 @@ def real_bytes(module):
 def checkpoint_of(kind, folder):
     path = folder / f"base-{kind}"
     if kind != "shapes" and int(os.environ.get("RANK", "0")) == 0 and not (path / "model_index.json").exists():
-        contract.make_checkpoint(resolve(kind, MODELS, "model"), path)
+        contract.make_checkpoint(resolve_model(kind), path)
     return str(path)
 
 
@@ -63,7 +63,7 @@ def recipe(folder, case, out, iterations, layout):
     kind = tuning.pop("kind")
     model = {"type": kind}
     if kind != "shapes":
-        adapter = resolve(kind, MODELS, "model")
+        adapter = resolve_model(kind)
         # at its tiny size Wan has two tokens, and gradients that are rounding alone: Adam makes whole steps of them
         frames, height, width = (9, 32, 32) if kind == "wan" else adapter.tiny_size
         model |= {"path": checkpoint_of(kind, folder), "frames": frames, "height": height, "width": width}

@@ -14,7 +14,7 @@ from sage_grpo.inference.reopen import open_run
 from sage_grpo.lab.shapes.model import ShapesModel
 from sage_grpo.math.kernels import kernel_table
 from sage_grpo.models import contract
-from sage_grpo.training.build import MODELS, resolve
+from sage_grpo.registry import resolve_model
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.weights.export import load_adapters
 
@@ -27,7 +27,7 @@ def brightness(videos, prompts):
 
 
 def train(kind, folder, *, ema=0.5, **tuning):
-    adapter = resolve(kind, MODELS, "model")
+    adapter = resolve_model(kind)
     path = contract.make_checkpoint(adapter, folder / "base")
     frames, height, width = adapter.tiny_size
     size = {"frames": frames, "height": height, "width": width}

@@ -5,20 +5,21 @@ import sys
 
 import pytest
 
+from sage_grpo import registry
 from sage_grpo.evaluation.catalogue import catalogue, entry
-from sage_grpo.training import build
+from sage_grpo.registry import resolve_reward
 
 ENTRIES = {one.name: one for one in catalogue()}
 
 
-@pytest.mark.parametrize("name", list(build.REWARDS))
+@pytest.mark.parametrize("name", list(registry.rewards()))
 def test_what_is_told_is_what_is_built(name):
     found = ENTRIES[name]
     assert found.missing is None
     assert found.summary
     assert "\n" not in found.summary
     if not found.required and not found.downloads:
-        reward = build.resolve(name, build.REWARDS, "reward")(**found.defaults)
+        reward = resolve_reward(name)(**found.defaults)
         assert tuple(reward.names) == found.scores
         assert bool(getattr(reward, "groupwise", False)) == found.groupwise
 
@@ -52,7 +53,7 @@ def test_only_what_works_as_it_is_counts_as_ready():
     ],
 )
 def test_a_missing_library_is_told_with_the_line_that_installs_it(name, library, line, monkeypatch):
-    module = build.REWARDS[name].split(":")[0]
+    module = registry.rewards()[name].split(":")[0]
     for loaded in (module, "sage_grpo.rewards.lpips"):
         monkeypatch.delitem(sys.modules, loaded, raising=False)
     monkeypatch.setattr("sage_grpo.rewards.installed.find_spec", lambda *_: None)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from sage_grpo import registry
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import sample
 from sage_grpo.math.kernels import kernel_table
@@ -15,7 +16,6 @@ from sage_grpo.models.base import ModelError, read_image
 from sage_grpo.models.hunyuan15 import HunyuanVideo15, HunyuanVideo15ImageToVideo
 from sage_grpo.models.ltx import LTXVideo, LTXVideoImageToVideo
 from sage_grpo.models.wan import Wan, Wan22, Wan22SmallImageToVideo
-from sage_grpo.training.build import MODELS
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +38,7 @@ def test_contract(adapter, guided, check, checkpoint):
 
 
 def test_every_adapter_has_a_name_in_recipes():
-    targets = {target.split(":")[1] for target in MODELS.values()}
+    targets = {target.split(":")[1] for target in registry.models().values()}
     assert {adapter.__name__ for adapter in contract.adapters()} <= targets
     tasks = {adapter.needs_image for adapter in contract.adapters()}
     assert tasks == {True, False}

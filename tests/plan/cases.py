@@ -1,7 +1,7 @@
 """Ten layouts of tiny models, for which a plan is held against what really happens."""
 
 from sage_grpo.models import contract
-from sage_grpo.training.build import MODELS, resolve
+from sage_grpo.registry import resolve_model
 
 LONG_TEXT = "a cat sees a dog, and both of them run"  # as many tokens as tiny models take, which is what a plan counts
 
@@ -52,7 +52,7 @@ CASES = {
 def recipe(name, folder):
     """Of a case, with its checkpoint below `folder`."""
     chosen = CASES[name]
-    adapter = resolve(chosen["kind"], MODELS, "model")
+    adapter = resolve_model(chosen["kind"])
     path = folder / f"base-{chosen['kind']}"
     if not (path / "model_index.json").exists():
         contract.make_checkpoint(adapter, path)

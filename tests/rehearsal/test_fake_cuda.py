@@ -12,13 +12,15 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
+from sage_grpo import registry
 from sage_grpo.cli import app
 from sage_grpo.cli.rehearse_fake import show
 from sage_grpo.config import ConfigError
+from sage_grpo.registry import resolve_model
 from sage_grpo.rehearsal import fake_cuda, fake_shim
 from sage_grpo.rehearsal.fake_report import FakeCudaReport, Row
 from sage_grpo.rehearsal.fake_values import made_up
-from sage_grpo.training.build import MODELS, resizable, resolve
+from sage_grpo.training.build import resizable
 
 HERE = Path(__file__).parent
 LORA = {"mode": "lora", "precision": "bfloat16", "gradient_checkpointing": True}
@@ -70,7 +72,7 @@ def assert_whole(report):
 
 
 def test_every_adapter_is_among_them():
-    tiny = {name for name in MODELS if resizable(resolve(name, MODELS, "model"))}
+    tiny = {name for name in registry.models() if resizable(resolve_model(name))}
     assert tiny == {name for group in ADAPTERS.values() for name in group}
 
 

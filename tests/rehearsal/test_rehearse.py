@@ -10,6 +10,7 @@ from sage_grpo.cli import app
 from sage_grpo.config import ParallelConfig, dump_recipe, load_recipe
 from sage_grpo.config.load import shipped_recipes
 from sage_grpo.distributed.launch import launch
+from sage_grpo.registry import resolve_model
 from sage_grpo.rehearsal.toy import Rehearsal, find_monitors, shrink, toy_layout
 from sage_grpo.training import build
 
@@ -54,7 +55,7 @@ def test_every_other_recipe_runs_on_two_processes(tmp_path):
         folder.mkdir()
         small = find_monitors(shrink(config, folder, Rehearsal(name), 2), Rehearsal(name))
         (folder / "toy.yaml").write_text(dump_recipe(small))
-        adapter = build.resolve(config.model.type, build.MODELS, "model")
+        adapter = resolve_model(config.model.type)
         if build.resizable(adapter):
             adapter.tiny().save_pretrained(str(folder / "checkpoint"))
     launch(2, "rehearsal.several", [str(tmp_path), *others], tmp_path)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from sage_grpo import registry
 from sage_grpo.core.protocols import Prompt, Scores
 from sage_grpo.rewards import contract
 from sage_grpo.rewards.frames import Unscorable, VideoScorer, frame_numbers
 from sage_grpo.rewards.motion import MotionReward
 from sage_grpo.rewards.sharpness import SharpnessReward
-from sage_grpo.training.build import REWARDS
 
 
 @functools.cache
@@ -34,7 +34,7 @@ def test_contract_holds_for_the_combined_motion_score(check):
 
 
 def test_every_scorer_has_a_name_in_recipes():
-    targets = {target.split(":")[1] for target in REWARDS.values()}
+    targets = {target.split(":")[1] for target in registry.rewards().values()}
     # of their own world; held against its original; a way to others; compares videos
     apart = {"ShapesReward", "ShapesHeldOut", "VideoAlign", "HttpReward", "DiversityReward", "KIDMonitor"}
     assert {scorer.__name__ for scorer in contract.scorers()} == targets - apart
@@ -219,7 +219,7 @@ def test_the_documented_scorer_keeps_the_contract():
 
 def test_the_documentation_names_every_scorer_and_option():
     page = (Path(__file__).parents[2] / "docs" / "rewards-scorers.md").read_text()
-    for name, target in REWARDS.items():
+    for name, target in registry.rewards().items():
         assert f"`{name}`" in page
         module, attribute = target.split(":")
         for option in inspect.signature(getattr(import_module(module), attribute).__init__).parameters:

@@ -6,11 +6,12 @@ import sys
 import pytest
 import torch
 
+from sage_grpo import registry
 from sage_grpo.config import ConfigError
+from sage_grpo.registry import resolve_reward
 from sage_grpo.rewards import alignment, cuts, hpsv3, kid, lpips, smoothness
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.installed import checked_bytes, folder_of
-from sage_grpo.training.build import REWARDS, resolve
 
 LINES = [
     ("alignment", "efficientnet_lite_pytorch", "pip install 'sage-grpo[alignment]'"),
@@ -27,10 +28,10 @@ SHARED = ["sage_grpo.rewards.lpips"]  # what scorers import that needs a package
 @pytest.mark.parametrize(("reward", "package", "line"), LINES)
 def test_missing_package_names_the_way_to_it(monkeypatch, reward, package, line):
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
-    for name in (REWARDS[reward].split(":")[0], *SHARED):
+    for name in (registry.rewards()[reward].split(":")[0], *SHARED):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(ConfigError) as error:
-        resolve(reward, REWARDS, "reward")
+        resolve_reward(reward)
     assert str(error.value) == f"reward '{reward}' needs {package}: {line}"
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rewards import clips
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
+from sage_grpo.registry import resolve_reward
 from sage_grpo.rewards.ocr import OCRReward, edit_distance, similarity, wanted_text
-from sage_grpo.training.build import REWARDS, resolve
 
 SIGN = clips.written("Open Late")
 
@@ -109,9 +109,9 @@ class Block:
         if name == "{module}":
             raise {error}
 sys.meta_path.insert(0, Block())
-from sage_grpo.training.build import REWARDS, resolve
+from sage_grpo import registry
 try:
-    resolve("{reward}", REWARDS, "reward")
+    resolve_reward("{reward}")
 except Exception as error:
     print(type(error).__name__, error)
 """
@@ -149,4 +149,4 @@ def test_missing_library_names_the_way_to_it(reward, module, error, message):
 
 
 def test_recipes_find_it():
-    assert resolve("ocr", REWARDS, "reward") is OCRReward
+    assert resolve_reward("ocr") is OCRReward

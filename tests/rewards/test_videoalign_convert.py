@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from sage_grpo.cli import app
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.config.load import shipped_recipes
+from sage_grpo.registry import resolve_reward
 from sage_grpo.rehearsal.toy import Rehearsal, find_rewards
 from sage_grpo.rewards.errors import MissingWeights, RewardError
 from sage_grpo.rewards.videoalign import convert as videoalign_convert
@@ -158,8 +159,11 @@ def test_a_missing_library_is_named(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("sage_grpo.rewards.videoalign")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(ConfigError, match=r"reward 'videoalign' needs accelerate: pip install 'sage-grpo\[models\]'"):
-        build.resolve("videoalign", build.REWARDS, "reward")
+    with pytest.raises(
+        ConfigError,
+        match=r"reward 'videoalign' needs accelerate: pip install 'sage-grpo\[models\]'",
+    ):
+        resolve_reward("videoalign")
 
 
 @pytest.mark.parametrize("weights", [{"VQ": 1.0, "MQ": 0.5, "TA": 2.0}, {}])

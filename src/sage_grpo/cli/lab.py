@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from sage_grpo.cli.errors import user_errors
+from sage_grpo.registry import resolve_reward
 
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="markdown")
 
@@ -76,11 +77,9 @@ def text(
     """
     from rich.console import Console
 
-    from sage_grpo.training.build import REWARDS, resolve
-
     console = Console(stderr=as_json)
     with user_errors():
-        resolve("ocr", REWARDS, "reward")  # a missing library is told with its install line, before anything else
+        resolve_reward("ocr")  # a missing library is told with its install line, before anything else
         from sage_grpo.lab.digits.run import run_text
 
         result = run_text(

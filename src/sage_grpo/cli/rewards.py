@@ -12,6 +12,7 @@ from sage_grpo.cli.errors import user_errors
 from sage_grpo.cli.rewards_audit import audit
 from sage_grpo.cli.rewards_list import list_rewards
 from sage_grpo.cli.rewards_score import MEGAPIXELS, score
+from sage_grpo.registry import resolve_reward
 
 app = typer.Typer(help="List, try, audit and prepare scorers.", no_args_is_help=True, rich_markup_mode="markdown")
 
@@ -55,9 +56,7 @@ def convert(
 
     console = Console(stderr=as_json)
     with user_errors(), console.status("loading the libraries") as status:
-        from sage_grpo.training import build
-
-        build.resolve("videoalign", build.REWARDS, "reward")  # says what to install
+        resolve_reward("videoalign")  # says what to install
         from sage_grpo.rewards.videoalign.convert import convert as run
 
         written = run(source, target, base=base, rubric=rubric, dtype=dtype.value, tell=status.update)
@@ -94,9 +93,7 @@ def reference(
 
     console = Console(stderr=as_json)
     with user_errors():
-        from sage_grpo.training import build
-
-        build.resolve("kid", build.REWARDS, "reward")  # says what to install
+        resolve_reward("kid")  # says what to install
         from sage_grpo.distributed.device import choose_device
         from sage_grpo.evaluation.clips import FILMS, PICTURES, find_videos
         from sage_grpo.evaluation.reference import make_reference

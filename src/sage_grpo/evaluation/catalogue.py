@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import sage_grpo
+from sage_grpo import registry
 from sage_grpo.config import ConfigError
+from sage_grpo.registry import resolve_reward
 from sage_grpo.training import build
 
 
@@ -38,9 +40,9 @@ class Entry:
 
 def entry(name: str, alone: bool = True) -> Entry:
     """`alone`: the only scorer of its file, which then says what it is in its first line."""
-    module = build.REWARDS[name].split(":")[0]
+    module = registry.rewards()[name].split(":")[0]
     try:
-        found = build.resolve(name, build.REWARDS, "reward")
+        found = resolve_reward(name)
     except ConfigError as error:
         library = getattr(error.__cause__, "name", None)
         return Entry(name, _first_line(_doc(module)), missing=str(error), install=build.install_line(library))
@@ -69,5 +71,5 @@ def _first_line(text: str) -> str:
 
 
 def catalogue() -> list[Entry]:
-    shared = Counter(target.split(":")[0] for target in build.REWARDS.values())
-    return [entry(name, shared[target.split(":")[0]] == 1) for name, target in build.REWARDS.items()]
+    shared = Counter(target.split(":")[0] for target in registry.rewards().values())
+    return [entry(name, shared[target.split(":")[0]] == 1) for name, target in registry.rewards().items()]

@@ -13,8 +13,10 @@ from sage_grpo.core.protocols import Condition, Exchange, Prompt
 from sage_grpo.models import tiny, unpadded
 from sage_grpo.models.base import DiffusersModel, ModelError
 from sage_grpo.models.shared_tokens import JointAttention, check_sharing
+from sage_grpo.registry import model
 
 
+@model("hunyuan15", extra="models")
 class HunyuanVideo15(DiffusersModel):
     pipeline_class: ClassVar[Any] = df.HunyuanVideo15Pipeline
     encoders = ("text_encoder", "text_encoder_2", "image_encoder")
@@ -202,6 +204,7 @@ class HunyuanVideo15(DiffusersModel):
         return {}
 
 
+@model("hunyuan15-i2v", extra="models")
 class HunyuanVideo15ImageToVideo(HunyuanVideo15):
     pipeline_class = df.HunyuanVideo15ImageToVideoPipeline
     needs_image = True

@@ -12,8 +12,10 @@ from sage_grpo.core.protocols import Exchange, Prompt
 from sage_grpo.models import tiny
 from sage_grpo.models.base import DiffusersModel, ModelError
 from sage_grpo.models.shared_tokens import check_sharing, cut, share_by_plan
+from sage_grpo.registry import model
 
 
+@model("ltx", extra="models")
 class LTXVideo(DiffusersModel):
     pipeline_class: ClassVar[Any] = df.LTXPipeline
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2")
@@ -141,6 +143,7 @@ class LTXVideo(DiffusersModel):
         return tiny.seeded(make)
 
 
+@model("ltx-i2v", extra="models")
 class LTXVideoImageToVideo(LTXVideo):
     """The first latent frame is given: clean, told so token by token, and not denoised."""
 

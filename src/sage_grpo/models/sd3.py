@@ -9,8 +9,10 @@ from torch import Tensor
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.models import tiny
 from sage_grpo.models.base import DiffusersModel, ModelError
+from sage_grpo.registry import model
 
 
+@model("sd3", extra="models")
 class StableDiffusion3(DiffusersModel):
     pipeline_class: ClassVar[Any] = df.StableDiffusion3Pipeline
     encoders = ("text_encoder", "text_encoder_2", "text_encoder_3")

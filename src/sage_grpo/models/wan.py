@@ -14,8 +14,10 @@ from sage_grpo.core.protocols import Exchange, Prompt
 from sage_grpo.models import tiny
 from sage_grpo.models.base import DiffusersModel, ModelError
 from sage_grpo.models.shared_tokens import check_sharing, share_by_plan
+from sage_grpo.registry import model
 
 
+@model("wan", extra="models")
 class Wan(DiffusersModel):
     """Wan 2.1 and the single-expert Wan 2.2 5B."""
 
@@ -222,12 +224,14 @@ class Wan(DiffusersModel):
         return {}
 
 
+@model("wan2.2", extra="models")
 class Wan22(Wan):
     """Wan 2.2 A14B: two experts of equal shape."""
 
     tiny_pipeline: ClassVar[Mapping[str, Any]] = {"boundary_ratio": 0.875}
 
 
+@model("wan2.2-5b", extra="models")
 class Wan22Small(Wan):
     """Wan 2.2 TI2V 5B from text."""
 
@@ -235,6 +239,7 @@ class Wan22Small(Wan):
     default_size = (121, 704, 1280)
 
 
+@model("wan-i2v", extra="models")
 class WanImageToVideo(Wan):
     """Wan 2.1 from an image: its embedding for cross-attention, its latents as channels."""
 
@@ -280,6 +285,7 @@ class WanImageToVideo(Wan):
         return {"image_encoder": tiny.vision_encoder("CLIP"), "image_processor": processor}
 
 
+@model("wan2.2-i2v", extra="models")
 class Wan22ImageToVideo(WanImageToVideo):
     """Wan 2.2 A14B from an image: two experts, no image embedding."""
 
@@ -287,6 +293,7 @@ class Wan22ImageToVideo(WanImageToVideo):
     tiny_pipeline: ClassVar[Mapping[str, Any]] = {"boundary_ratio": 0.9}
 
 
+@model("wan2.2-5b-i2v", extra="models")
 class Wan22SmallImageToVideo(WanImageToVideo):
     """Wan 2.2 TI2V 5B from an image: the first latent frame is given, clean and not denoised."""
 

@@ -20,6 +20,7 @@ from sage_grpo.distributed.shard import local
 from sage_grpo.plan.counts import stochastic_steps
 from sage_grpo.plan.layout import contents
 from sage_grpo.plan.probe import Cost, Probe, config_prompts
+from sage_grpo.registry import resolve_reward
 from sage_grpo.training import build
 
 FLOAT = 4
@@ -114,7 +115,7 @@ def reward_bytes(config: RecipeConfig) -> tuple[int, tuple[str, ...]]:
     """Of scorers inside the trainer's processes, and those that do not say."""
     total, unknown = 0, []
     for entry in (*config.rewards, *config.monitors):
-        made = None if ":" in entry.type else build.resolve(entry.type, build.REWARDS, "reward")
+        made = None if ":" in entry.type else resolve_reward(entry.type)
         size = made.device_bytes if made else None  # those built-in ones that say nothing are below 0.2 GB
         path = Path(str(entry.options.get("path", "")))
         files = list(path.glob("*.safetensors")) if entry.options.get("path") and path.is_dir() else []

@@ -22,6 +22,7 @@ from sage_grpo.distributed.device import HOST
 from sage_grpo.distributed.fake_group import first_of
 from sage_grpo.errors import UserError
 from sage_grpo.inference.export import export_run
+from sage_grpo.registry import resolve_model
 from sage_grpo.rehearsal.fake_device import FakeDevice
 from sage_grpo.rehearsal.fake_ledger import Ledger, place_of_error
 from sage_grpo.rehearsal.fake_patches import pretended_cuda
@@ -127,7 +128,7 @@ def act_out(
         config = load_recipe(source, overrides)
         small = find_monitors(smallest(config, shrink(config, folder, record, processes), record), record)
         report.processes = small.parallel.processes
-        ledger.phases = phases(build.resolve(config.model.type, build.MODELS, "model"))
+        ledger.phases = phases(resolve_model(config.model.type))
         _play(_set_up(config, small, folder, record, report), ledger, folder, record, tell)
     except Exception as error:
         report.errors.append(_sentence(error))
@@ -173,7 +174,7 @@ class Stage:
 def _set_up(
     config: RecipeConfig, small: RecipeConfig, folder: Path, record: Rehearsal, report: FakeCudaReport
 ) -> Stage:
-    adapter = build.resolve(config.model.type, build.MODELS, "model")
+    adapter = resolve_model(config.model.type)
     if build.resizable(adapter):
         with record.phase("checkpoint of the same classes"):
             adapter.tiny().save_pretrained(str(folder / "checkpoint"))

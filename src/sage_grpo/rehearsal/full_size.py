@@ -17,6 +17,7 @@ from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
 from sage_grpo.distributed.device import HOST
 from sage_grpo.plan.memory import Memory, held, memory
 from sage_grpo.plan.probe import decoding, probe
+from sage_grpo.registry import resolve_model
 from sage_grpo.rehearsal.toy import Rehearsal, shrink
 from sage_grpo.training import build
 
@@ -55,7 +56,7 @@ class FullSize:
 
 def at_full_size(config: RecipeConfig, folder: Path, record: Rehearsal) -> RecipeConfig:
     """The toy recipe with the real network: its own adapters, texts and precision, on one process."""
-    adapter = build.resolve(config.model.type, build.MODELS, "model")
+    adapter = resolve_model(config.model.type)
     if not build.resizable(adapter):
         raise ConfigError(f"--full-size: {config.model.type} is small; `sage-grpo train` runs it as it is")
     values = shrink(config, folder, record, 1).model_dump(mode="json")

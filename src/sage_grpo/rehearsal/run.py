@@ -10,6 +10,7 @@ from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
 from sage_grpo.distributed.launch import launch
 from sage_grpo.inference.export import export_run
 from sage_grpo.inference.sample import open_source, sample_videos, write_samples
+from sage_grpo.registry import resolve_model
 from sage_grpo.rehearsal import iterations
 from sage_grpo.rehearsal.toy import Rehearsal, find_monitors, find_prompts, find_rewards, shrink
 from sage_grpo.training import build
@@ -35,7 +36,7 @@ def rehearse(
         raise ConfigError(f"{folder} is not empty; a rehearsal needs a folder of its own")
     folder.mkdir(parents=True, exist_ok=True)
     small = find_monitors(shrink(config, folder, record, processes), record)
-    adapter = build.resolve(config.model.type, build.MODELS, "model")
+    adapter = resolve_model(config.model.type)
     if build.resizable(adapter):
         tell("1 of 4: making a tiny checkpoint of the same classes")
         with record.phase("checkpoint of the same classes"):
@@ -78,7 +79,7 @@ def _launch(config: RecipeConfig, small: RecipeConfig, folder: Path, record: Reh
 
 def _load_export(config: RecipeConfig, folder: Path) -> str:
     """As a user would: the whole checkpoint by its path, adapters into the base checkpoint."""
-    adapter = build.resolve(config.model.type, build.MODELS, "model")
+    adapter = resolve_model(config.model.type)
     if not build.resizable(adapter):
         adapter.from_pretrained(str(folder / "export"))
         return "as a recipe's model"

@@ -21,9 +21,9 @@ from sage_grpo.core.rollout import keyed_noise
 from sage_grpo.distributed.device import HOST
 from sage_grpo.inference.export import export_run
 from sage_grpo.models.quiet import quiet_libraries
+from sage_grpo.registry import resolve_model
 from sage_grpo.rehearsal.full_size import RECIPE, Stage
 from sage_grpo.rehearsal.toy import PROMPTS, Rehearsal, StandIn, find_prompts
-from sage_grpo.training import build
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.weights.prepare import storage_dtypes
 
@@ -74,7 +74,7 @@ def random_weights(part: nn.Module) -> None:
 
 def make_checkpoint(config: RecipeConfig, folder: Path, released: str | None) -> None:
     """A pipeline of the same classes: networks and decoder at the size of the release, encoders tiny."""
-    adapter: Any = build.resolve(config.model.type, build.MODELS, "model")
+    adapter: Any = resolve_model(config.model.type)
     pipe, outline = adapter.tiny(), adapter.outline(released, **storage_dtypes(config.tuning))
     for name in (*adapter.denoisers, "vae"):
         if (part := getattr(outline.pipe, name, None)) is not None:
@@ -123,7 +123,7 @@ def main() -> None:
     name, folder = sys.argv[1], Path(sys.argv[2])
     quiet_libraries()
     config, released = load_recipe(folder / RECIPE), (folder / "released.txt").read_text() or None
-    build.resolve(config.model.type, build.MODELS, "model")  # its libraries are the interpreter's share
+    resolve_model(config.model.type)  # its libraries are the interpreter's share
     stage = Stage(interpreter=resident())
     if name == "checkpoint":
         with timed(stage, "make"):

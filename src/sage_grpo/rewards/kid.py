@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt, Reward, Scores
+from sage_grpo.registry import reward
 from sage_grpo.rewards.errors import MissingWeights, RewardError
 from sage_grpo.rewards.frames import frame_numbers
 from sage_grpo.rewards.installed import checked_bytes, folder_of
@@ -111,6 +112,7 @@ class Reference:
         return mean_across(features, owners) + self.within - 2 * sum(between) / (len(features) * len(self.features))
 
 
+@reward("kid", extra="kid")
 class KIDMonitor(Reward):
     """Minus the distance, the same for all videos of a call: 0, the best, downwards."""
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
+from sage_grpo.registry import reward
 from sage_grpo.rewards.frames import Unscorable, VideoScorer, shrunk
 
 LUMINANCE = (0.299, 0.587, 0.114)
@@ -81,6 +82,7 @@ def shot_cut(thumbnails: Tensor) -> float:
     return float(((jumps - 2 * around).amax() / CLEAR_CUT).clamp(0, 1))
 
 
+@reward("motion")
 class MotionReward(VideoScorer):
     """`dynamic` from 0 to 1; `acceleration`, `cut` and `flicker` from 0, the best, downwards.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
+from sage_grpo.registry import reward
 from sage_grpo.rewards.frames import Unscorable, VideoScorer, bounded, frame_numbers
 
 try:
@@ -57,6 +58,7 @@ def similarity(found: str, wanted: str, anywhere: bool = False) -> float:
     return 1 - edit_distance(found, wanted, anywhere) / longest
 
 
+@reward("ocr", extra="ocr")
 class OCRReward(VideoScorer):
     """Likeness of the text that PP-OCRv4 reads and the text wanted, the best or the mean of a few frames."""
 

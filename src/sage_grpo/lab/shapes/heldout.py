@@ -12,10 +12,12 @@ from torch import Tensor
 
 from sage_grpo.core.protocols import Prompt, Reward, Scores
 from sage_grpo.lab.shapes.world import FRAMES, SIZE, fit, parse_prompt
+from sage_grpo.registry import reward
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.frames import groups
 
 
+@reward("shapes-heldout")
 class ShapesHeldOut(Reward):
     """Held-out measures of a clip; a video alone has no diversity."""
 

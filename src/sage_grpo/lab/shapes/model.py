@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Condition, Exchange, Prompt, VideoModel
 from sage_grpo.lab.shapes import world as shapes
+from sage_grpo.registry import model
 
 TEXT_LENGTH = 8
 WORDS = ("a", "moving", *shapes.SHAPES, *shapes.COLOURS, *shapes.DIRECTIONS)
@@ -114,6 +115,7 @@ class ShapesTransformer(nn.Module):
         return pixels.view(b, t, h, w, 3, pt, ph, pw).permute(0, 4, 1, 5, 2, 6, 3, 7).reshape(x.shape)
 
 
+@model("shapes")
 class ShapesModel(VideoModel):
     """`VideoModel` of the laboratory. Its latents are the pixels themselves, in [-1, 1]."""
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from sage_grpo.core.protocols import Prompt, Reward, Scores
 from sage_grpo.lab.shapes.world import FRAMES, PALETTE, SIZE, STEPS, parse_prompt, render_masks
+from sage_grpo.registry import reward
 
 NAMES = ("VQ", "MQ", "TA")
 # mean and standard deviation of the raw scores over 960 samples of the shipped base model
@@ -82,6 +83,7 @@ def _template_distances(mass: Tensor, centre: Tensor) -> Tensor:
     return (templates - looks[:, None]).square().sum((2, 3)) / area
 
 
+@reward("shapes")
 class ShapesReward(Reward):
     """VQ, MQ and TA of a clip."""
 

@@ -14,6 +14,7 @@ import urllib3
 from torch import Tensor
 
 from sage_grpo.core.protocols import Prompt, Reward, Scores
+from sage_grpo.registry import reward
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.remote.client import Client, Patience, Unanswered, in_background
 from sage_grpo.rewards.remote.wire import pack_request, unpack_answer
@@ -21,6 +22,7 @@ from sage_grpo.rewards.remote.wire import pack_request, unpack_answer
 log = logging.getLogger(__name__)
 
 
+@reward("http", extra="http")
 class HttpReward(Reward):
     """`names` may be left out if the server tells them. Videos are scored while the trainer makes the next ones."""
 

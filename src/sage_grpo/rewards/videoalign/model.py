@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, Qwen2VLConfig, Qwen2VLModel
 
 from sage_grpo.core.protocols import Prompt, Reward, Scores
+from sage_grpo.registry import reward
 from sage_grpo.rewards.errors import MissingWeights, RewardError
 from sage_grpo.rewards.frames import bounded
 from sage_grpo.rewards.videoalign.frames import (
@@ -76,6 +77,7 @@ class Question:
     grid: Tensor
 
 
+@reward("videoalign", extra="models")
 class VideoAlign(Reward):
     """VQ, MQ and TA of a video in standard deviations of the training data.
 

@@ -1,0 +1,135 @@
+"""Built-in models and rewards by name: registered where they are defined, found without being imported.
+
+A class says its name itself, `@reward("ocr", extra="ocr")`. Names are read out of the files, because importing all of
+them would take seconds, and the library that one of them needs may be on another machine only.
+"""
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution, requires
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from packaging.requirements import Requirement
+
+from sage_grpo.config import ConfigError
+from sage_grpo.suggest import did_you_mean
+
+Kind = Literal["model", "reward"]
+C = TypeVar("C", bound=type)
+ROOT = Path(__file__).parent
+ROOMS = {"model": ("models", "lab"), "reward": ("rewards", "lab")}  # where they are defined
+
+
+def model(name: str, *, extra: str | None = None) -> Callable[[C], C]:
+    """The name of a built-in model in recipes, and the extra of our package that brings its libraries."""
+    return lambda cls: cls
+
+
+def reward(name: str, *, extra: str | None = None, install: str | None = None) -> Callable[[C], C]:
+    """The same for a reward. `install` is its line where an extra would bring too much along."""
+    return lambda cls: cls
+
+
+@dataclass(frozen=True)
+class Registered:
+    name: str
+    module: str
+    attribute: str
+    extra: str | None = None
+    install: str | None = None
+
+    @property
+    def target(self) -> str:
+        return f"{self.module}:{self.attribute}"
+
+    @property
+    def install_line(self) -> str | None:
+        return self.install or (f"pip install 'sage-grpo[{self.extra}]'" if self.extra else None)
+
+    @property
+    def missing(self) -> str | None:
+        """The first package that it needs and that is not installed."""
+        needed = [self.install.split()[-1]] if self.install else packages_of(self.extra)
+        return next((name for name in needed if not _installed(Requirement(name).name)), None)
+
+
+@cache
+def models() -> dict[str, Registered]:
+    return _read("model")
+
+
+@cache
+def rewards() -> dict[str, Registered]:
+    return _read("reward")
+
+
+def resolve_model(name: str) -> Any:
+    """What makes a model: a built-in name, or `package.module:attribute` of an installed package."""
+    return _resolve("model", name, models())
+
+
+def resolve_reward(name: str) -> Any:
+    """What makes a reward, or is one."""
+    return _resolve("reward", name, rewards())
+
+
+def packages_of(extra: str | None) -> list[str]:
+    """What our package asks for under that extra; nothing where it runs without being installed."""
+    try:
+        asked = [Requirement(line) for line in requires("sage-grpo") or ()] if extra else []
+    except PackageNotFoundError:
+        return []
+    return [r.name for r in asked if r.marker and r.marker.evaluate({"extra": extra or ""})]
+
+
+def _installed(package: str) -> bool:
+    try:
+        return bool(distribution(package))
+    except PackageNotFoundError:
+        return False
+
+
+def _read(kind: Kind) -> dict[str, Registered]:
+    found: dict[str, Registered] = {}
+    for room in ROOMS[kind]:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            text = path.read_text(encoding="utf-8")
+            if f"@{kind}(" in text:
+                module = ".".join(("sage_grpo", *path.relative_to(ROOT).with_suffix("").parts))
+                found |= {entry.name: entry for entry in _entries(kind, module, text)}
+    return dict(sorted(found.items()))
+
+
+def _entries(kind: Kind, module: str, text: str) -> Iterator[Registered]:
+    for node in ast.parse(text).body:
+        for mark in node.decorator_list if isinstance(node, ast.ClassDef) else ():
+            if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Name) and mark.func.id == kind:
+                given = {str(k.arg): ast.literal_eval(k.value) for k in mark.keywords}
+                yield Registered(ast.literal_eval(mark.args[0]), module, node.name, **given)
+
+
+def _resolve(kind: Kind, name: str, known: dict[str, Registered]) -> Any:
+    built_in = known.get(name)
+    module, sign, attribute = (built_in.target if built_in else name).partition(":")
+    if not sign:
+        raise ConfigError(f"{kind} {name!r} is not known; {did_you_mean(name, known)} Your own: package.module:factory")
+    try:
+        made: Any = import_module(module)
+        for part in attribute.split("."):
+            made = getattr(made, part)
+    except ModuleNotFoundError as error:
+        if built_in and built_in.install_line and not (error.name or "").startswith("sage_grpo"):
+            raise ConfigError(f"{kind} {name!r} needs {error.name}: {built_in.install_line}") from error
+        raise ConfigError(f"{kind} {name!r} cannot be imported: {error}") from error
+    except (ImportError, AttributeError) as error:
+        old = (
+            f"; is a library too old? pip install -U 'sage-grpo[{built_in.extra}]'"
+            if built_in and built_in.extra and kind == "model"
+            else ""
+        )
+        raise ConfigError(f"{kind} {name!r} cannot be imported: {error}{old}") from error
+    return made
