@@ -53,8 +53,8 @@ class Registered:
     @property
     def missing(self) -> str | None:
         """The first package that it needs and that is not installed."""
-        needed = [self.install.split()[-1]] if self.install else packages_of(self.extra)
-        return next((name for name in needed if not _installed(Requirement(name).name)), None)
+        needed = [Requirement(self.install.split()[-1]).name] if self.install else packages_of(self.extra)
+        return next((name for name in needed if not _installed(name)), None)
 
 
 @cache
@@ -105,8 +105,8 @@ def _read(kind: Kind) -> dict[str, Registered]:
 
 
 def _entries(kind: Kind, module: str, text: str) -> Iterator[Registered]:
-    for node in ast.parse(text).body:
-        for mark in node.decorator_list if isinstance(node, ast.ClassDef) else ():
+    for node in (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)):
+        for mark in node.decorator_list:
             if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Name) and mark.func.id == kind:
                 given = {str(k.arg): ast.literal_eval(k.value) for k in mark.keywords}
                 yield Registered(ast.literal_eval(mark.args[0]), module, node.name, **given)

@@ -1,7 +1,6 @@
 """`sage-grpo rewards list`, `score` and `audit` as a user meets them."""
 
 import json
-import sys
 
 import pytest
 from PIL import Image
@@ -60,8 +59,8 @@ def test_list_as_json_has_every_scorer():
 
 
 def test_list_says_how_to_install_what_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "rapidocr_onnxruntime", None)  # as if it were not there
-    monkeypatch.delitem(sys.modules, "sage_grpo.rewards.ocr", raising=False)
+    there = registry._installed
+    monkeypatch.setattr(registry, "_installed", lambda name: name != "rapidocr-onnxruntime" and there(name))
     result = invoke("list")
     assert result.exit_code == 0
     assert "pip install 'sage-grpo[ocr]'" in result.stdout

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from gaussian_model import GaussianModel
 from sage_grpo.config import KLConfig
 from sage_grpo.core.anchors import anchor_is_due
 from sage_grpo.core.copy_bank import CopyBank
 from sage_grpo.core.loop import Callback
-from sage_grpo.models.gaussian import GaussianModel
 from support import make_config, make_loop, weights
 
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from gaussian_model import GaussianModel
 from oracle import linear_velocity
 from sage_grpo.core.loop import Callback
 from sage_grpo.core.protocols import Prompt, SingleProcess
 from sage_grpo.core.rollout import keyed_noise, keyed_rng, sample
 from sage_grpo.math.kernels import KERNELS, kernel_table
 from sage_grpo.math.schedule import sigma_schedule
-from sage_grpo.models.gaussian import GaussianModel
 from support import FunctionReward, make_config, make_loop, mean_brightness
 
 CPU = torch.device("cpu")

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+from gaussian_model import GaussianModel
 from sage_grpo.core.checks import ReplayError, check_replay
 from sage_grpo.core.loop import RewardFailure
 from sage_grpo.core.protocols import Reward, Scores
 from sage_grpo.core.update import trained_steps
 from sage_grpo.math.gaussian import log_ratio
 from sage_grpo.math.objective import surrogate
-from sage_grpo.models.gaussian import GaussianModel
 from support import Recorder, make_config, make_loop, mean_brightness, weights
 
 

@@ -17,6 +17,7 @@ from sage_grpo.data.prompts import open_prompts
 from sage_grpo.distributed.processes import join, launched, leave
 from sage_grpo.models import contract
 from sage_grpo.registry import resolve_model
+from sage_grpo.training.build import own_prompts
 from tiny_models import disturb, tiny_model
 
 SIZES = {"hunyuan15": (9, 48, 80), "wan": (9, 32, 48), "ltx": (9, 64, 96)}  # HunyuanVideo-1.5: an odd number of tokens
@@ -36,9 +37,9 @@ def relative(a, b):
 
 
 def make(kind):
-    if kind in OWN_PROMPTS:
+    if own_prompts(kind):
         model = resolve_model(kind).from_pretrained()
-        asked = open_prompts(resolve(kind, OWN_PROMPTS, "world")(), seed=0)
+        asked = open_prompts(own_prompts(kind), seed=0)
         return model, model.encode(asked(0, 2))
     frames, height, width = SIZES[kind.removesuffix("-i2v").split("2.2")[0]]
     tuning = {"mode": "full", "gradient_checkpointing": kind in RECOMPUTED}

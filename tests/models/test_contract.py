@@ -38,7 +38,7 @@ def test_contract(adapter, guided, check, checkpoint):
 
 
 def test_every_adapter_has_a_name_in_recipes():
-    targets = {target.split(":")[1] for target in registry.models().values()}
+    targets = {known.attribute for known in registry.models().values()}
     assert {adapter.__name__ for adapter in contract.adapters()} <= targets
     tasks = {adapter.needs_image for adapter in contract.adapters()}
     assert tasks == {True, False}

@@ -3,7 +3,6 @@
 import functools
 import inspect
 import logging
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -34,7 +33,7 @@ def test_contract_holds_for_the_combined_motion_score(check):
 
 
 def test_every_scorer_has_a_name_in_recipes():
-    targets = {target.split(":")[1] for target in registry.rewards().values()}
+    targets = {known.attribute for known in registry.rewards().values()}
     # of their own world; held against its original; a way to others; compares videos
     apart = {"ShapesReward", "ShapesHeldOut", "VideoAlign", "HttpReward", "DiversityReward", "KIDMonitor"}
     assert {scorer.__name__ for scorer in contract.scorers()} == targets - apart
@@ -219,8 +218,7 @@ def test_the_documented_scorer_keeps_the_contract():
 
 def test_the_documentation_names_every_scorer_and_option():
     page = (Path(__file__).parents[2] / "docs" / "rewards-scorers.md").read_text()
-    for name, target in registry.rewards().items():
+    for name in registry.rewards():
         assert f"`{name}`" in page
-        module, attribute = target.split(":")
-        for option in inspect.signature(getattr(import_module(module), attribute).__init__).parameters:
+        for option in inspect.signature(registry.resolve_reward(name).__init__).parameters:
             assert option in {"self", "args", "kwargs", "settings"} or f"`{option}`" in page, option

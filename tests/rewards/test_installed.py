@@ -28,7 +28,7 @@ SHARED = ["sage_grpo.rewards.lpips"]  # what scorers import that needs a package
 @pytest.mark.parametrize(("reward", "package", "line"), LINES)
 def test_missing_package_names_the_way_to_it(monkeypatch, reward, package, line):
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
-    for name in (registry.rewards()[reward].split(":")[0], *SHARED):
+    for name in (registry.rewards()[reward].module, *SHARED):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(ConfigError) as error:
         resolve_reward(reward)

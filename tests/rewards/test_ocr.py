@@ -109,7 +109,7 @@ class Block:
         if name == "{module}":
             raise {error}
 sys.meta_path.insert(0, Block())
-from sage_grpo import registry
+from sage_grpo.registry import resolve_reward
 try:
     resolve_reward("{reward}")
 except Exception as error:

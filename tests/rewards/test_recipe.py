@@ -6,9 +6,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from gaussian_model import GaussianModel
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.protocols import Reward, Scores
-from sage_grpo.models.gaussian import GaussianModel
 from sage_grpo.training import build
 from sage_grpo.training.trackers import read_metrics
 from sage_grpo.training.trainer import Trainer

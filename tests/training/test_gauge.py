@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from gaussian_model import GaussianModel
 from sage_grpo.config import GaugeConfig
-from sage_grpo.models.gaussian import GaussianModel
 from sage_grpo.plan.operations import Watch
 from sage_grpo.training.gauge import DriftGauge, diversity, look
 from support import make_config, make_loop

@@ -15,13 +15,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from distributed.launcher import environment
+from gaussian_model import GaussianModel
 from sage_grpo.cli import app
 from sage_grpo.cli.errors import user_errors
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.loop import Callback
 from sage_grpo.core.protocols import Reward, Scores
 from sage_grpo.lab.shapes.model import ShapesModel
-from sage_grpo.models.gaussian import GaussianModel
 from sage_grpo.training.callbacks import Save
 from sage_grpo.training.trackers import read_metrics
 from sage_grpo.training.trainer import Trainer

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from sage_grpo.cli.errors import user_errors
-from sage_grpo.registry import resolve_reward
 
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="markdown")
 
@@ -79,6 +78,8 @@ def text(
 
     console = Console(stderr=as_json)
     with user_errors():
+        from sage_grpo.registry import resolve_reward
+
         resolve_reward("ocr")  # a missing library is told with its install line, before anything else
         from sage_grpo.lab.digits.run import run_text
 

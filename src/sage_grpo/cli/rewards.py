@@ -12,7 +12,6 @@ from sage_grpo.cli.errors import user_errors
 from sage_grpo.cli.rewards_audit import audit
 from sage_grpo.cli.rewards_list import list_rewards
 from sage_grpo.cli.rewards_score import MEGAPIXELS, score
-from sage_grpo.registry import resolve_reward
 
 app = typer.Typer(help="List, try, audit and prepare scorers.", no_args_is_help=True, rich_markup_mode="markdown")
 
@@ -56,6 +55,8 @@ def convert(
 
     console = Console(stderr=as_json)
     with user_errors(), console.status("loading the libraries") as status:
+        from sage_grpo.registry import resolve_reward
+
         resolve_reward("videoalign")  # says what to install
         from sage_grpo.rewards.videoalign.convert import convert as run
 
@@ -93,6 +94,8 @@ def reference(
 
     console = Console(stderr=as_json)
     with user_errors():
+        from sage_grpo.registry import resolve_reward
+
         resolve_reward("kid")  # says what to install
         from sage_grpo.distributed.device import choose_device
         from sage_grpo.evaluation.clips import FILMS, PICTURES, find_videos

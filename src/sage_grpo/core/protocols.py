@@ -69,6 +69,7 @@ class VideoModel:
     encoders: Sequence[str] = ()  # components that are only needed to encode
     blocks: str | None = None  # name of the repeated layers inside a network
     typical_text: int | None = None  # tokens of a prompt that a plan counts, where it is not always the same
+    own_monitors: Sequence[str] = ()  # names of rewards that can judge any of its videos, of a made-up world
 
     @property
     def shard_blocks(self) -> Sequence[nn.Module]:
@@ -103,6 +104,16 @@ class VideoModel:
     def share_sequence(self, exchange: Exchange) -> None:
         """Let the processes of a video have its tokens in parts."""
         raise UserError(f"parallel.sequence: {type(self).__name__} cannot share one video; use parallel.sequence=1")
+
+    @classmethod
+    def own_prompts(cls) -> Sequence[str]:
+        """All that may be asked of it; none: anything, so prompts must be given."""
+        return ()
+
+    @classmethod
+    def prompt_tags(cls, prompt: str) -> Mapping[str, str]:
+        """What one of its own prompts is about, for tables by tag."""
+        return {}
 
     def blank_condition(self, batch: int) -> Condition | None:
         """What `encode` would give, in size only; none if it must be asked."""

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.data.prompts import PromptError, open_prompts
-from sage_grpo.lab.shapes.world import COLOURS, DIRECTIONS, SHAPES, parse_prompt
 from sage_grpo.training import build
 
 SHIPPED = "videos"
@@ -43,26 +42,14 @@ def shipped_sets() -> list[str]:
 
 def find_tasks(source: str | None, model: str, tags: Sequence[str] = (), limit: int | None = None) -> list[Task]:
     """`source`: a file or a shipped set; none: the world's own prompts for its model, else the set `videos`."""
-    if source is None and model in build.OWN_PROMPTS:
-        texts: list[str] = build.resolve(model, build.OWN_PROMPTS, "world")()
-        tagged = OWN_TAGS.get(model, _untagged)
-        found = [_task(i, Prompt(text, {"tags": tagged(text)}), len(texts), model) for i, text in enumerate(texts)]
+    texts = build.own_prompts(model) if source is None else []
+    if texts:
+        tags_of = build.model_class(model).prompt_tags
+        found = [_task(i, Prompt(text, {"tags": tags_of(text)}), len(texts), model) for i, text in enumerate(texts)]
     else:
         found = _read(source or SHIPPED)
     chosen = _having(found, tags)
     return chosen[:limit]
-
-
-def _shape_tags(text: str) -> dict[str, str]:
-    shape, colour, direction = parse_prompt(text)
-    return {"shape": SHAPES[shape], "colour": COLOURS[colour], "direction": DIRECTIONS[direction]}
-
-
-def _untagged(text: str) -> dict[str, str]:
-    return {}
-
-
-OWN_TAGS: Mapping[str, Callable[[str], dict[str, str]]] = {"shapes": _shape_tags}
 
 
 def _read(source: str) -> list[Task]:

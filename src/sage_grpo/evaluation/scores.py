@@ -92,11 +92,8 @@ def choose_scorers(
     for one in candidates:
         for entry in one.config.rewards:
             found.setdefault(_key(entry), (entry.model_copy(update={"weights": {}}), True))
-    own = [
-        RewardConfig(type=build.OWN_MONITORS[t])
-        for t in {c.config.model.type: 0 for c in candidates}
-        if t in build.OWN_MONITORS
-    ]
+    kinds = dict.fromkeys(one.config.model.type for one in candidates)
+    own = [RewardConfig(type=name) for kind in kinds for name in build.model_class(kind).own_monitors]
     for entry in (*(e for one in candidates for e in one.config.monitors), *own, *more):
         found.setdefault(_key(entry), (entry, False))
     if not found:

@@ -15,13 +15,12 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from PIL import Image
 from torch import Tensor
 
-import sage_grpo.models
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_noise, sample, velocity_at
-from sage_grpo.discovery import concrete
 from sage_grpo.math.kernels import kernel_table
 from sage_grpo.math.schedule import sigma_schedule
 from sage_grpo.models.base import NEGATIVE, DiffusersModel
+from sage_grpo.registry import models, resolve_model
 
 STEPS = 3
 SCALE = 3.0
@@ -29,8 +28,9 @@ TEXTS = ("a red cat runs", 'a shop sign that says "open late"')
 
 
 def adapters() -> list[type[DiffusersModel]]:
-    """Every adapter class in the folder of models."""
-    return concrete(sage_grpo.models, DiffusersModel)
+    """Every built-in model that is an adapter of diffusers."""
+    made = [resolve_model(name) for name in models()]
+    return [cls for cls in made if issubclass(cls, DiffusersModel)]
 
 
 def make_checkpoint(adapter: type[DiffusersModel], folder: str | Path) -> str:

@@ -10,9 +10,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-import sage_grpo.rewards
 from sage_grpo.core.protocols import Prompt, Reward, Scores
-from sage_grpo.discovery import concrete
+from sage_grpo.registry import resolve_reward, rewards
 from sage_grpo.rewards.frames import VideoScorer
 
 TEXTS = ('a shop sign that says "open late"', 'a red cat beside the words "good day"', 'a door with the number "42"')
@@ -22,8 +21,9 @@ SMALL = ((1, HEIGHT, WIDTH), (2, 16, 16), (3, 1, 1), (3, 2, 40), (0, 16, 16))  #
 
 
 def scorers() -> list[type[VideoScorer]]:
-    """Every scorer class in the folder of rewards."""
-    return concrete(sage_grpo.rewards, VideoScorer)
+    """Every built-in reward that looks at one video at a time."""
+    made = [resolve_reward(name) for name in rewards()]
+    return [cls for cls in made if issubclass(cls, VideoScorer)]
 
 
 def material() -> tuple[Tensor, list[Prompt]]:

@@ -224,6 +224,18 @@ def build_monitors(config: RecipeConfig) -> Reward | None:
     return CompositeReward(parts) if parts else None
 
 
+def model_class(name: str) -> type[VideoModel]:
+    """The class that a recipe names as its model; of a function that makes one, the contract alone is known."""
+    factory = resolve_model(name)
+    known = isinstance(factory, type) and issubclass(factory, VideoModel)
+    return factory if known else VideoModel
+
+
+def own_prompts(name: str) -> list[str]:
+    """Those of the world that a model is made for; its class is asked, no weights are loaded."""
+    return list(model_class(name).own_prompts())
+
+
 def build_prompts(config: RecipeConfig, source: Any = None) -> PromptSource:
     """From what was passed, the recipe's file, or the model's own list."""
     chosen = source if source is not None else config.prompts.path
@@ -232,7 +244,7 @@ def build_prompts(config: RecipeConfig, source: Any = None) -> PromptSource:
     if callable(chosen):
         return PromptFunction(chosen)
     if chosen is None:
-        if config.model.type not in OWN_PROMPTS:
+        chosen = own_prompts(config.model.type)
+        if not chosen:
             raise ConfigError("prompts.path: none is given; a txt, jsonl, csv or parquet file is needed")
-        chosen = resolve(config.model.type, OWN_PROMPTS, "world")()
     return open_prompts(chosen, seed=config.seed, shuffle=config.prompts.shuffle, column=config.prompts.column)

@@ -1,5 +1,7 @@
 """The generator of numbers: the laboratory's transformer at another size of clip, and with digits for words."""
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
@@ -39,9 +41,18 @@ def text_transformer() -> ShapesTransformer:
 class TextModel(ShapesModel):
     """`VideoModel` of the numbers."""
 
+    own_monitors = ()
     shipped = "sage_grpo.lab.digits"
 
     def __init__(self, module: ShapesTransformer | None = None, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(module or text_transformer(), tokenizer or text_tokenizer())
         if self.clip != (text.FRAMES, text.HEIGHT, text.WIDTH):
             raise ConfigError(f"a model of clips {self.clip} writes no numbers; use one of `lab pretrain --world text`")
+
+    @classmethod
+    def own_prompts(cls) -> Sequence[str]:
+        return text.training_prompts()
+
+    @classmethod
+    def prompt_tags(cls, prompt: str) -> Mapping[str, str]:
+        return {}

@@ -7,7 +7,7 @@ velocity (x - x̂0)/σ: a plain velocity head stalls when a patch has more pixel
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Self
@@ -120,6 +120,7 @@ class ShapesModel(VideoModel):
     """`VideoModel` of the laboratory. Its latents are the pixels themselves, in [-1, 1]."""
 
     lora_targets: Sequence[str] = ("qkv", "proj", "mlp.0", "mlp.2")
+    own_monitors: Sequence[str] = ("shapes-heldout",)
     shipped = "sage_grpo.lab.shapes"  # the package that has a checkpoint in `base`
 
     def __init__(self, module: ShapesTransformer | None = None, tokenizer: Tokenizer | None = None) -> None:
@@ -139,6 +140,19 @@ class ShapesModel(VideoModel):
             block.exchange = exchange  # type: ignore[assignment] # a module takes anything
         first.register_forward_pre_hook(lambda module, inputs: (exchange.mine(inputs[0], 1), *inputs[1:]))
         last.register_forward_hook(lambda module, inputs, out: exchange.everything(out, 1))
+
+    @classmethod
+    def own_prompts(cls) -> Sequence[str]:
+        return shapes.all_prompts()
+
+    @classmethod
+    def prompt_tags(cls, prompt: str) -> Mapping[str, str]:
+        shape, colour, direction = shapes.parse_prompt(prompt)
+        return {
+            "shape": shapes.SHAPES[shape],
+            "colour": shapes.COLOURS[colour],
+            "direction": shapes.DIRECTIONS[direction],
+        }
 
     def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
         return (3, *self.clip)
