@@ -1,23 +1,38 @@
 """Files that are either whole or not there."""
 
+import json
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 NEW = ".new"  # ends the name of a file that is not whole yet
 
 
+@contextmanager
+def draft_of(path: Path) -> Iterator[Path]:
+    """A file to write, which takes its place in the end if nothing went wrong. Of several writers the last one wins."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}{NEW}")
+    try:
+        yield draft
+        with draft.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def atomic_write(path: Path, data: bytes) -> None:
     """A reader, or a restart after a kill, finds the old file or the new one, never a half."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.{os.getpid()}{NEW}")
-    try:
-        with new.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
+    with draft_of(path) as draft:
+        draft.write_bytes(data)
+
+
+def write_json(path: Path, content: Any) -> None:
+    atomic_write(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n")
 
 
 def sweep(folder: Path) -> None:

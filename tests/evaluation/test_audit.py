@@ -8,7 +8,7 @@ from scipy import stats
 
 from evaluation.stand_ins import Rank
 from rewards.clips import pan
-from sage_grpo.config import ConfigError
+from sage_grpo.config import ConfigError, RewardConfig
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.evaluation.audit.audit import Clip, audit, cell_of, spread_of
 from sage_grpo.evaluation.audit.degrade import DEGRADATIONS
@@ -37,7 +37,7 @@ class Measures(VideoScorer):
 
 
 def panel(*weights, advantages=False):
-    judges = [Judge(Measures(), "measures", Measures.names, weights or None)]
+    judges = [Judge(Measures(), RewardConfig(type="measures"), Measures.names, weights or None)]
     return Panel(judges, {}, advantages)
 
 
@@ -123,7 +123,7 @@ def test_a_video_that_cannot_be_read_is_left_out():
 
 
 def test_scorers_that_compare_see_all_clips_spoilt_alike():
-    judges = Panel([Judge(Rank(), "rank", ("rank",))], {})
+    judges = Panel([Judge(Rank(), RewardConfig(type="rank"), ("rank",))], {})
     result = audit(CLIPS, judges, ["bright", "flat"])
     assert result.natural["rank"]["mean"] == 2.0
     assert result.cells["rank"]["flat"].clips == 1  # the group

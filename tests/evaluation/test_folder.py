@@ -8,7 +8,7 @@ import torch
 
 from evaluation.stand_ins import Rank
 from rewards.clips import pan, written
-from sage_grpo.config import ConfigError
+from sage_grpo.config import ConfigError, RewardConfig
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.data.prompts import PromptError
 from sage_grpo.evaluation.folder import document, number, score_videos, summarise
@@ -34,7 +34,7 @@ class ReadsPrompt(VideoScorer):
 
 
 def judge(reward, **more):
-    return Judge(reward, type(reward).__name__, tuple(reward.names), **more)
+    return Judge(reward, RewardConfig(type=type(reward).__name__), tuple(reward.names), **more)
 
 
 @pytest.fixture

@@ -265,7 +265,7 @@ def test_half_a_file_is_made_again(checkpoint, tmp_path):
     model.conditions.recent.clear()
     got = model.encode(prompts)
     assert torch.equal(got["text"], expected["text"])
-    assert not list(tmp_path.rglob("*.part"))
+    assert not list(tmp_path.rglob("*.new"))
 
 
 def test_encoders_and_decoder_only_visit_the_device(checkpoint):

@@ -111,13 +111,15 @@ def calibrated(path: Path | None, run: Path | None, gpu: str) -> Any:
     from sage_grpo.config import ConfigError, load_recipe
     from sage_grpo.plan.estimate import estimate
     from sage_grpo.plan.hardware import find_gpu
+    from sage_grpo.runs.folder import RunFolder
     from sage_grpo.training.trackers import read_metrics
 
-    if not (run / "config.yaml").is_file() or not (run / "metrics.jsonl").is_file():
+    files = RunFolder(run)
+    if not files.exists or not files.log.is_file():
         raise ConfigError(f"{run} is not a run: --measured needs its config.yaml and metrics.jsonl")
-    config = load_recipe(run / "config.yaml")
+    config = load_recipe(files.recipe)
     planned = estimate(config, find_gpu(gpu), Calibration())
-    rows = read_metrics(run / "metrics.jsonl")
+    rows = read_metrics(files.log)
     found = calibrate(rows, planned.seconds, config.rollouts // config.parallel.replicas, gpu, run.name)
     write_calibration(path or Path("calibration.yaml"), found)
     return found

@@ -43,12 +43,13 @@ def report(
     with user_errors():
         from sage_grpo.report.page import write_page
         from sage_grpo.report.run_page import make_report
+        from sage_grpo.runs.folder import RunFolder
         from sage_grpo.runs.read import read_runs
 
         with progress_of("reading runs", Console(stderr=True)) as tell:
             read = read_runs(runs, tell=tell)
         found = make_report(read, price=price, smooth=smooth, megabytes=megabytes, by_hours=x == "hours")
-        target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
+        target = out or (RunFolder(runs[0]).report if len(runs) == 1 else Path("report.html"))
         try:
             write_page(found.page, target)
         except OSError as error:

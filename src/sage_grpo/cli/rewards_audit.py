@@ -42,10 +42,9 @@ def audit(
     with user_errors():
         with console.status("loading the scorers"):
             from sage_grpo.evaluation.audit.audit import audit as run
-            from sage_grpo.evaluation.folder import write_json
             from sage_grpo.evaluation.panel import choose
             from sage_grpo.evaluation.pictures import draw_audit, markdown
-            from sage_grpo.files import atomic_write
+            from sage_grpo.files import atomic_write, write_json
 
             clips = _clips(videos or [], prompts, megapixels)
             panel = choose(reward or [], rewards)

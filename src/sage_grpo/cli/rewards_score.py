@@ -51,10 +51,11 @@ def score(
     with user_errors():
         with console.status("loading the scorers"):
             from sage_grpo.evaluation.clips import find_videos
-            from sage_grpo.evaluation.folder import document, score_videos, write_json
+            from sage_grpo.evaluation.folder import document, score_videos
             from sage_grpo.evaluation.panel import choose
             from sage_grpo.evaluation.pictures import draw_distributions
             from sage_grpo.evaluation.texts import find_prompts
+            from sage_grpo.files import write_json
 
             videos = find_videos([folder])
             root = folder if folder.is_dir() else folder.parent

@@ -123,10 +123,6 @@ class RunConfig(Settings):
         ("tensorboard",), description="besides metrics.jsonl: tensorboard, wandb, trackio"
     )
 
-    @property
-    def checkpoint_root(self) -> str:
-        return self.checkpoints or f"{self.out}/checkpoints"
-
 
 class GaugeConfig(Settings):
     """Limits are relative to the start of the run; crossing one warns or stops."""

@@ -29,6 +29,7 @@ from sage_grpo.distributed.index import INDEX
 from sage_grpo.distributed.processes import Processes
 from sage_grpo.distributed.storage import Storage
 from sage_grpo.errors import UserError
+from sage_grpo.runs.folder import STEP
 
 # On one process DCP says on every call, in a thread of its own too, that there is one process.
 warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load) in a single process.*")
@@ -183,7 +184,7 @@ def _reason(error: BaseException) -> str:
 
 
 def step_name(step: int) -> str:
-    return f"step-{step:08d}"
+    return f"{STEP}{step:08d}"
 
 
 def checkpoints(root: Root) -> list[str]:

@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from sage_grpo.files import atomic_write
+
 STDERR = 2
 REPORT = "report.txt"
 
@@ -19,11 +21,11 @@ def report_hang(folder: Path, rank: int, world: int, progress: str, minutes: flo
     """
     who = f"rank {rank} (process {os.getpid()} on {os.uname().nodename})"
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / f"rank-{rank:04d}.txt", f"{progress}: {who}\n\n{stacks()}")
+    atomic_write(folder / f"rank-{rank:04d}.txt", f"{progress}: {who}\n\n{stacks()}".encode())
     _wait(lambda: len(_ranks(folder)) == world, grace)
     if rank == min(_ranks(folder)):
         text = _summary(folder, world, minutes)
-        _write(folder / REPORT, text)
+        atomic_write(folder / REPORT, text.encode())
         os.write(STDERR, text.encode())  # not print: the main thread may hold what that needs
     else:
         _wait((folder / REPORT).exists, grace)  # the launcher kills all others when one process ends
@@ -48,12 +50,6 @@ def _summary(folder: Path, world: int, minutes: float) -> str:
 
 def _ranks(folder: Path) -> dict[int, Path]:
     return {int(path.stem.removeprefix("rank-")): path for path in folder.glob("rank-*.txt")}
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text)
-    part.rename(path)
 
 
 def _wait(done: Callable[[], bool], seconds: float) -> None:

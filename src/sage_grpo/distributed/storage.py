@@ -11,6 +11,7 @@ from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, Fsspec
 
 from sage_grpo.distributed.index import IndexedReader, IndexedWriter
 from sage_grpo.errors import UserError
+from sage_grpo.runs.folder import STEP
 
 BLOCK = 1 << 20
 PART = ".part"  # ends the name of a local folder that is not whole yet
@@ -52,7 +53,7 @@ class Storage:
         self.fs.invalidate_cache()
         found = self.fs.ls(self.base, detail=False) if self.fs.isdir(self.base) else []
         names = (path.rstrip("/").rsplit("/", 1)[-1] for path in found)
-        return sorted(name for name in names if name.startswith("step-"))
+        return sorted(name for name in names if name.startswith(STEP))
 
     def read(self, name: str) -> bytes:
         data: bytes = self.fs.cat_file(self._path(name))
@@ -89,7 +90,7 @@ class Storage:
 
     def _parts(self) -> list[str]:
         names = os.listdir(self.base) if self.local and os.path.isdir(self.base) else []
-        return [name for name in names if name.startswith(".step-") and name.endswith(PART)]
+        return [name for name in names if name.startswith(f".{STEP}") and name.endswith(PART)]
 
     def publish(self, work: str, step: str) -> None:
         """From here on it counts."""

@@ -14,6 +14,7 @@ from sage_grpo.core.loop import Callback, Loop
 from sage_grpo.core.protocols import networks
 from sage_grpo.distributed.hang import STDERR, report_hang
 from sage_grpo.distributed.processes import Processes
+from sage_grpo.runs.folder import RunFolder
 
 GRACE = 60.0  # seconds in which the other processes may write their stacks; a shared folder shows news late
 
@@ -38,7 +39,7 @@ class Watchdog(Callback):
         self.loop, self.limit, self.grace = loop, minutes * 60, min(GRACE, minutes * 60)
         self.rank, self.world = (processes.global_rank, processes.global_world) if processes else (0, 1)
         start = time.strftime("%Y%m%d-%H%M%S")
-        self.folder = folder / "hang" / (processes.everybody(start)[0] if processes else start)
+        self.folder = RunFolder(folder).hangs / (processes.everybody(start)[0] if processes else start)
         self.marks, self.place, self.at = 0, "the start", time.monotonic()
         self._over = threading.Event()
 

@@ -1,6 +1,5 @@
 """Scores of many videos, one in memory at a time, and what they come to."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,7 +14,6 @@ from sage_grpo.core.protocols import Prompt
 from sage_grpo.evaluation.clips import MEGAPIXELS, Unreadable, open_video
 from sage_grpo.evaluation.panel import Answer, Judge, ask
 from sage_grpo.evaluation.texts import NoPrompt
-from sage_grpo.files import atomic_write
 
 Tell = Callable[[int, int, str], None]  # done, in all, what now
 
@@ -156,10 +154,6 @@ def document(rows: Sequence[Row], judges: Sequence[Judge]) -> dict[str, Any]:
         "summary": {key: asdict(summary) for key, summary in summarise(rows, keys).items()},
         "rows": [asdict(row) for row in rows],
     }
-
-
-def write_json(path: Path, content: Any) -> None:
-    atomic_write(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n")
 
 
 def number(value: float | None, digits: int = 3) -> str:

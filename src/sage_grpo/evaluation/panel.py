@@ -2,9 +2,9 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -25,9 +25,14 @@ NO_REASON = "the scorer gives no score for it"
 @dataclass(frozen=True)
 class Judge:
     reward: Reward
-    type: str
+    entry: RewardConfig
     keys: tuple[str, ...]  # names of its scores, each its own among all judges
     weights: tuple[float, ...] | None = None  # none: not part of the recipe's sum
+    trained: bool = False  # some policy was trained on it
+
+    @property
+    def type(self) -> str:
+        return self.entry.type
 
     @property
     def groupwise(self) -> bool:
@@ -44,8 +49,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Panel:
+    """The chosen scorers."""
+
     judges: list[Judge]
-    left_out: dict[str, str]  # scorers that were not asked for by name and cannot work here
+    left_out: Mapping[str, str] = field(default_factory=dict)  # not asked for by name, and cannot work here
     advantages: bool = False  # the recipe compares each score on its own before it sums
 
     @property
@@ -66,7 +73,7 @@ def choose(names: Sequence[str], recipe: Path | None) -> Panel:
             raise ConfigError(f"{recipe} names no rewards; write such as `rewards: [{{type: motion}}]`")
     if entries:
         rewards = [build.build_reward(entry) for entry in entries]
-        return Panel(named(entries, rewards, trained), {}, advantages)
+        return Panel(named(entries, rewards, trained), advantages=advantages)
     return _ready_ones()
 
 
@@ -101,7 +108,7 @@ def named(entries: Sequence[RewardConfig], rewards: Sequence[Reward], trained: S
         taken = {key for judge in judges for key in judge.keys}
         keys = tuple(key if key not in taken else f"{key}.{len(judges) + 1}" for key in own)
         part = any(entry is one for one in trained)
-        judges.append(Judge(reward, entry.type, keys, tuple(build.reward_weights(entry, reward)) if part else None))
+        judges.append(Judge(reward, entry, keys, tuple(build.reward_weights(entry, reward)) if part else None))
     return judges
 
 

@@ -11,14 +11,14 @@ import numpy as np
 from sage_grpo.config import ConfigError, RewardConfig
 from sage_grpo.distributed.processes import Processes, join, launched
 from sage_grpo.evaluation import results
-from sage_grpo.evaluation.folder import write_json
 from sage_grpo.evaluation.page import make_page
+from sage_grpo.evaluation.panel import Panel
 from sage_grpo.evaluation.prompts import Task
-from sage_grpo.evaluation.scores import Panel, build_panel, choose_scorers, collect, score_task
+from sage_grpo.evaluation.scores import build_panel, choose_scorers, collect, columns, score_task
 from sage_grpo.evaluation.sources import Candidate, differences_in_sampling
 from sage_grpo.evaluation.table import markdown
 from sage_grpo.evaluation.videos import Folder, make_videos, missing_videos, refuse_sizes
-from sage_grpo.files import atomic_write
+from sage_grpo.files import atomic_write, write_json
 from sage_grpo.report.page import write_page
 
 Tell = Callable[[int, int, str], None]  # done, in all, what now
@@ -103,7 +103,7 @@ def _manifest(plan: Plan) -> dict[str, Any]:
 
 
 def _finish(plan: Plan, folder: Folder, panel: Panel) -> dict[str, Any]:
-    scores = panel.scores
+    scores = columns(panel)
     values, masked = {}, {}
     for candidate in plan.candidates:
         rows, masked[candidate.name] = collect(folder, candidate.name, plan.tasks, plan.seeds, panel)

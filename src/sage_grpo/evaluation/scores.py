@@ -16,7 +16,7 @@ from torch import Tensor
 from sage_grpo.config import ConfigError, RewardConfig
 from sage_grpo.config.load import validate
 from sage_grpo.config.recipe import RecipeConfig
-from sage_grpo.evaluation.panel import Answer, Judge, ask, named
+from sage_grpo.evaluation.panel import Answer, Judge, Panel, ask, named
 from sage_grpo.evaluation.prompts import Task
 from sage_grpo.evaluation.sources import Candidate, digest
 from sage_grpo.evaluation.videos import Folder, load_frames, read_record
@@ -38,26 +38,17 @@ class Score:
     weight: float | None = None  # in the overall score
 
 
-@dataclass(frozen=True)
-class Panel:
-    """The scorers: rewards of any source, then what is held out."""
-
-    judges: list[Judge]
-    entries: list[RewardConfig]
-    trained: list[bool]
-
-    @property
-    def scores(self) -> list[Score]:
-        found = []
-        for judge, trained in zip(self.judges, self.trained, strict=True):
-            falling = judge.reward.lower_is_better
-            weights = judge.weights or [None] * len(judge.keys)
-            for key, name, weight in zip(judge.keys, judge.reward.names, weights, strict=True):
-                lower = name in falling or (weight or 0) < 0
-                found.append(Score(key, judge.type, trained, lower, weight))
-        if sum(bool(score.weight) for score in found) > 1:
-            found.insert(0, Score(OVERALL, "the recipe's weights", True, False))
-        return found
+def columns(panel: Panel) -> list[Score]:
+    """Of the results: rewards of any source, then what is held out."""
+    found = []
+    for judge in panel.judges:
+        weights = judge.weights or [None] * len(judge.keys)
+        for key, name, weight in zip(judge.keys, judge.reward.names, weights, strict=True):
+            lower = name in judge.reward.lower_is_better or (weight or 0) < 0
+            found.append(Score(key, judge.type, judge.trained, lower, weight))
+    if sum(bool(score.weight) for score in found) > 1:
+        found.insert(0, Score(OVERALL, "the recipe's weights", True, False))
+    return found
 
 
 def read_scorers(names: Sequence[str], file: Path | None) -> list[RewardConfig]:
@@ -115,7 +106,7 @@ def build_panel(entries: list[RewardConfig], trained: list[bool], candidates: Se
     if first and first.policy.reward_weights:  # the trainer heeds these before the weights of the rewards
         given = iter(first.policy.reward_weights)
         judges = [replace(j, weights=tuple(next(given) for _ in j.weights)) if j.weights else j for j in judges]
-    return Panel(judges, entries, trained)
+    return Panel([replace(judge, trained=was) for judge, was in zip(judges, trained, strict=True)])
 
 
 def read_lines(path: Path) -> dict[str, Line]:
@@ -134,8 +125,8 @@ def score_task(
     path = folder.scores(source, task.id)
     lines, frames = read_lines(path), _Frames(folder, source, task, seeds)
     asked = False
-    for judge, entry in zip(panel.judges, panel.entries, strict=True):
-        key = _key(entry)
+    for judge in panel.judges:
+        key = _key(judge.entry)
         known = {
             seed: line
             for seed, line in lines.get(key, {}).get("videos", {}).items()
@@ -147,7 +138,7 @@ def score_task(
         for seed, answer in _ask(judge, task, todo, frames).items():
             known[str(seed)] = {"frames": frames.hashes[seed], **_by_name(judge, answer)}
         asked = asked or bool(todo)
-        lines[key] = {"scorer": key, "type": entry.type, "videos": known}
+        lines[key] = {"scorer": key, "type": judge.type, "videos": known}
     if asked:
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines.values())
         atomic_write(path, text.encode())
@@ -195,8 +186,8 @@ def collect(
     reasons: dict[str, dict[str, int]] = {key: {} for key in values}
     for row, task in enumerate(tasks):
         lines = read_lines(folder.scores(source, task.id))
-        for judge, entry in zip(panel.judges, panel.entries, strict=True):
-            videos = lines.get(_key(entry), {}).get("videos", {})
+        for judge in panel.judges:
+            videos = lines.get(_key(judge.entry), {}).get("videos", {})
             for column, seed in enumerate(seeds):
                 said = videos.get(str(seed), {"scores": {}, "masked": {}})
                 for key, name in zip(judge.keys, judge.reward.names, strict=True):

@@ -13,7 +13,7 @@ from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
 from sage_grpo.distributed.checkpoint import MANIFEST
 from sage_grpo.distributed.storage import Storage
 from sage_grpo.inference.reopen import find_run
-from sage_grpo.inference.sample import is_run
+from sage_grpo.runs.folder import CHECKPOINTS, STEP, RunFolder, is_run
 
 BASE, UNTRAINED = "base", "untrained"
 NAME = re.compile(r"[\w.-]*\w[\w.-]*")  # fit for a file's name
@@ -44,7 +44,7 @@ def find_sources(texts: Sequence[str], *, base: bool, average: bool, steps: int 
     pairs = [_split(text) for text in texts]
     if base and BASE not in (name for name, _ in pairs):
         path = pairs[0][1]
-        untrained = find_run(path).folder / "config.yaml" if is_run(path) else path
+        untrained = find_run(path).files.recipe if is_run(path) else path
         pairs = [(BASE, untrained), *(pair for pair in pairs if pair[1] != untrained)]
     pairs.sort(key=lambda pair: pair[0] != BASE)
     found = [_identify(name, path, average, steps) for name, path in pairs]
@@ -60,14 +60,15 @@ def _split(text: str) -> tuple[str, Path]:
         return name, Path(rest)
     path = Path(text)
     whole = path.resolve()
-    parts = (whole.parent.parent.name, whole.name) if path.name.startswith("step-") else (whole.stem,)
+    parts = (whole.parent.parent.name, whole.name) if path.name.startswith(STEP) else (whole.stem,)
     return re.sub(r"[^\w.-]", "-", "-".join(parts)) or "model", path
 
 
 def _identify(name: str, path: Path, average: bool, steps: int | None) -> Candidate:
     overrides = [f"sampling.steps={steps}"] if steps else []
     if path.is_dir() and not is_run(path):
-        raise ConfigError(f"{path} is not a run: there is no {path / 'config.yaml'}; give a run, checkpoint or recipe")
+        recipe = RunFolder(path).recipe
+        raise ConfigError(f"{path} is not a run: there is no {recipe}; give a run, checkpoint or recipe")
     if is_run(path):
         place = find_run(path)
         step = place.step or place.newest()
@@ -75,8 +76,8 @@ def _identify(name: str, path: Path, average: bool, steps: int | None) -> Candid
             written = Storage(place.root).read(f"{step}/{MANIFEST}")  # it has the hash of every file
         except OSError as error:
             raise ConfigError(f"{place.root}/{step} is not a whole checkpoint: {error}") from error
-        path, weights = place.folder / "checkpoints" / step, [sha256(written).hexdigest(), average]
-        config = load_recipe(place.folder / "config.yaml", overrides)
+        path, weights = place.files.path / CHECKPOINTS / step, [sha256(written).hexdigest(), average]
+        config = load_recipe(place.files.recipe, overrides)
     else:
         config, step = load_recipe(path, overrides), UNTRAINED
         weights = _base_weights(config.model.path)

@@ -18,6 +18,7 @@ from sage_grpo.plan.calibration import Calibration, calibrate, write_calibration
 from sage_grpo.plan.estimate import Plan, estimate
 from sage_grpo.plan.hardware import GPUS, find_gpu
 from sage_grpo.plan.show import disk
+from sage_grpo.runs.folder import RunFolder
 from sage_grpo.runs.private import clean_text
 from sage_grpo.training.environment import describe_environment
 from sage_grpo.training.trackers import read_metrics
@@ -87,7 +88,7 @@ def recipe_for(source: str | Path, overrides: Sequence[str], folder: Path, count
 
 def run_iterations(config: RecipeConfig, folder: Path, tell: Tell) -> None:
     (folder / iterations.RECIPE).write_text(dump_recipe(config))
-    log, total = folder / "run" / "metrics.jsonl", config.run.iterations
+    log, total = RunFolder(folder / "run").log, config.run.iterations
 
     def look() -> None:
         rows = read_metrics(log) if log.exists() else []
@@ -100,7 +101,7 @@ def run_iterations(config: RecipeConfig, folder: Path, tell: Tell) -> None:
 
 def measured(config: RecipeConfig, folder: Path, plan: Plan) -> dict[str, Any]:
     """Seconds by phase, memory and deviation of replay, beside what was planned."""
-    rows = read_metrics(folder / "run" / "metrics.jsonl")
+    rows = read_metrics(RunFolder(folder / "run").log)
     later = rows[1:] or rows  # the first one warms up
     seconds = {phase: median(row.get(f"seconds/{phase}") or 0.0 for row in later) for phase in PHASES}
     planned = {
@@ -120,7 +121,7 @@ def measured(config: RecipeConfig, folder: Path, plan: Plan) -> dict[str, Any]:
 
 
 def calibration(config: RecipeConfig, folder: Path, plan: Plan, kind: str) -> Mapping[str, Any]:
-    rows = read_metrics(folder / "run" / "metrics.jsonl")
+    rows = read_metrics(RunFolder(folder / "run").log)
     found = calibrate(rows, plan.seconds, config.rollouts // config.parallel.replicas, kind, "first run")
     write_calibration(folder / CALIBRATION, found)
     return found.model_dump()

@@ -9,6 +9,7 @@ import torch
 from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
 from sage_grpo.core.protocols import VideoModel, WeightsBank
 from sage_grpo.distributed.checkpoint import checkpoints, load_checkpoint, load_newest
+from sage_grpo.runs.folder import RunFolder, split
 from sage_grpo.training import build
 from sage_grpo.training.callbacks import EMA
 from sage_grpo.weights.prepare import make_bank
@@ -28,7 +29,7 @@ class Run:
 class Place:
     """Where a run and its checkpoints lie."""
 
-    folder: Path
+    files: RunFolder
     config: RecipeConfig
     root: str  # of the checkpoints
     step: str | None  # the checkpoint that was named; none: the newest
@@ -43,22 +44,21 @@ class Place:
 
 def _none_yet(place: Place) -> ConfigError:
     often = place.config.run.save_every
-    return ConfigError(f"{place.folder} has no checkpoint yet; it is written every {often} iterations")
+    return ConfigError(f"{place.files.path} has no checkpoint yet; it is written every {often} iterations")
 
 
 def find_run(path: Path, overrides: Sequence[str] = ()) -> Place:
     """`path` is a run folder, or one of its checkpoints. Nothing is loaded yet."""
-    folder, step = (path.parent.parent, path.name) if path.name.startswith("step-") else (path, None)
-    recipe = folder / "config.yaml"
-    if not recipe.is_file():
-        raise ConfigError(f"{path} is not a run: there is no {recipe}; give a folder that `sage-grpo train` wrote")
-    config = load_recipe(recipe, overrides)
-    # the run folder may have been moved since; a place of its own for checkpoints has not
-    root = config.run.checkpoints or str(folder / "checkpoints")
+    files, step = split(path)
+    if not files.exists:
+        hint = "give a folder that `sage-grpo train` wrote"
+        raise ConfigError(f"{path} is not a run: there is no {files.recipe}; {hint}")
+    config = load_recipe(files.recipe, overrides)
+    root = files.checkpoints(config)
     if step is not None and step not in checkpoints(root):
         known = ", ".join(checkpoints(root)) or "none"
         raise ConfigError(f"{path} is not there; checkpoints of this run: {known}")
-    return Place(folder, config, root, step)
+    return Place(files, config, root, step)
 
 
 def open_run(path: Path, *, average: bool = True, overrides: Sequence[str] = ()) -> Run:

@@ -11,6 +11,7 @@ from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.core.protocols import Prompt, VideoModel
 from sage_grpo.core.sampler import generate
 from sage_grpo.inference.reopen import open_run
+from sage_grpo.runs.folder import is_run
 from sage_grpo.training import build
 from sage_grpo.videos import contact_sheet, write_frames
 
@@ -22,11 +23,6 @@ class Source:
     config: RecipeConfig
     model: VideoModel
     name: str
-
-
-def is_run(path: Path) -> bool:
-    """A run folder or a checkpoint of one, and no recipe."""
-    return (path / "config.yaml").is_file() or path.name.startswith("step-")
 
 
 def open_source(path: Path, *, average: bool = True, overrides: Sequence[str] = ()) -> Source:

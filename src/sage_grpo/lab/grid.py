@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.files import atomic_write
 from sage_grpo.lab.shapes.evaluate import Evaluation, evaluate, evaluate_run
+from sage_grpo.runs.folder import RunFolder
 from sage_grpo.training.build import build_model
 from sage_grpo.training.trackers import read_metrics
 from sage_grpo.training.trainer import Trainer
@@ -123,7 +124,7 @@ def run_job(job: Job) -> Path:
     config = config_of(job)
     trainer = Trainer(config=config, console=Console(quiet=True))
     trainer.train()
-    log = read_metrics(Path(config.run.out) / "metrics.jsonl")
+    log = read_metrics(RunFolder(Path(config.run.out)).log)
     curves = {key: [[row["step"], row[key]] for row in log if row.get(key) is not None] for key in CURVES}
     result = {
         "name": job.name,

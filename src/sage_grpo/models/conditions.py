@@ -1,7 +1,5 @@
 """Embeddings on disk, by the fingerprint of what made them: an encoder is asked once for each text or image."""
 
-import os
-import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
@@ -13,6 +11,8 @@ import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from sage_grpo.files import draft_of
 
 RECENT = 32  # kept in memory: a group asks for its prompt many times in a row
 SAMPLED = 64  # elements of each parameter that enter the fingerprint
@@ -73,11 +73,5 @@ class ConditionStore:
         path = self._path(key)
         if path is None:
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        os.close(handle)
-        try:
-            save_file({k: v.contiguous() for k, v in value.items()}, name)
-            os.replace(name, path)  # several processes may write the same content: the last one wins
-        finally:
-            Path(name).unlink(missing_ok=True)
+        with draft_of(path) as draft:  # several processes may write the same content
+            save_file({k: v.contiguous() for k, v in value.items()}, draft)

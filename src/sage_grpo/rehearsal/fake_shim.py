@@ -7,12 +7,12 @@ import runpy
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from sage_grpo.config import ConfigError
+from sage_grpo.files import draft_of
 
 SOURCE = Path(__file__).with_name("fake_device.cpp")
 COMPILER = "g++"
@@ -59,14 +59,8 @@ def build_shim(tell: Callable[[str], None] = lambda text: None) -> Path:
             "apt install g++, dnf install gcc-c++ or conda install gxx"
         )
     tell("compiling a small library, once for this version of torch")
-    library.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=library.parent, suffix=".part")
-    os.close(handle)
-    try:
-        _compile(compiler, torch, part)
-        os.replace(part, library)  # two that compile at once write the same
-    finally:
-        Path(part).unlink(missing_ok=True)
+    with draft_of(library) as draft:  # two that compile at once write the same
+        _compile(compiler, torch, str(draft))
     return library
 
 

@@ -19,6 +19,7 @@ from sage_grpo.plan.memory import Memory, held, memory
 from sage_grpo.plan.probe import decoding, probe
 from sage_grpo.registry import resolve_model
 from sage_grpo.rehearsal.toy import Rehearsal, shrink
+from sage_grpo.runs.folder import CHECKPOINTS
 from sage_grpo.training import build
 
 STAGES = ("checkpoint", "train", "resume", "export")
@@ -105,7 +106,7 @@ def rehearse_full_size(
         stages[name] = run_stage(name, folder)
     tell("planning what was measured")
     phases, kept = working(planned_memory(small)), held(small)
-    places = {"checkpoint": folder / "checkpoint", "saved": folder / "run" / "checkpoints", "export": folder / "export"}
+    places = {"checkpoint": folder / "checkpoint", "saved": folder / "run" / CHECKPOINTS, "export": folder / "export"}
     disk = {name: sum(f.stat().st_size for f in place.rglob("*") if f.is_file()) for name, place in places.items()}
     return FullSize(str(source), kept.parameters, phases, stages, disk, record.reduced)
 

@@ -1,8 +1,6 @@
 """A report in one HTML file: numbers, curves, heat maps, videos, tables; no network, no other files."""
 
-import os
 import re
-import tempfile
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from sage_grpo.files import atomic_write
 from sage_grpo.report.heat import HeatMap, draw_heat
 from sage_grpo.report.svg import Chart, Curve, draw_chart
 
@@ -193,17 +192,4 @@ def write_page(page: Page, path: Path) -> None:
     """Write the report whole or not at all: a reader never meets half a file."""
     # a lone surrogate has no UTF-8: as a character reference the browser shows its replacement sign
     content = render_page(page).encode("utf-8", errors="xmlcharrefreplace")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(draft, 0o666 & ~umask)  # a draft is private to its owner; the report is a file like any other
-        os.replace(draft, path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
+    atomic_write(path, content)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +15,12 @@ import numpy.typing as npt
 import yaml
 
 from sage_grpo.config import ConfigError, RecipeConfig
+from sage_grpo.runs.folder import ENVIRONMENT, RECIPE, RunFolder
 from sage_grpo.suggest import nearest
 
 Column = npt.NDArray[np.float64]
 Settings = dict[str, Any]
 
-LOG, RECIPE, END = "metrics.jsonl", "config.yaml", "end.json"
 SILENT = 600.0  # seconds without a line after which a run is taken for dead, or ten of its usual iterations if longer
 PLACES = {"run.out", "run.checkpoints", "tuning.conditions"}  # where files lie, not what is trained
 
@@ -146,15 +145,6 @@ def number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def parts(folder: Path, stem: str, ending: str) -> list[Path]:
-    """config.yaml, config-1.yaml, config-2.yaml, …: one for each time that the run was started."""
-    found = {}
-    for path in folder.glob(f"{stem}*{ending}"):
-        if match := re.fullmatch(rf"{stem}(?:-(\d+))?{re.escape(ending)}", path.name):
-            found[int(match[1] or 0)] = path
-    return [found[i] for i in sorted(found)]
-
-
 def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -174,13 +164,14 @@ def read_recipe(path: Path) -> tuple[Settings, str]:
     return flatten(values), text
 
 
-def read_samples(folder: Path) -> tuple[dict[int, list[Path]], list[str]]:
+def read_samples(folder: RunFolder) -> tuple[dict[int, list[Path]], list[str]]:
+    """Videos by iteration, and the prompts of the newest."""
     found = {}
     prompts: list[str] = []
-    for place in sorted(folder.glob("[0-9]*")):
-        if place.name.isdigit() and (videos := sorted(place.glob("[0-9]*.mp4"))):
-            found[int(place.name)] = videos
-            asked = read_json(place / "prompts.json")
+    for iteration, sample in folder.samples().items():
+        if videos := sample.videos():
+            found[iteration] = videos
+            asked = read_json(sample.prompts)
             if isinstance(asked, list):
                 prompts = [str(row.get("prompt", "")) if isinstance(row, dict) else str(row) for row in asked]
     return found, prompts
@@ -189,11 +180,12 @@ def read_samples(folder: Path) -> tuple[dict[int, list[Path]], list[str]]:
 def read_run(folder: Path, name: str = "", now: float | None = None) -> Run:
     """Everything of a run folder, wherever it lies now; `now` is the time of the report."""
     check(folder)
-    recipes = [read_recipe(path) for path in parts(folder, "config", ".yaml")]
-    facts = [read_json(path) for path in parts(folder, "environment", ".json")]
-    steps, times, columns, torn = read_log(folder / LOG)
-    end = read_json(folder / END)
-    samples, prompts = read_samples(folder / "samples")
+    files = RunFolder(folder)
+    recipes = [read_recipe(path) for path in files.parts(RECIPE)]
+    facts = [read_json(path) for path in files.parts(ENVIRONMENT)]
+    steps, times, columns, torn = read_log(files.log)
+    end = read_json(files.end)
+    samples, prompts = read_samples(files)
     return Run(
         name=name or folder.resolve().name,
         folder=folder,
@@ -214,7 +206,7 @@ def read_run(folder: Path, name: str = "", now: float | None = None) -> Run:
 
 def check(folder: Path) -> None:
     """Whether this is a run; if not, where one is."""
-    if (folder / RECIPE).is_file():
+    if RunFolder(folder).exists:
         return
     inside = [str(path) for path in nearby(folder)]
     if not folder.exists():
@@ -222,7 +214,7 @@ def check(folder: Path) -> None:
         close = nearest(folder.name, siblings)
         known = f"; runs beside it: {', '.join(siblings.values())}" if siblings else ""
         raise ConfigError(f"there is no {folder}" + (f"; did you mean {siblings[close]}?" if close else known))
-    above = next((p for p in folder.resolve().parents if (p / RECIPE).is_file()), None)
+    above = next((p for p in folder.resolve().parents if RunFolder(p).exists), None)
     hint = "give a folder that `sage-grpo train` wrote"
     if above:
         hint = f"it lies in the run {above}: give that"

@@ -17,6 +17,7 @@ from sage_grpo.distributed.shard import fill, shard
 from sage_grpo.math.kernels import KERNELS
 from sage_grpo.registry import resolve_model, resolve_reward
 from sage_grpo.rewards.function import CompositeReward, FunctionReward
+from sage_grpo.runs.folder import RunFolder
 from sage_grpo.suggest import did_you_mean
 from sage_grpo.training.callbacks import EMA
 from sage_grpo.training.trackers import NAMES as TRACKERS
@@ -59,7 +60,7 @@ def build_model(config: RecipeConfig, processes: Processes | None = None) -> Vid
     refuse_unknown(settings, known, f"model.{{}}: {config.model.type} has no such setting")
     for name, value in (
         *storage_dtypes(config.tuning).items(),
-        ("conditions", config.tuning.conditions or str(Path(config.run.out) / "conditions")),
+        ("conditions", config.tuning.conditions or str(RunFolder(Path(config.run.out)).conditions)),
     ):
         if name in known:
             settings[name] = value

@@ -1,11 +1,9 @@
 """What hangs on a run: averaged weights, logs, sample videos, checkpoints."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +14,8 @@ from sage_grpo.core.loop import Callback, Loop, Metrics, Rollouts
 from sage_grpo.core.protocols import Reward
 from sage_grpo.core.sampler import generate
 from sage_grpo.core.update import UpdateResult
-from sage_grpo.files import atomic_write
+from sage_grpo.files import write_json
+from sage_grpo.runs.folder import RunFolder
 from sage_grpo.training.trackers import Tracker
 from sage_grpo.videos import contact_sheet, write_mp4
 
@@ -94,7 +93,7 @@ class Samples(Callback):
 
     def __init__(
         self,
-        folder: Path,
+        folder: RunFolder,
         config: RecipeConfig,
         trackers: Sequence[Tracker],
         *,
@@ -120,22 +119,22 @@ class Samples(Callback):
             videos = loop.model.decode(generate(loop.model, prompts, self.config, range(len(prompts)))).cpu()
         if not self.writes:  # every process generates, for the weights are shared; one writes
             return {}
-        folder = self.folder / f"{loop.iteration:06d}"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = self.folder.sample(loop.iteration)
+        folder.path.mkdir(parents=True, exist_ok=True)
         asked = [{"prompt": prompt.text, "seed": i} for i, prompt in enumerate(prompts)]
-        atomic_write(folder / "prompts.json", json.dumps(asked, ensure_ascii=False, indent=1).encode())
+        write_json(folder.prompts, asked)
         for i, video in enumerate(videos):
-            write_mp4(folder / f"{i:02d}.mp4", video)
+            write_mp4(folder.video(i), video)
             for tracker in self.trackers:
-                tracker.video(loop.iteration, f"samples/{i:02d}", folder / f"{i:02d}.mp4")
+                tracker.video(loop.iteration, f"samples/{i:02d}", folder.video(i))
         rows = [(prompt.text, video) for prompt, video in zip(prompts, videos, strict=True)]
-        contact_sheet(folder / "sheet.png", rows, title=f"iteration {loop.iteration}, fixed seeds")
+        contact_sheet(folder.sheet, rows, title=f"iteration {loop.iteration}, fixed seeds")
         if self.monitors is None:
             return {}
         scores = self.monitors.score(videos, prompts)
         columns = dict(zip(self.monitors.names, zip(scores.values.T, scores.valid.T, strict=True), strict=True))
         rated = {name: [v.item() if ok else None for v, ok in zip(*c, strict=True)] for name, c in columns.items()}
-        atomic_write(folder / "scores.json", json.dumps(rated, indent=1).encode())
+        write_json(folder.scores, rated)
         return {f"held_out/{name}": values[ok].mean().item() for name, (values, ok) in columns.items() if ok.any()}
 
 

@@ -14,6 +14,7 @@ from PIL import Image
 
 from sage_grpo.errors import UserError
 from sage_grpo.files import atomic_write
+from sage_grpo.runs.folder import RunFolder
 from sage_grpo.suggest import did_you_mean
 from sage_grpo.videos import DEFAULT_FPS, read_mp4
 
@@ -184,10 +185,11 @@ def make_trackers(
     folder.mkdir(parents=True, exist_ok=True)
     trackers: list[Tracker] = []
     try:
-        trackers.append(JsonlTracker(folder / "metrics.jsonl", resume_at))
+        files = RunFolder(folder)
+        trackers.append(JsonlTracker(files.log, resume_at))
         for asked in dict.fromkeys(names):
             if asked == "tensorboard":
-                trackers.append(TensorBoardTracker(folder / "tensorboard", resume_at))
+                trackers.append(TensorBoardTracker(files.tensorboard, resume_at))
             elif asked == "wandb":
                 trackers.append(WandbTracker(folder, PROJECT, name, config))
             elif asked == "trackio":

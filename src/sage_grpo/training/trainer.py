@@ -1,6 +1,5 @@
 """The trainer a user meets: `Trainer(model=…, rewards=[…], config=…, prompts=…).train()`."""
 
-import json
 import math
 import signal
 import threading
@@ -21,8 +20,9 @@ from sage_grpo.distributed.checkpoint import Saver, load_newest
 from sage_grpo.distributed.device import HOST, DeviceRandom
 from sage_grpo.distributed.processes import join
 from sage_grpo.distributed.watchdog import Watchdog
-from sage_grpo.files import atomic_write, sweep
+from sage_grpo.files import atomic_write, sweep, write_json
 from sage_grpo.rewards.function import CompositeReward
+from sage_grpo.runs.folder import ENVIRONMENT, RECIPE, RunFolder
 from sage_grpo.runs.private import clean_text
 from sage_grpo.training import build
 from sage_grpo.training.callbacks import Agree, Clock, Log, Samples, Save, WeightAverage
@@ -32,8 +32,6 @@ from sage_grpo.training.progress import ProgressCallback
 from sage_grpo.training.trackers import make_trackers
 from sage_grpo.weights.optimizers import build_optimizer
 from sage_grpo.weights.prepare import make_bank, prepare
-
-END = "end.json"
 
 
 @contextmanager
@@ -106,6 +104,7 @@ class Trainer:
             console if console and self.main else Console(quiet=not self.main),
         )
         self.folder = Path(recipe.run.out)
+        self.files = RunFolder(self.folder)
         torch.manual_seed(recipe.seed)
         optimizer = build_optimizer(self.model.module, recipe.optimizer)
         self._parameters = {name for name, _ in self.model.module.named_parameters()}
@@ -174,12 +173,12 @@ class Trainer:
         parts: list[Callback] = [watchdog]
         parts += [WeightAverage(config.optimizer.ema)] if config.optimizer.ema else []
         if config.run.sample_every:
-            samples = Samples(self.folder / "samples", config, trackers, write=self.main, monitors=self.monitors)
+            samples = Samples(self.files, config, trackers, write=self.main, monitors=self.monitors)
             parts.append(samples)  # before the log: it adds what the monitors say
         parts += [self.gauge, log, *self.callbacks]
         parts.append(ProgressCallback(config.run.iterations, config.rollouts, console=self.console))
         parts.append(agree := Agree())
-        saver = Saver(config.run.checkpoint_root, config.run.keep, self.processes)
+        saver = Saver(self.files.checkpoints(config), config.run.keep, self.processes)
         kept = {"gauge": self.gauge, "random": self.random}
         parts.append(Save(saver.save, config, kept))  # after the others: it saves what they did
         parts.append(clock)
@@ -207,10 +206,10 @@ class Trainer:
 
     def _resume(self) -> bool:
         if self.config.run.resume == "never":
-            if (self.folder / "metrics.jsonl").exists():
+            if self.files.log.exists():
                 raise ConfigError(f"{self.folder} holds a run already; use resume: auto to go on, or another run.out")
             return False
-        newest = load_newest(self.config.run.checkpoint_root, self.processes, self._sharded)
+        newest = load_newest(self.files.checkpoints(self.config), self.processes, self._sharded)
         if newest is None:
             return False
         name, state, problems = newest
@@ -226,21 +225,19 @@ class Trainer:
 
     def _describe(self, resumed: bool) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        for folder in (self.folder, *self.folder.glob("samples/*")):
+        for folder in (self.folder, *(sample.path for sample in self.files.samples().values())):
             sweep(folder)
-        count = len(list(self.folder.glob("environment*.json")))
-        suffix = f"-{count}" if resumed and count else ""
-        atomic_write(self.folder / f"config{suffix}.yaml", dump_recipe(self.config).encode())
-        facts = json.dumps(describe_environment(), indent=1)
-        atomic_write(self.folder / f"environment{suffix}.json", facts.encode())
-        (self.folder / END).unlink(missing_ok=True)  # of the part before: this one has not ended
+        number = len(self.files.parts(ENVIRONMENT)) if resumed else 0
+        atomic_write(self.files.part(RECIPE, number), dump_recipe(self.config).encode())
+        write_json(self.files.part(ENVIRONMENT, number), describe_environment())
+        self.files.end.unlink(missing_ok=True)  # of the part before: this one has not ended
 
     def _end(self, error: str | None = None) -> None:
         """How the run ended, for whoever finds the folder later; one without this was killed or goes on."""
         facts = {"iteration": self.loop.iteration, "stop_reason": self.loop.stop_reason, "error": error}
         with suppress(OSError):  # a full disk is told by what filled it
             if self.main:
-                atomic_write(self.folder / END, json.dumps(facts | {"time": time.time()}, indent=1).encode())
+                write_json(self.files.end, facts | {"time": time.time()})
 
 
 def summarize(result: Result, config: RecipeConfig, console: Console) -> None:

@@ -13,6 +13,7 @@ from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.lab.shapes.evaluate import Evaluation, evaluate, evaluate_run
 from sage_grpo.report.page import Headline, Page, Table, VideoPair, write_page
 from sage_grpo.report.svg import Chart, Curve
+from sage_grpo.runs.folder import RunFolder
 from sage_grpo.statistics import Effect, effect
 from sage_grpo.training.build import build_model
 from sage_grpo.training.trackers import read_metrics
@@ -126,7 +127,7 @@ def diversity_row(before: float, after: float) -> list[str]:
 
 def curve_reader(folder: str) -> Callable[[str, str], Curve]:
     """Curves of a run by the key of its log and a name to show."""
-    log = read_metrics(Path(folder) / "metrics.jsonl")
+    log = read_metrics(RunFolder(Path(folder)).log)
 
     def curve(key: str, name: str) -> Curve:
         rows = [row for row in log if row.get(key) is not None]

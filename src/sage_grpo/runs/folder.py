@@ -1,0 +1,111 @@
+"""The folder of a run: the one place that knows what lies where in it."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from sage_grpo.config import RecipeConfig
+
+RECIPE, ENVIRONMENT = "config.yaml", "environment.json"
+CHECKPOINTS = "checkpoints"
+STEP = "step-"  # begins the name of a checkpoint
+
+
+@dataclass(frozen=True)
+class SampleFolder:
+    """Sample videos of one iteration."""
+
+    path: Path
+
+    @property
+    def prompts(self) -> Path:
+        return self.path / "prompts.json"
+
+    @property
+    def scores(self) -> Path:
+        """What the monitors say of them."""
+        return self.path / "scores.json"
+
+    @property
+    def sheet(self) -> Path:
+        return self.path / "sheet.png"
+
+    def video(self, number: int) -> Path:
+        return self.path / f"{number:02d}.mp4"
+
+    def videos(self) -> list[Path]:
+        return sorted(self.path.glob("[0-9]*.mp4"))
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        """Of its first part; a resumed run has more of them, see `parts`."""
+        return self.path / RECIPE
+
+    @property
+    def log(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def end(self) -> Path:
+        """How it ended; not there while it runs."""
+        return self.path / "end.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def conditions(self) -> Path:
+        """Encoded prompts."""
+        return self.path / "conditions"
+
+    @property
+    def hangs(self) -> Path:
+        """Stacks of processes that stood still."""
+        return self.path / "hang"
+
+    @property
+    def exists(self) -> bool:
+        return self.recipe.is_file()
+
+    def sample(self, iteration: int) -> SampleFolder:
+        return SampleFolder(self.path / "samples" / f"{iteration:06d}")
+
+    def samples(self) -> dict[int, SampleFolder]:
+        """By iteration."""
+        found = sorted((self.path / "samples").glob("[0-9]*"))
+        return {int(path.name): SampleFolder(path) for path in found if path.name.isdigit()}
+
+    def part(self, name: str, number: int) -> Path:
+        """config.yaml, config-1.yaml, …: one for each time that the run was started."""
+        stem, dot, ending = name.partition(".")
+        return self.path / (f"{stem}-{number}{dot}{ending}" if number else name)
+
+    def parts(self, name: str) -> list[Path]:
+        stem, _, ending = name.partition(".")
+        pattern = re.compile(rf"{stem}(?:-(\d+))?\.{ending}")
+        found = {int(m[1] or 0): p for p in self.path.glob(f"{stem}*") if (m := pattern.fullmatch(p.name))}
+        return [found[i] for i in sorted(found)]
+
+    def checkpoints(self, config: RecipeConfig) -> str:
+        """Where they lie. The folder may have been moved since; a place of its own for checkpoints has not."""
+        return config.run.checkpoints or str(self.path / CHECKPOINTS)
+
+
+def is_run(path: Path) -> bool:
+    """A run folder or a checkpoint of one, and no recipe."""
+    return RunFolder(path).exists or path.name.startswith(STEP)
+
+
+def split(path: Path) -> tuple[RunFolder, str | None]:
+    """A run folder, or one of its checkpoints: the run and the checkpoint's name."""
+    return (RunFolder(path.parent.parent), path.name) if path.name.startswith(STEP) else (RunFolder(path), None)
