@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from sage_grpo.math.kernels import Table, kernel_table
+from sage_grpo.math.kernels import KernelTable, kernel_table
 from sage_grpo.math.schedule import sigma_schedule
 
 MEAN = 1.0
@@ -23,7 +23,7 @@ def linear_velocity(sigma: float, s0: float) -> tuple[float, float]:
     return slope, -slope * mean - MEAN
 
 
-def propagate(table: Table, s0: float, mean: float, variance: float) -> tuple[float, float]:
+def propagate(table: KernelTable, s0: float, mean: float, variance: float) -> tuple[float, float]:
     columns = (table.sigma, table.a, table.b, table.s)
     for sigma, a, b, s in zip(*(c.tolist() for c in columns), strict=True):
         slope, offset = linear_velocity(sigma, s0)

@@ -13,7 +13,7 @@ OWNERS = {
     ),
     "a file that is whole or not there": ("files.py", r"os\.replace\(|mkstemp|NamedTemporaryFile"),
     "the nearest name": ("suggest.py", r"get_close_matches"),
-    "a score that is not finite": ("core/protocols.py", r"valid\s*&=?\s*\w+\.isfinite"),
+    "a score that is not finite": ("core/protocols.py", r"valid\S* & \S*\.isfinite"),
 }
 
 
@@ -21,5 +21,4 @@ OWNERS = {
 def test_one_owner(idea):
     owner, pattern = OWNERS[idea]
     places = {str(p.relative_to(ROOT)) for p in ROOT.rglob("*.py") if re.search(pattern, p.read_text())}
-    assert places <= {owner}
-    assert places or idea == "a score that is not finite"
+    assert places == {owner}

@@ -282,7 +282,7 @@ def test_encoders_and_decoder_only_visit_the_device(checkpoint):
         return value
 
     at_home = {"transformer": "meta", "text_encoder": "cpu", "vae": "cpu"}
-    model.place(torch.device("meta"), parking=torch.device("cpu"))
+    model.place(torch.device("meta"), offload_device=torch.device("cpu"))
     assert where() == at_home
     frozen = [*parts["text_encoder"].named_parameters(), *parts["vae"].named_parameters()]
     values = [weight.clone() for _, weight in frozen]
@@ -300,9 +300,9 @@ def test_encoders_and_decoder_only_visit_the_device(checkpoint):
     for (_, before), (name, after), value in zip(frozen, again, values, strict=True):
         assert before is after, name
         assert torch.equal(after, value), name
-    with model.visiting("text_encoder"):  # tied weights travel once
+    with model.on_device("text_encoder"):  # tied weights travel once
         assert len({id(weight) for weight in parts["text_encoder"].parameters()}) == count
-    with pytest.raises(KeyError), model.visiting("vae"):
+    with pytest.raises(KeyError), model.on_device("vae"):
         raise KeyError
     assert where() == at_home
 

@@ -6,7 +6,16 @@ import random
 import pytest
 
 from sage_grpo.plan.calibration import Calibration, calibrate, read_calibration, write_calibration
-from sage_grpo.plan.hardware import COMPUTE_SHARE, GPUS, HOP, LINK_SHARE, MEMORY_SHARE, Together, at_roofline, find_gpu
+from sage_grpo.plan.hardware import (
+    COMPUTE_SHARE,
+    GPUS,
+    HOP,
+    LINK_SHARE,
+    MEMORY_SHARE,
+    ProcessGroup,
+    at_roofline,
+    find_gpu,
+)
 from sage_grpo.plan.interruptions import Saving, best_interval, lost_share
 
 H100 = GPUS["h100-80g"]
@@ -21,8 +30,8 @@ def test_an_operation_is_bound_by_arithmetic_or_by_memory():
 
 
 def test_messages_of_a_ring():
-    inside, outside = Together(8, 1), Together(64, 8)
-    assert Together(1, 1).seconds(1e9, 10, H100) == 0
+    inside, outside = ProcessGroup(8, 1), ProcessGroup(64, 8)
+    assert ProcessGroup(1, 1).seconds(1e9, 10, H100) == 0
     assert inside.seconds(1e9, 0, H100) == pytest.approx(1e9 * 7 / 8 / (LINK_SHARE * H100.link))
     assert outside.seconds(1e9, 3, H100) == pytest.approx(1e9 * 63 / 64 / (LINK_SHARE * H100.network) + 3 * 63 * HOP)
 

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from sage_grpo.report.page import Chart, Curve, Headline, Page, Table, VideoPair, render_page, write_page
+from sage_grpo.report.page import Chart, Curve, Headline, Page, PageTable, VideoPair, render_page, write_page
 from sage_grpo.report.svg import draw_chart
 from walk import Walk
 
@@ -25,7 +25,7 @@ PAGE = Page(
     headlines=[Headline("Reward", "+0.75 ± 0.08", "9.9 standard errors")],
     charts=[Chart("Reward", "iteration", "mean reward", [CURVE], "One seed.")],
     pairs=[VideoPair("a red square", b"\x00before", b"\xffafter", "reward −0.2", "reward +0.6")],
-    tables=[Table("Monitors", ["Monitor", "Base"], [["Diversity", "0.92"], ["Drift", "−1.2 ± 0.1"]], "Paired.")],
+    tables=[PageTable("Monitors", ["Monitor", "Base"], [["Diversity", "0.92"], ["Drift", "−1.2 ± 0.1"]], "Paired.")],
     footer="sage-grpo lab --seed 7",
 )
 
@@ -97,7 +97,7 @@ def test_text_stays_text():
         [Headline(EVIL, EVIL, EVIL)],
         [chart],
         [VideoPair(EVIL, b"", b"", EVIL, EVIL)],
-        [Table(EVIL, [EVIL, EVIL], [[EVIL, EVIL]], EVIL)],
+        [PageTable(EVIL, [EVIL, EVIL], [[EVIL, EVIL]], EVIL)],
         EVIL,
     )
     walk = Walk(render_page(page))
@@ -210,7 +210,7 @@ def test_mistakes_are_named():
     with pytest.raises(ValueError, match="both low and high"):
         Curve("c", [0], [0], low=[0])
     with pytest.raises(ValueError, match="row 1 has 1"):
-        Table("t", ["a", "b"], [["1", "2"], ["3"]])
+        PageTable("t", ["a", "b"], [["1", "2"], ["3"]])
 
 
 def luminance(colour):

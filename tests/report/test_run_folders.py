@@ -14,7 +14,7 @@ from sage_grpo.config import GaugeConfig
 from sage_grpo.report.compare import differing
 from sage_grpo.report.cost import cost_of
 from sage_grpo.report.figures import alarms_of
-from sage_grpo.report.page import Table, render_page
+from sage_grpo.report.page import PageTable, render_page
 from sage_grpo.report.run_page import make_report
 from sage_grpo.runs.read import read_run, read_runs
 from sage_grpo.training.gauge import DriftGauge
@@ -26,7 +26,7 @@ def page_of(*folders, now=None):
 
 
 def tables(page):
-    return {item.title: item for section in page.sections for item in section.items if isinstance(item, Table)}
+    return {item.title: item for section in page.sections for item in section.items if isinstance(item, PageTable)}
 
 
 def test_torn_lines_are_left_out_and_told(tmp_path):

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from sage_grpo.evaluation.study.statistics import Table, bradley_terry, fit, half_width, krippendorff, win_rates
+from sage_grpo.evaluation.study.statistics import AnswerCounts, bradley_terry, fit, half_width, krippendorff, win_rates
 
 
 def table_of(outcomes, raters, prompts, pairs=1):
-    return Table.of(outcomes, (raters, prompts, pairs))
+    return AnswerCounts.of(outcomes, (raters, prompts, pairs))
 
 
 def test_two_sources_differ_by_the_logit_of_their_win_rate():
@@ -104,7 +104,7 @@ def simulated(random, raters, prompts, rate, by_rater, by_prompt):
     kind = random.random((raters, prompts))
     a, b = math.sqrt(by_rater), math.sqrt(by_prompt)  # two answers of one rater are both the rater's with share a²
     won = np.where(kind < a, of_rater[:, None], np.where(kind < a + b, of_prompt[None], own)).astype(float)
-    return Table(won[..., None], np.ones((raters, prompts, 1)))
+    return AnswerCounts(won[..., None], np.ones((raters, prompts, 1)))
 
 
 @pytest.mark.parametrize(("raters", "prompts"), [(29, 32), (8, 16)])

@@ -65,7 +65,7 @@ def evaluate(
     with user_errors():
         from sage_grpo.distributed.processes import leave
         from sage_grpo.evaluation.prompts import find_tasks
-        from sage_grpo.evaluation.run import Plan, meet
+        from sage_grpo.evaluation.run import EvaluationPlan, meet
         from sage_grpo.evaluation.run import evaluate as run
         from sage_grpo.evaluation.scores import read_scorers
         from sage_grpo.evaluation.sources import find_sources
@@ -74,7 +74,7 @@ def evaluate(
         tasks = find_tasks(prompts, candidates[0].config.model.type, tag or [], limit)
         more = read_scorers(scorer or [], scorers)
         command = f"sage-grpo {shlex.join(sys.argv[1:])}" if sys.argv[1:2] == ["eval"] else ""
-        plan = Plan(candidates, tasks, range(seeds), out, more, not last, retry, command)
+        plan = EvaluationPlan(candidates, tasks, range(seeds), out, more, not last, retry, command)
         processes = meet(candidates[0].config.tuning.device)
         main = processes is None or processes.main
         console = Console(stderr=as_json, quiet=not main)

@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 from sage_grpo.cli.errors import user_errors
 
 if TYPE_CHECKING:
-    from sage_grpo.math.kernels import Table
+    from sage_grpo.math.kernels import KernelTable
 
 KERNELS_HELP = "SDE of the rollout: ode, dance, flow, sage, cps, precise or dance_precise."
 
@@ -55,7 +55,7 @@ def explain(
         Console().print(f"Drew {plot}", highlight=False)
 
 
-def rows_as_json(table: Table) -> str:
+def rows_as_json(table: KernelTable) -> str:
     """A JSON list with one row a line; the equalizer of a step without noise is null."""
     from sage_grpo.math.equalizer import equalizer
 
@@ -65,7 +65,7 @@ def rows_as_json(table: Table) -> str:
     return "[\n" + ",\n".join(json.dumps(row | {"equalizer": row["equalizer"] or None}) for row in rows) + "\n]"
 
 
-def print_table(table: Table, kernel: str, shift: float, eta: float) -> None:
+def print_table(table: KernelTable, kernel: str, shift: float, eta: float) -> None:
     from sage_grpo.math.equalizer import equalizer, gradient_scale
     from sage_grpo.math.kernels import KERNELS
 

@@ -18,7 +18,7 @@ from sage_grpo.errors import UserError
 from sage_grpo.math.advantage import dimension_advantages, group_advantages, weighted_reward
 from sage_grpo.math.controller import KLRule, KLWeight, initial_weight, next_weight
 from sage_grpo.math.equalizer import equalizer
-from sage_grpo.math.kernels import Table, kernel_table
+from sage_grpo.math.kernels import KernelTable, kernel_table
 from sage_grpo.math.schedule import sigma_schedule, stochastic_window
 
 Metrics = dict[str, float]
@@ -80,7 +80,7 @@ class Loop:
         self.equalizer = equalizer(self.table) if config.policy.equalizer else self.table.stochastic.double()
         config.check_layout(self.comm.world)
 
-    def _full_table(self) -> Table:
+    def _full_table(self) -> KernelTable:
         s = self.config.sampling
         table = kernel_table(s.kernel, sigma_schedule(s.steps, s.shift), s.eta)
         if s.last_step == "ode":
@@ -89,7 +89,7 @@ class Loop:
             raise ValueError(f"kernel {s.kernel!r} with eta={s.eta} has no noise to learn from; raise eta")
         return table
 
-    def window(self) -> Table:
+    def window(self) -> KernelTable:
         """This iteration's table: outside its stochastic window the sampler is the ODE. All ranks agree."""
         s = self.config.sampling
         if s.window_size is None:
@@ -99,7 +99,7 @@ class Loop:
         start = int(drawn) if s.window_start == "random" else s.window_start
         return self.table.ode_outside(stochastic_window(len(self.table), s.window_size, start))
 
-    def rollout(self, table: Table) -> Rollouts:
+    def rollout(self, table: KernelTable) -> Rollouts:
         """This rank's part of P prompts × G rollouts. Noise is keyed by the global sample, never by rank."""
         config, iteration, size = self.config, self.iteration, self.config.policy.batch_size
         group = config.policy.num_generations
@@ -176,7 +176,9 @@ class Loop:
         self._tell("on_iteration", metrics)
         return metrics
 
-    def _train(self, table: Table, paths: list[Trajectory], advantage: Tensor, used: Tensor) -> list[UpdateResult]:
+    def _train(
+        self, table: KernelTable, paths: list[Trajectory], advantage: Tensor, used: Tensor
+    ) -> list[UpdateResult]:
         x0, first = paths[0].x0, self.comm.rank * len(paths)
         rows = (torch.split(x.flatten().to(x0.device), len(x0))[first : first + len(paths)] for x in (advantage, used))
         batches = [Batch(*batch) for batch in zip(paths, *rows, strict=True)]

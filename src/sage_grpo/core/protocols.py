@@ -97,8 +97,8 @@ class VideoModel:
     def guided(self) -> bool:
         return self.guidance_scale != 1.0
 
-    def place(self, device: torch.device, parking: torch.device | None = None) -> None:
-        """Move to the device; what can wait elsewhere waits at `parking`."""
+    def place(self, device: torch.device, offload_device: torch.device | None = None) -> None:
+        """Move to the device; what can wait elsewhere waits at `offload_device`."""
         self.module.to(device)
 
     def share_sequence(self, exchange: Exchange) -> None:

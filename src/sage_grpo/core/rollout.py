@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.core.protocols import Condition, Prompt, VideoModel
-from sage_grpo.math.kernels import Table
+from sage_grpo.math.kernels import KernelTable
 
 Key = tuple[int | str, ...]
 
@@ -66,7 +66,7 @@ def circumstances(model: VideoModel, x: Tensor) -> dict[str, str]:
 
 @torch.no_grad()
 def sample(
-    model: VideoModel, prompts: Sequence[Prompt], table: Table, initial: Sequence[Key], samples: Sequence[Key]
+    model: VideoModel, prompts: Sequence[Prompt], table: KernelTable, initial: Sequence[Key], samples: Sequence[Key]
 ) -> Trajectory:
     """x' = a·x + b·v + s·ε over the whole table, in float32."""
     shapes = {model.latent_shape(prompt) for prompt in prompts}

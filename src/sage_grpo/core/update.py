@@ -12,7 +12,7 @@ from sage_grpo.core.anchors import ANCHOR
 from sage_grpo.core.protocols import Comm, VideoModel, WeightsBank
 from sage_grpo.core.rollout import Trajectory, keyed_rng, velocity_at
 from sage_grpo.math.gaussian import kl, log_ratio, pull
-from sage_grpo.math.kernels import Table
+from sage_grpo.math.kernels import KernelTable
 from sage_grpo.math.objective import clipped, dual_kl, sage_loss, surrogate, velocity_gradient
 
 
@@ -49,7 +49,7 @@ def trained_steps(steps: Sequence[int], config: AlgorithmConfig, *key: int | str
     return [[steps[i] for i in order[part :: policy.num_minibatches]] for part in range(policy.num_minibatches)]
 
 
-def velocities(model: VideoModel, trajectory: Trajectory, steps: Sequence[int], table: Table) -> list[Tensor]:
+def velocities(model: VideoModel, trajectory: Trajectory, steps: Sequence[int], table: KernelTable) -> list[Tensor]:
     """The network at several steps of a trajectory, in one forward pass."""
     if len(steps) == 1:
         return [
@@ -87,7 +87,7 @@ def update(
     model: VideoModel,
     batches: Sequence[Batch],
     steps: Sequence[int],
-    table: Table,
+    table: KernelTable,
     equalizer: Tensor,
     kl_weight: float,
     config: AlgorithmConfig,

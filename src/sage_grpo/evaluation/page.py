@@ -9,7 +9,7 @@ from sage_grpo.evaluation.prompts import Task
 from sage_grpo.evaluation.results import Values
 from sage_grpo.evaluation.table import Grid, digits_of, ends, grids, losses, plain
 from sage_grpo.evaluation.videos import Folder
-from sage_grpo.report.page import Headline, Page, Table, VideoPair
+from sage_grpo.report.page import Headline, Page, PageTable, VideoPair
 
 PAIRS = 12
 PAGE_BYTES = 30_000_000  # of videos; beyond it a page is slow to open
@@ -54,7 +54,7 @@ def make_page(
     )
 
 
-def _table(grid: Grid) -> Table:
+def _table(grid: Grid) -> PageTable:
     places = grid.ranks or {}
     rows = [
         [f"{cell} {PLACES[places[r, c]]}" if (r, c) in places else cell for c, cell in enumerate(row)]
@@ -63,7 +63,7 @@ def _table(grid: Grid) -> Table:
     for row in rows:
         for plain_sign, firm in (("-", "\N{NON-BREAKING HYPHEN}"), (" ", "\N{NO-BREAK SPACE}")):
             row[0] = row[0].replace(plain_sign, firm)  # a narrow column would part a name
-    return Table(grid.title, grid.header, rows, ("①②③ best, second, third. " if places else "") + grid.note)
+    return PageTable(grid.title, grid.header, rows, ("①②③ best, second, third. " if places else "") + grid.note)
 
 
 def _pairs(

@@ -27,7 +27,7 @@ DAY = 24 * 60.0  # minutes that processes wait for the slowest
 
 
 @dataclass(frozen=True)
-class Plan:
+class EvaluationPlan:
     """What is asked for."""
 
     candidates: Sequence[Candidate]  # the first is what the others are compared with
@@ -49,7 +49,9 @@ def silent(what: str) -> AbstractContextManager[Tell]:
     return nullcontext(lambda done, total, now: None)
 
 
-def evaluate(plan: Plan, progress: Progress = silent, processes: Processes | None = None) -> dict[str, Any] | None:
+def evaluate(
+    plan: EvaluationPlan, progress: Progress = silent, processes: Processes | None = None
+) -> dict[str, Any] | None:
     """The results, on the process that writes them."""
     rank, world = (processes.rank, processes.world) if processes else (0, 1)
     mine = plan.tasks[rank::world]
@@ -70,7 +72,7 @@ def evaluate(plan: Plan, progress: Progress = silent, processes: Processes | Non
     return _finish(plan, folder, panel) if rank == 0 else None
 
 
-def _make(plan: Plan, folder: Folder, mine: Sequence[Task], tell: Tell, processes: Processes | None) -> None:
+def _make(plan: EvaluationPlan, folder: Folder, mine: Sequence[Task], tell: Tell, processes: Processes | None) -> None:
     todo = {c.name: missing_videos(folder, c, mine, plan.seeds) for c in plan.candidates}
     total, done = sum(map(len, todo.values())), 0  # what is there already tells nothing of the time left
     overrides = [f"tuning.device={processes.device}"] if processes else []
@@ -93,7 +95,7 @@ def _make(plan: Plan, folder: Folder, mine: Sequence[Task], tell: Tell, processe
     refuse_sizes(folder, plan.candidates, mine, plan.seeds)
 
 
-def _manifest(plan: Plan) -> dict[str, Any]:
+def _manifest(plan: EvaluationPlan) -> dict[str, Any]:
     return {
         "version": 1,
         "sources": [candidate.name for candidate in plan.candidates],
@@ -102,7 +104,7 @@ def _manifest(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _finish(plan: Plan, folder: Folder, panel: Panel) -> dict[str, Any]:
+def _finish(plan: EvaluationPlan, folder: Folder, panel: Panel) -> dict[str, Any]:
     scores = columns(panel)
     values, masked = {}, {}
     for candidate in plan.candidates:

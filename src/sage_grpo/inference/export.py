@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from sage_grpo.distributed.device import HOST
-from sage_grpo.inference.reopen import Run, open_run
+from sage_grpo.inference.reopen import OpenedRun, open_run
 from sage_grpo.weights.export import FILE, export
 
 
@@ -37,7 +37,7 @@ def export_run(
     }
 
 
-def readme(run: Run, kind: str, out: Path) -> str:
+def readme(run: OpenedRun, kind: str, out: Path) -> str:
     c = run.config
     head = f"# {out.name}\n\nPost-trained for {run.iteration} iterations from `{c.model.path or c.model.type}`"
     head += " with SAGE-GRPO" + (" (averaged weights)" if run.averaged else "") + ".\n\n"

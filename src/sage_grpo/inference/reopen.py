@@ -16,7 +16,7 @@ from sage_grpo.weights.prepare import make_bank
 
 
 @dataclass(frozen=True)
-class Run:
+class OpenedRun:
     config: RecipeConfig
     model: VideoModel
     bank: WeightsBank
@@ -26,7 +26,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Place:
+class RunLocation:
     """Where a run and its checkpoints lie."""
 
     files: RunFolder
@@ -42,12 +42,12 @@ class Place:
         return known[-1]
 
 
-def _none_yet(place: Place) -> ConfigError:
+def _none_yet(place: RunLocation) -> ConfigError:
     often = place.config.run.save_every
     return ConfigError(f"{place.files.path} has no checkpoint yet; it is written every {often} iterations")
 
 
-def find_run(path: Path, overrides: Sequence[str] = ()) -> Place:
+def find_run(path: Path, overrides: Sequence[str] = ()) -> RunLocation:
     """`path` is a run folder, or one of its checkpoints. Nothing is loaded yet."""
     files, step = split(path)
     if not files.exists:
@@ -58,10 +58,10 @@ def find_run(path: Path, overrides: Sequence[str] = ()) -> Place:
     if step is not None and step not in checkpoints(root):
         known = ", ".join(checkpoints(root)) or "none"
         raise ConfigError(f"{path} is not there; checkpoints of this run: {known}")
-    return Place(files, config, root, step)
+    return RunLocation(files, config, root, step)
 
 
-def open_run(path: Path, *, average: bool = True, overrides: Sequence[str] = ()) -> Run:
+def open_run(path: Path, *, average: bool = True, overrides: Sequence[str] = ()) -> OpenedRun:
     """Averaged weights are used where the run kept them. `overrides` are of its recipe, such as tuning.device=cpu."""
     place = find_run(path, overrides)
     config, step = place.config, place.step
@@ -83,4 +83,4 @@ def open_run(path: Path, *, average: bool = True, overrides: Sequence[str] = ())
     averaged = average and EMA in bank
     if averaged:
         bank.adopt(EMA)
-    return Run(config, model, bank, loop["iteration"], step, averaged)
+    return OpenedRun(config, model, bank, loop["iteration"], step, averaged)

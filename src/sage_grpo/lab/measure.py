@@ -14,13 +14,13 @@ from sage_grpo.core.update import UpdateResult
 from sage_grpo.data.prompts import open_prompts
 from sage_grpo.lab.shapes.world import all_prompts, fit, random_scene, render
 from sage_grpo.math.equalizer import equalizer, gradient_scale
-from sage_grpo.math.kernels import Table, kernel_table
+from sage_grpo.math.kernels import KernelTable, kernel_table
 from sage_grpo.math.schedule import sigma_schedule
 from sage_grpo.training.build import build_model, build_rewards
 from sage_grpo.training.gauge import diversity
 
 
-def table_of(config: RecipeConfig, kernel: str, eta: float, *, noisy_end: bool = False) -> Table:
+def table_of(config: RecipeConfig, kernel: str, eta: float, *, noisy_end: bool = False) -> KernelTable:
     table = kernel_table(kernel, sigma_schedule(config.sampling.steps, config.sampling.shift), eta)
     return table if noisy_end else table.ode_outside(table.sigma_next > 0)
 

@@ -12,7 +12,7 @@ def weighted_reward(scores: Tensor, valid: Tensor, weights: Sequence[float] | No
     if len(w) != scores.shape[-1]:
         raise ValueError(f"{len(w)} reward weights for {scores.shape[-1]} scores: give one weight a score")
     needed = w.to(scores.device) != 0
-    ok = (valid & scores.isfinite()) | ~needed
+    ok = valid | ~needed  # `Scores` has masked what is not finite
     # `where` before the product: a failed score may be NaN, and NaN·0 is NaN
     reward = (torch.where(ok & needed, scores, 0.0).double() * w.to(scores.device).double()).sum(-1)
     return reward, ok.all(-1)

@@ -3,15 +3,15 @@
 import torch
 from torch import Tensor
 
-from sage_grpo.math.kernels import Table
+from sage_grpo.math.kernels import KernelTable
 
 
-def gradient_scale(table: Table) -> Tensor:
+def gradient_scale(table: KernelTable) -> Tensor:
     """Eq. 38: N_t = |b_t|/s_t, how large the gradient of log π is per unit of velocity; 0 if no noise."""
     return table.k.abs()
 
 
-def equalizer(table: Table) -> Tensor:
+def equalizer(table: KernelTable) -> Tensor:
     """Eq. 9 / 39: S_t = median(N)/N_t over the stochastic steps; 0 on the others."""
     scale, on = gradient_scale(table), table.stochastic
     if not on.any():

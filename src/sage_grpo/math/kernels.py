@@ -40,7 +40,7 @@ def kernel(*, converges: bool = True) -> Callable[[KernelFunction], KernelFuncti
 
 
 @dataclass(frozen=True)
-class Table:
+class KernelTable:
     """The sampler as five float64 vectors, one entry a step."""
 
     sigma: Tensor
@@ -61,14 +61,14 @@ class Table:
         """b/s, the only number that log-ratio and KL need; 0 on deterministic steps."""
         return torch.where(self.stochastic, self.b / self.s, torch.zeros_like(self.s))
 
-    def ode_outside(self, window: Tensor) -> "Table":
+    def ode_outside(self, window: Tensor) -> "KernelTable":
         """Take the plain ODE step wherever `window` is false (mixed ODE-SDE)."""
         a, b, s = ode(self.sigma, self.sigma_next, 0.0)
         mixed = {"a": (self.a, a), "b": (self.b, b), "s": (self.s, s)}
         return replace(self, **{name: torch.where(window, *pair) for name, pair in mixed.items()})
 
 
-def kernel_table(name: str, sigmas: Tensor, eta: float) -> Table:
+def kernel_table(name: str, sigmas: Tensor, eta: float) -> KernelTable:
     """The table of kernel `name` along the schedule `sigmas` with noise level η."""
     if name not in KERNELS:
         raise ValueError(f"unknown kernel {name!r}; {did_you_mean(name, KERNELS)}")
@@ -77,7 +77,7 @@ def kernel_table(name: str, sigmas: Tensor, eta: float) -> Table:
     sigma, sigma_next = sigmas[:-1].double(), sigmas[1:].double()
     # Without noise every kernel is the ODE; asking the formulas would divide 0 by 0.
     function = KERNELS[name].function if eta > 0 else ode
-    return Table(sigma, sigma_next, *function(sigma, sigma_next, eta))
+    return KernelTable(sigma, sigma_next, *function(sigma, sigma_next, eta))
 
 
 def euler_maruyama(sigma: Tensor, sigma_next: Tensor, variance: Tensor) -> Coefficients:

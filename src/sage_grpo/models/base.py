@@ -73,7 +73,7 @@ class DiffusersModel(VideoModel, ABC):
         self.guidance_scale = self.own_guidance() if guidance_scale is None else guidance_scale
         self.guidance_gradient: Gradient = guidance_gradient
         self.negative_prompt = negative_prompt
-        self.parking: torch.device | None = None  # where encoders and decoder wait while they are not used
+        self.offload_device: torch.device | None = None  # where encoders and decoder wait while they are not used
         self.conditions = ConditionStore(conditions)
         self._fingerprint: str | None = None
         self.check_size()
@@ -196,21 +196,21 @@ class DiffusersModel(VideoModel, ABC):
         """What the transformer takes: that of its weights, unless autocast says otherwise."""
         return self.autocast_dtype or self._layer.weight.dtype
 
-    def place(self, device: torch.device, parking: torch.device | None = None) -> None:
-        """Move to the device; with `parking`, encoders and decoder only visit it."""
-        self.parking = parking if parking != device else None
+    def place(self, device: torch.device, offload_device: torch.device | None = None) -> None:
+        """Move to the device; with `offload_device`, encoders and decoder wait there until they are used."""
+        self.offload_device = offload_device if offload_device != device else None
         for part in self._denoisers():
             if not self._layer.weight.is_meta:  # weights that are left out come later, shard by shard
                 part.to(device)
         for name in (*self.encoders, "vae"):
             if (waiting := getattr(self.pipe, name, None)) is not None:
-                waiting.to(self.parking or device)
+                waiting.to(self.offload_device or device)
 
     @contextmanager
-    def visiting(self, *names: str) -> Iterator[None]:
+    def on_device(self, *names: str) -> Iterator[None]:
         """These components on the device for a while."""
         parts = [part for name in names if (part := getattr(self.pipe, name, None)) is not None]
-        with lent(parts, self.device) if self.parking else nullcontext():
+        with lent(parts, self.device) if self.offload_device else nullcontext():
             yield
 
     @torch.no_grad()
@@ -234,7 +234,7 @@ class DiffusersModel(VideoModel, ABC):
 
     def _embedded(self, kind: str, content: bytes, make: Any) -> dict[str, Tensor]:
         def visit() -> dict[str, Tensor]:
-            with self.visiting(*self.encoders, *(["vae"] if kind == "image" else [])):
+            with self.on_device(*self.encoders, *(["vae"] if kind == "image" else [])):
                 made: dict[str, Tensor] = make()
                 return {name: value.detach().cpu() for name, value in made.items()}
 
@@ -261,7 +261,7 @@ class DiffusersModel(VideoModel, ABC):
 
     @torch.no_grad()
     def decode(self, x0: Tensor) -> Tensor:
-        with self.visiting("vae"):
+        with self.on_device("vae"):
             pixels = self.to_pixels(x0.to(self.pipe.vae.dtype))
         frames = ((pixels.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
         return frames.permute(0, 2, 3, 4, 1).contiguous()

@@ -7,7 +7,7 @@ from functools import lru_cache
 from sage_grpo.config import RecipeConfig
 from sage_grpo.plan.calibration import Calibration
 from sage_grpo.plan.counts import Counts, count
-from sage_grpo.plan.hardware import GPU, MEMORY_SHARE, PassTime, Together, at_roofline, pass_time
+from sage_grpo.plan.hardware import GPU, MEMORY_SHARE, PassTime, ProcessGroup, at_roofline, pass_time
 from sage_grpo.plan.interruptions import GPU_HOURS_PER_FAILURE, Saving, best_interval, lost_share
 from sage_grpo.plan.memory import Held, Memory, held, memory
 from sage_grpo.plan.probe import Cost, Probe, decoding, probe
@@ -72,12 +72,12 @@ class Plan:
         return best_interval(self.saving, self.between_failures, self.iteration)
 
 
-def groups(config: RecipeConfig, gpu: GPU) -> tuple[Together, Together, Together]:
+def groups(config: RecipeConfig, gpu: GPU) -> tuple[ProcessGroup, ProcessGroup, ProcessGroup]:
     """Who exchanges weights, sums of gradients between copies, and tokens. Neighbours share a video."""
     layout = config.parallel
 
-    def over(size: int, stride: int) -> Together:
-        return Together(size, min(size, math.ceil(size * stride / gpu.per_node)))
+    def over(size: int, stride: int) -> ProcessGroup:
+        return ProcessGroup(size, min(size, math.ceil(size * stride / gpu.per_node)))
 
     sharded = layout.processes // layout.replicate
     return over(sharded, 1), over(layout.replicate, sharded), over(layout.sequence, 1)

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from sage_grpo.distributed.device import HOST
 
 
-class Kept(torch.autograd.Function):
+class MaskedRows(torch.autograd.Function):
     """Rows chosen by a mask, which is remembered for the backward pass as torch's own indexing does."""
 
     @staticmethod
@@ -39,7 +39,7 @@ class NoValues(TorchFunctionMode):
             return None  # some decoders fill masks row by row
         if func is Tensor.__getitem__ and isinstance(mask := args[1], FakeTensor) and mask.dtype == torch.bool:
             rows = 0 if getattr(mask, "inverted", False) else mask.numel()
-            return Kept.apply(args[0], mask, rows)  # type: ignore[no-untyped-call]
+            return MaskedRows.apply(args[0], mask, rows)  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         if func in (Tensor.__invert__, torch.bitwise_not) and isinstance(out, FakeTensor):
             out.inverted = not getattr(args[0], "inverted", False)  # type: ignore[attr-defined]

@@ -56,7 +56,7 @@ def at_roofline(operations: Mapping[Operation, float], gpu: GPU) -> float:
 
 
 @dataclass(frozen=True)
-class Together:
+class ProcessGroup:
     """Processes that exchange messages."""
 
     size: int
@@ -88,7 +88,7 @@ class PassTime:
         return max((parts | {"messages of tokens": self.tokens}).items(), key=lambda item: item[1])[0]
 
 
-def pass_time(cost: Cost, gpu: GPU, sharded: Together, replicas: Together, sequence: Together) -> PassTime:
+def pass_time(cost: Cost, gpu: GPU, sharded: ProcessGroup, replicas: ProcessGroup, sequence: ProcessGroup) -> PassTime:
     weights = sharded.seconds(
         sum(cost.sent.get(k, 0) for k in ("weights", "gradients")),
         sum(cost.messages.get(k, 0) for k in ("weights", "gradients")),

@@ -48,12 +48,12 @@ class Memory:
 
     parts: dict[str, int]
     video: int  # decoded
-    visiting: tuple[str, ...]  # parts that are on the device only while they are used
+    offloaded: tuple[str, ...]  # parts that are on the device only while they are used
     host: int
     uncounted: tuple[str, ...]  # scorers that do not say how large they are
 
     def phase(self, name: Phase) -> int:
-        resident = {"text encoders", "VAE"} - {*self.visiting}
+        resident = {"text encoders", "VAE"} - {*self.offloaded}
         return sum(self.parts.get(part, 0) for part in {*ALWAYS, *resident, *PHASES[name]})
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sage_grpo.runs.private import clean_text
-from sage_grpo.runs.read import DEFAULTS, PLACES, Run
+from sage_grpo.runs.read import DEFAULTS, PLACES, RunRecord
 
 MISSING = object()
 
@@ -16,7 +16,7 @@ class Group:
     """Runs that are drawn as one: a single run, or one experiment with several seeds. `look` is its colour and dash."""
 
     name: str
-    runs: Sequence[Run]
+    runs: Sequence[RunRecord]
     look: int
 
     @property
@@ -42,25 +42,25 @@ def shown(key: str, value: Any) -> Any:
     return clean_text(f"{last}: {value}").removeprefix(f"{last}: ") if isinstance(value, str) else value
 
 
-def effective(run: Run, key: str) -> Any:
+def effective(run: RunRecord, key: str) -> Any:
     """What a run was trained with: a setting that an older file lacks is taken for today's default."""
     return run.settings.get(key, DEFAULTS.get(key, MISSING))
 
 
-def all_keys(runs: Sequence[Run]) -> list[str]:
+def all_keys(runs: Sequence[RunRecord]) -> list[str]:
     """In the order of the recipe, then what only these runs know."""
     return list(dict.fromkeys([*DEFAULTS, *(key for run in runs for key in run.settings)]))
 
 
-def differing(runs: Sequence[Run]) -> list[str]:
+def differing(runs: Sequence[RunRecord]) -> list[str]:
     return [key for key in all_keys(runs) if key not in PLACES and any(not same(runs[0], run, key) for run in runs)]
 
 
-def same(one: Run, other: Run, key: str) -> bool:
+def same(one: RunRecord, other: RunRecord, key: str) -> bool:
     return bool(effective(one, key) == effective(other, key))
 
 
-def cell(run: Run, key: str) -> str:
+def cell(run: RunRecord, key: str) -> str:
     """The value of a setting; whether it is the default, and whether the run's own file says so."""
     value = effective(run, key)
     if value is MISSING:
@@ -71,7 +71,7 @@ def cell(run: Run, key: str) -> str:
     return f"{told} (default)" if key in DEFAULTS and value == DEFAULTS[key] else told
 
 
-def changed(run: Run) -> list[str]:
+def changed(run: RunRecord) -> list[str]:
     """Settings that are not the defaults."""
     return [
         key
@@ -80,16 +80,16 @@ def changed(run: Run) -> list[str]:
     ]
 
 
-def changed_on_resume(run: Run) -> dict[str, tuple[str, str]]:
+def changed_on_resume(run: RunRecord) -> dict[str, tuple[str, str]]:
     """Settings that another start of the same run changed: before and after."""
     before, after = run.earlier, run.settings
     keys = [key for key in dict.fromkeys([*before, *after]) if key not in PLACES and before.get(key) != after.get(key)]
     return {key: (value_text(key, before.get(key)), value_text(key, after.get(key))) for key in keys}
 
 
-def grouped(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
+def grouped(runs: Sequence[RunRecord]) -> tuple[list[Group], list[str]]:
     """Runs that differ in nothing but their seed become one; and what the reader should know about it."""
-    found: dict[tuple[str, ...], list[Run]] = {}
+    found: dict[tuple[str, ...], list[RunRecord]] = {}
     keys = [key for key in all_keys(runs) if key not in PLACES and key != "seed"]
     for run in runs:
         found.setdefault(tuple(repr(effective(run, key)) for key in keys), []).append(run)

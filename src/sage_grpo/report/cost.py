@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sage_grpo.runs.read import Column, Run
+from sage_grpo.runs.read import Column, RunRecord
 
 MUCH_LONGER = 10.0  # times the usual time of such an iteration
 SHORTEST_GAP = 60.0  # seconds; less may be a slow disk
@@ -48,7 +48,7 @@ def usual(spans: Column, sampled: Column) -> Column:
     return out
 
 
-def cost_of(run: Run, price: float) -> Cost:
+def cost_of(run: RunRecord, price: float) -> Cost:
     """From the times of the log and of the starts. Work that a kill undid was logged nowhere and is not in it."""
     if not len(run.steps):
         return Cost(0.0, run.processes, price)

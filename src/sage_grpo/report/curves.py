@@ -11,11 +11,11 @@ from sage_grpo.report.compare import Group
 from sage_grpo.report.heat import buckets
 from sage_grpo.report.svg import Chart, Curve
 from sage_grpo.runs.alarms import LIMITS
-from sage_grpo.runs.read import Column, Run
+from sage_grpo.runs.read import Column, RunRecord
 
 POINTS = 300  # a curve; more iterations share a point
 MOST = 12  # parts of a reward, or monitors, with a chart each
-X = Callable[[Run], Column]  # where on the axis a run's iterations lie
+X = Callable[[RunRecord], Column]  # where on the axis a run's iterations lie
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ DRIFT = {
 }
 
 
-def plots_of(runs: Sequence[Run]) -> list[Plot]:
+def plots_of(runs: Sequence[RunRecord]) -> list[Plot]:
     """Everything that at least one of the runs logged."""
     keys = list(dict.fromkeys(key for run in runs for key in run.columns if run.has(key)))
     parts = [key for key in keys if key.startswith("reward/") and key[7:] not in ("mean", "std", "failed")]
@@ -111,7 +111,7 @@ def plots_of(runs: Sequence[Run]) -> list[Plot]:
     return [plot for plot in drawn if plot.keys]
 
 
-def always_zero(runs: Sequence[Run]) -> list[str]:
+def always_zero(runs: Sequence[RunRecord]) -> list[str]:
     """Columns that say nothing but 0, in any of the runs: told, not drawn."""
     keys = [key for plot in FIXED for key in plot.keys]
     logged = [key for key in keys if any(run.has(key) for run in runs)]

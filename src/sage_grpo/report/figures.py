@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from sage_grpo.config import GaugeConfig
 from sage_grpo.report.heat import Grid, HeatMap, gather, span_of
 from sage_grpo.runs.alarms import LIMITS, crossed
-from sage_grpo.runs.read import Run
+from sage_grpo.runs.read import RunRecord
 
 ROWS = 100  # timesteps in a heat map
 HEAT_RUNS = 4  # runs with heat maps
@@ -24,7 +24,7 @@ MAPS = (
 
 
 @dataclass(frozen=True)
-class Way:
+class Trend:
     """A column at both ends: means over a few iterations, with the standard deviation among them."""
 
     first: float
@@ -38,18 +38,18 @@ class Way:
         return self.last - self.first
 
 
-def way_of(run: Run, key: str) -> Way:
+def trend_of(run: RunRecord, key: str) -> Trend:
     """A fifth of the run at each end, ten iterations at most."""
     values = run.column(key)
     values = values[np.isfinite(values)]
     if not len(values):
-        return Way(math.nan, math.nan, math.nan, math.nan, 0)
+        return Trend(math.nan, math.nan, math.nan, math.nan, 0)
     window = max(1, min(10, len(values) // 5))
     head, tail = values[:window], values[-window:]
-    return Way(float(head.mean()), float(head.std()), float(tail.mean()), float(tail.std()), window)
+    return Trend(float(head.mean()), float(head.std()), float(tail.mean()), float(tail.std()), window)
 
 
-def last_of(run: Run, key: str) -> float:
+def last_of(run: RunRecord, key: str) -> float:
     values = run.column(key)
     values = values[np.isfinite(values)]
     return float(values[-1]) if len(values) else math.nan
@@ -68,7 +68,7 @@ class Alarms:
     text: str
 
 
-def gauge_of(run: Run) -> GaugeConfig:
+def gauge_of(run: RunRecord) -> GaugeConfig:
     given = {
         name: run.settings[f"gauge.{name}"] for name in GaugeConfig.model_fields if f"gauge.{name}" in run.settings
     }
@@ -82,7 +82,7 @@ def beyond(value: float, limit: float) -> float:
     return abs(abs(value) - limit)  # brightness may leave on either side
 
 
-def alarms_of(run: Run) -> list[Alarms]:
+def alarms_of(run: RunRecord) -> list[Alarms]:
     """As the gauge rang them, from its measures in the log and the limits of the run's recipe."""
     gauge = gauge_of(run)
     measured = {name: run.column(f"drift/{name}") for name in LIMITS if run.has(f"drift/{name}")}
@@ -104,7 +104,7 @@ def alarms_of(run: Run) -> list[Alarms]:
     return sorted([*done, *open_now.values()], key=lambda a: (a.first, a.measure))
 
 
-def grid_of(run: Run, series: str) -> tuple[list[int], Grid] | None:
+def grid_of(run: RunRecord, series: str) -> tuple[list[int], Grid] | None:
     """Timesteps and their values by row of the log; None where nothing was logged."""
     keys = sorted(key for key in run.columns if key.startswith(f"steps/{series}/") and key.rsplit("/")[-1].isdigit())
     if not keys or not len(run.steps):
@@ -113,7 +113,7 @@ def grid_of(run: Run, series: str) -> tuple[list[int], Grid] | None:
     return [int(key.rsplit("/")[-1]) for key in keys], np.stack([run.columns[key] for key in keys])
 
 
-def heat_maps(runs: Sequence[Run]) -> list[HeatMap]:
+def heat_maps(runs: Sequence[RunRecord]) -> list[HeatMap]:
     """Each map for each run; maps of one kind share their colours, so that they compare."""
     drafts = []
     for series, title, unit, log, kind in MAPS:

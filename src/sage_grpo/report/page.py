@@ -24,8 +24,8 @@ __all__ = [
     "Headline",
     "HeatMap",
     "Page",
+    "PageTable",
     "Section",
-    "Table",
     "VideoPair",
     "VideoStrip",
     "render_page",
@@ -79,7 +79,7 @@ class VideoPair:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """Rows of text under a header; the first cell names its row."""
 
     title: str
@@ -123,7 +123,7 @@ class Details:
     text: str
 
 
-Item = Chart | Details | HeatMap | Table | VideoPair | VideoStrip
+Item = Chart | Details | HeatMap | PageTable | VideoPair | VideoStrip
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Page:
     headlines: Sequence[Headline] = ()
     charts: Sequence[Chart] = ()
     pairs: Sequence[VideoPair] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[PageTable] = ()
     footer: str = ""
     sections: Sequence[Section] = ()
     notices: Sequence[str] = field(default=())  # what the reader must know first

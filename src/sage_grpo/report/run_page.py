@@ -7,7 +7,7 @@ from typing import Any
 from sage_grpo.report.compare import Group, changed, changed_on_resume, differing, grouped, shown
 from sage_grpo.report.cost import cost_of
 from sage_grpo.report.curves import always_zero, charts_of
-from sage_grpo.report.figures import HEAT_RUNS, alarms_of, heat_maps, last_of, way_of
+from sage_grpo.report.figures import HEAT_RUNS, alarms_of, heat_maps, last_of, trend_of
 from sage_grpo.report.page import Chart, Headline, HeatMap, Page, Section
 from sage_grpo.report.run_tables import (
     Told,
@@ -24,7 +24,7 @@ from sage_grpo.report.run_tables import (
 )
 from sage_grpo.report.strips import Chosen, choose
 from sage_grpo.runs.private import clean_text
-from sage_grpo.runs.read import Column, Run, duration
+from sage_grpo.runs.read import Column, RunRecord, duration
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,15 @@ class Report:
 
 
 def make_report(
-    runs: Sequence[Run], *, price: float, smooth: float, megabytes: float, by_hours: bool = False
+    runs: Sequence[RunRecord], *, price: float, smooth: float, megabytes: float, by_hours: bool = False
 ) -> Report:
     """`by_hours` draws curves over the hours of all processes instead of iterations."""
     groups, notices = grouped(runs)
     several = len(runs) > 1
-    told = [Told(run, cost_of(run, price), alarms_of(run), way_of(run, "reward/mean")) for run in runs]
+    told = [Told(run, cost_of(run, price), alarms_of(run), trend_of(run, "reward/mean")) for run in runs]
     hours = {t.run.name: t.cost.work / 3600 * t.cost.processes for t in told}
 
-    def across(run: Run) -> Column:
+    def across(run: RunRecord) -> Column:
         return hours[run.name] if by_hours else run.steps
 
     logged = [group for group in groups if all(len(run.steps) for run in group.runs)]
@@ -153,7 +153,7 @@ def cost_note(told: Sequence[Told]) -> str:
     )
 
 
-def commands_of(runs: Sequence[Run]) -> str:
+def commands_of(runs: Sequence[RunRecord]) -> str:
     lines = []
     for run in runs:
         words = [str(w) for w in (run.environments[0].get("command") or [])] if run.environments else []

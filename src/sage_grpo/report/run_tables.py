@@ -10,10 +10,10 @@ import numpy as np
 from sage_grpo.report.compare import Group, cell, changed, differing, value_text
 from sage_grpo.report.cost import Cost
 from sage_grpo.report.curves import band_of
-from sage_grpo.report.figures import Alarms, Way, last_of
-from sage_grpo.report.page import Details, Table
+from sage_grpo.report.figures import Alarms, Trend, last_of
+from sage_grpo.report.page import Details, PageTable
 from sage_grpo.runs.private import clean_text
-from sage_grpo.runs.read import DEFAULTS, Run, duration, when
+from sage_grpo.runs.read import DEFAULTS, RunRecord, duration, when
 
 MOST_ALARMS, MOST_GAPS = 50, 20  # rows
 ENDS = {"approx_kl": "KL", "clip_frac": "clipped", "drift/base_error": "base error", "drift/diversity": "diversity"}
@@ -24,10 +24,10 @@ PHASES = {"rollout": "rollouts, rewards and gauge", "update": "updates", "betwee
 class Told:
     """What is said of one run."""
 
-    run: Run
+    run: RunRecord
     cost: Cost
     alarms: list[Alarms]
-    reward: Way
+    reward: Trend
 
 
 def short(value: float, digits: int = 3) -> str:
@@ -46,12 +46,12 @@ def count(n: int, word: str) -> str:
     return f"{n} {word}" if n == 1 else f"{n} {word}{'es' if word.endswith('s') else 's'}"
 
 
-def difference_table(runs: Sequence[Run]) -> Table:
+def difference_table(runs: Sequence[RunRecord]) -> PageTable:
     keys = differing(runs)
     rows = [[key, *(cell(run, key) for run in runs)] for key in keys]
     if not rows:
         rows = [["none", *("–" for _ in runs)]]
-    return Table(
+    return PageTable(
         "Settings that differ",
         ["setting", *(run.name for run in runs)],
         rows,
@@ -59,7 +59,7 @@ def difference_table(runs: Sequence[Run]) -> Table:
     )
 
 
-def final_tables(told: Sequence[Told], groups: Sequence[Group]) -> list[Table]:
+def final_tables(told: Sequence[Told], groups: Sequence[Group]) -> list[PageTable]:
     header = ["run", "iterations", "reward first", "reward last", "change", *ENDS.values(), "alarms", "hours", "cost"]
     rows = []
     for t in told:
@@ -68,12 +68,12 @@ def final_tables(told: Sequence[Told], groups: Sequence[Group]) -> list[Table]:
         rest = [str(len(t.alarms)), short(t.cost.hours), money(t.cost.total)]
         rows.append([t.run.name, str(t.run.iterations), *reward, *ends, *rest])
     note = "Reward: means of a fifth of the iterations at each end, ten at most. Others: the last value."
-    tables = [Table("Each run at its end", header, rows, note)]
+    tables = [PageTable("Each run at its end", header, rows, note)]
     pooled = [group for group in groups if group.n > 1]
     return [*tables, seeds_table(told, pooled)] if pooled else tables
 
 
-def seeds_table(told: Sequence[Told], pooled: Sequence[Group]) -> Table:
+def seeds_table(told: Sequence[Told], pooled: Sequence[Group]) -> PageTable:
     ways = {t.run.name: t.reward for t in told}
     rows = []
     for group in pooled:
@@ -82,10 +82,10 @@ def seeds_table(told: Sequence[Told], pooled: Sequence[Group]) -> Table:
         cells = [f"{signed(mean)} [{signed(low)}, {signed(high)}]" for mean, low, high in ends]
         rows.append([group.name, str(group.n), *cells])
     note = "Means over seeds with 95 % intervals by Student's t; of two seeds, their range."
-    return Table("Over seeds", ["runs", "n", "reward first", "reward last", "change"], rows, note)
+    return PageTable("Over seeds", ["runs", "n", "reward first", "reward last", "change"], rows, note)
 
 
-def alarm_parts(told: Sequence[Told]) -> tuple[list[Table], str]:
+def alarm_parts(told: Sequence[Told]) -> tuple[list[PageTable], str]:
     """The table of alarms; where there is none, a sentence."""
     found = [(t.run.name, alarm) for t in told for alarm in t.alarms]
     if not found:
@@ -100,10 +100,10 @@ def alarm_parts(told: Sequence[Told]) -> tuple[list[Table], str]:
     left = f" The first {MOST_ALARMS} of {len(found)}." if len(found) > MOST_ALARMS else ""
     note = f"From the measures in the log and the limits in the recipe; an unbroken stretch is one row.{left}"
     header = ["run", *header] if len(told) > 1 else header
-    return [Table("Limits of the drift gauge that were crossed", header, rows, note)], ""
+    return [PageTable("Limits of the drift gauge that were crossed", header, rows, note)], ""
 
 
-def cost_tables(told: Sequence[Told]) -> list[Table]:
+def cost_tables(told: Sequence[Told]) -> list[PageTable]:
     def cells(t: Told, seconds: float) -> list[str]:
         hours = seconds / 3600 * t.cost.processes
         return [duration(seconds), short(hours), money(hours * t.cost.price)]
@@ -112,33 +112,33 @@ def cost_tables(told: Sequence[Told]) -> list[Table]:
     if len(told) == 1:
         parts = [*told[0].cost.phases.items(), ("all", told[0].cost.seconds)]
         rows = [[PHASES.get(name, name), *cells(told[0], seconds)] for name, seconds in parts]
-        tables = [Table("Time at work", ["phase", *header], rows)]
+        tables = [PageTable("Time at work", ["phase", *header], rows)]
     else:
         phases = list(dict.fromkeys(name for t in told for name in t.cost.phases))
         rows = []
         for t in told:
             times = [duration(t.cost.phases[name]) if name in t.cost.phases else "–" for name in phases]
             rows.append([t.run.name, *times, *cells(t, t.cost.seconds)])
-        tables = [Table("Time at work", ["run", *(PHASES.get(name, name) for name in phases), *header], rows)]
+        tables = [PageTable("Time at work", ["run", *(PHASES.get(name, name) for name in phases), *header], rows)]
     gaps = [[t.run.name, str(g.before), duration(g.seconds), g.why] for t in told for g in t.cost.gaps]
     if gaps:
         left = f"The first 20 of {len(gaps)}. " if len(gaps) > 20 else ""
         tables.append(
-            Table("Pauses that are not counted", ["run", "before iteration", "length", "why"], gaps[:20], left)
+            PageTable("Pauses that are not counted", ["run", "before iteration", "length", "why"], gaps[:20], left)
         )
     return tables
 
 
-def about_tables(told: Sequence[Told]) -> list[Table | Details]:
+def about_tables(told: Sequence[Told]) -> list[PageTable | Details]:
     rows = [[name, *(about(t)[name] for t in told)] for name in about(told[0])]
-    parts: list[Table | Details] = [Table("What ran", ["what", *(t.run.name for t in told)], rows)]
+    parts: list[PageTable | Details] = [PageTable("What ran", ["what", *(t.run.name for t in told)], rows)]
     if len(told) == 1:
         run = told[0].run
         listed = [
             [key, value_text(key, run.settings[key]), value_text(key, DEFAULTS[key]) if key in DEFAULTS else "–"]
             for key in changed(run)
         ]
-        parts.append(Table("Settings that are not the defaults", ["setting", "value", "default"], listed))
+        parts.append(PageTable("Settings that are not the defaults", ["setting", "value", "default"], listed))
     return [*parts, *(Details(f"The whole recipe of {t.run.name}", clean_text(t.run.recipe)) for t in told)]
 
 

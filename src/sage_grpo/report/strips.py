@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from sage_grpo.report.page import Clip, VideoStrip
-from sage_grpo.runs.read import Run
+from sage_grpo.runs.read import RunRecord
 
 COLUMNS, PROMPTS, CLIPS = 6, 6, 72  # at most
-Rows = list[tuple[Run, list[tuple[int, Path]]]]  # a run with its files by iteration
+Rows = list[tuple[RunRecord, list[tuple[int, Path]]]]  # a run with its files by iteration
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,18 @@ def evenly(values: Sequence[int], most: int) -> list[int]:
     return [values[i] for i in np.linspace(0, len(values) - 1, most).round().astype(int)]
 
 
-def subjects(run: Run) -> dict[tuple[str, int], int]:
+def subjects(run: RunRecord) -> dict[tuple[str, int], int]:
     """Prompt and seed of each video, to its place."""
     count = max((len(videos) for videos in run.samples.values()), default=0)
     return {(run.prompts[i] if i < len(run.prompts) else f"video {i}", i): i for i in range(count)}
 
 
-def file_of(run: Run, iteration: int, place: int) -> Path | None:
+def file_of(run: RunRecord, iteration: int, place: int) -> Path | None:
     path = next((p for p in run.samples.get(iteration, ()) if p.stem == f"{place:02d}"), None)
     return path if path and path.is_file() else None
 
 
-def rows_of(runs: Sequence[Run], subject: tuple[str, int], iterations: Sequence[int]) -> Rows:
+def rows_of(runs: Sequence[RunRecord], subject: tuple[str, int], iterations: Sequence[int]) -> Rows:
     """The files of one prompt and seed, a row a run."""
     rows = []
     for run in runs:
@@ -48,7 +48,7 @@ def rows_of(runs: Sequence[Run], subject: tuple[str, int], iterations: Sequence[
     return rows
 
 
-def choose(runs: Sequence[Run], megabytes: float) -> Chosen:
+def choose(runs: Sequence[RunRecord], megabytes: float) -> Chosen:
     """As many prompts and iterations as fit; fewer prompts first, then fewer iterations, never less than two."""
     runs = [run for run in runs if run.samples]
     if not runs:

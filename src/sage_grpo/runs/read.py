@@ -26,7 +26,7 @@ PLACES = {"run.out", "run.checkpoints", "tuning.conditions"}  # where files lie,
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRecord:
     """What one folder tells; a value that is missing or not finite is nan."""
 
     name: str
@@ -177,7 +177,7 @@ def read_samples(folder: RunFolder) -> tuple[dict[int, list[Path]], list[str]]:
     return found, prompts
 
 
-def read_run(folder: Path, name: str = "", now: float | None = None) -> Run:
+def read_run(folder: Path, name: str = "", now: float | None = None) -> RunRecord:
     """Everything of a run folder, wherever it lies now; `now` is the time of the report."""
     check(folder)
     files = RunFolder(folder)
@@ -186,7 +186,7 @@ def read_run(folder: Path, name: str = "", now: float | None = None) -> Run:
     steps, times, columns, torn = read_log(files.log)
     end = read_json(files.end)
     samples, prompts = read_samples(files)
-    return Run(
+    return RunRecord(
         name=name or folder.resolve().name,
         folder=folder,
         settings=recipes[-1][0],
@@ -232,7 +232,7 @@ def nearby(folder: Path) -> Iterator[Path]:
 
 def read_runs(
     folders: Sequence[Path], now: float | None = None, tell: Callable[[int, int, str], None] = lambda *_: None
-) -> list[Run]:
+) -> list[RunRecord]:
     """Each with a name of its own: the folder's, with as many of those above it as tell them apart."""
     places = [folder.resolve() for folder in folders]
     for i, place in enumerate(places):

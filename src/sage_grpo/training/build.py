@@ -70,7 +70,7 @@ def build_model(config: RecipeConfig, processes: Processes | None = None) -> Vid
         settings["empty"] = True  # no process ever holds the weights whole
     model = as_model(load(config.model.path, **settings))
     device = processes.device if processes else choose_device(config.tuning.device)
-    model.place(device, parking=HOST if config.tuning.offload else None)
+    model.place(device, offload_device=HOST if config.tuning.offload else None)
     prepare(model, config.tuning, config.seed)
     share(model, config, processes)
     return model

@@ -9,7 +9,7 @@ from torch import nn
 from sage_grpo.config import OptimizerConfig
 
 
-class Together:
+class JointOptimizer:
     """Several optimizers, each with parameters of its own, behind the face of one."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
@@ -54,7 +54,7 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.O
         )
     if rest := [p for name, p in trained.items() if name not in inner]:
         parts.append(_adamw(rest, config))
-    return Together(parts)  # type: ignore[return-value]
+    return JointOptimizer(parts)  # type: ignore[return-value]
 
 
 def _adamw(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:

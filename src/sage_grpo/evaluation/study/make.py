@@ -17,7 +17,7 @@ from av.bitstream import BitStreamFilterContext
 from sage_grpo.config import ConfigError
 from sage_grpo.evaluation.audit.degrade import degrade
 from sage_grpo.evaluation.clips import Unreadable, open_video
-from sage_grpo.evaluation.study.plan import ANSWERS, NAME, VIDEOS, Clip, Comparison, Dimension, Plan, dump_plan
+from sage_grpo.evaluation.study.plan import ANSWERS, NAME, VIDEOS, Clip, Comparison, Dimension, StudyPlan, dump_plan
 from sage_grpo.evaluation.texts import NoPrompt, find_prompts
 from sage_grpo.files import atomic_write
 from sage_grpo.videos import DEFAULT_FPS, mp4_bytes
@@ -165,7 +165,7 @@ def make_study(
     title: str,
     contact: str = "",
     tell: Tell = lambda done, total, what: None,
-) -> Plan:
+) -> StudyPlan:
     """Writes the videos, then the plan: a folder with a plan is whole."""
     if (out / NAME).exists() or (out / ANSWERS).exists():
         raise ConfigError(f"{out} has a study in it already; its answers belong to its plan: give another --out")
@@ -188,7 +188,7 @@ def make_study(
         copy = folder.keep(spoilt(one.version[name], kind, seed + i), f"check {i + 1}")
         tests.append(one.check(f"k{i:04}", name, copy, kind))
     odd = ", ".join(one.item.id for one in shown if len({_shape(one.version[name]) for name in used}) > 1)
-    plan = Plan(
+    plan = StudyPlan(
         title=title,
         contact=contact,
         seed=seed,

@@ -43,7 +43,7 @@ class Comparison(Part):
     check: str = ""  # how the copy is spoilt
 
 
-class Plan(Part):
+class StudyPlan(Part):
     version: int = 1
     title: str
     seed: int
@@ -75,20 +75,20 @@ class Showing:
     repeat: bool = False
 
 
-def read_plan(folder: Path) -> tuple[Plan, str]:
+def read_plan(folder: Path) -> tuple[StudyPlan, str]:
     """The plan and the hash that answers must name."""
     path = folder / NAME
     if not path.is_file():
         raise ConfigError(f"{folder} is no study: it has no {NAME}; make one with `sage-grpo study make`")
     data = path.read_bytes()
     try:
-        return Plan.model_validate_json(data), sha256(data).hexdigest()
+        return StudyPlan.model_validate_json(data), sha256(data).hexdigest()
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise ConfigError(f"{path} is not a plan of this version: {where}: {error.errors()[0]['msg']}") from None
 
 
-def check_videos(folder: Path, plan: Plan) -> None:
+def check_videos(folder: Path, plan: StudyPlan) -> None:
     """Every video is still the one that was planned."""
     for name, digest in plan.videos.items():
         path = folder / VIDEOS / name
@@ -98,11 +98,11 @@ def check_videos(folder: Path, plan: Plan) -> None:
             raise ConfigError(f"{path} is not the video that was planned; make the study again")
 
 
-def dump_plan(plan: Plan) -> bytes:
+def dump_plan(plan: StudyPlan) -> bytes:
     return (json.dumps(plan.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def assign(plan: Plan, number: int, taken: Counter[str], shown: Counter[str]) -> list[Showing]:
+def assign(plan: StudyPlan, number: int, taken: Counter[str], shown: Counter[str]) -> list[Showing]:
     """What rater `number` is shown, in order.
 
     `taken` counts the answers that each comparison has or may expect: the least taken come first, so that all fill up
@@ -123,7 +123,7 @@ def assign(plan: Plan, number: int, taken: Counter[str], shown: Counter[str]) ->
     return showings
 
 
-def _least_taken(plan: Plan, taken: Counter[str], random: np.random.Generator) -> list[str]:
+def _least_taken(plan: StudyPlan, taken: Counter[str], random: np.random.Generator) -> list[str]:
     rank: dict[str, int] = {}
     seen: Counter[tuple[str, str]] = Counter()
     for i in random.permutation(len(plan.comparisons)):
@@ -134,7 +134,7 @@ def _least_taken(plan: Plan, taken: Counter[str], random: np.random.Generator) -
     return sorted(rank, key=lambda one: (taken[one], rank[one]))[: plan.per_rater]
 
 
-def _swapped(plan: Plan, comparison: str, before: int) -> bool:
+def _swapped(plan: StudyPlan, comparison: str, before: int) -> bool:
     """Half of a pair's comparisons are swapped for one rater, the other half for the next; then drawn anew."""
     random = np.random.default_rng([plan.seed, 1, before // 2])
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)

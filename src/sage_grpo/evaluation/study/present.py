@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sage_grpo.report.page import Headline, Page, Table
+from sage_grpo.report.page import Headline, Page, PageTable
 
 
 def percent(found: dict[str, float] | None) -> str:
@@ -15,17 +15,17 @@ def signed(found: dict[str, float]) -> str:
     return f"{found['value']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}]".replace("-", "−")
 
 
-def rate_table(part: dict[str, Any], title: str, note: str = "") -> Table:
+def rate_table(part: dict[str, Any], title: str, note: str = "") -> PageTable:
     """One row a pair, one column a dimension: the form of a user study's table."""
     dimensions = list(part["dimensions"].values())
     rows = []
     for k, pair in enumerate(dimensions[0]["pairs"]):
         cells = [percent(one["pairs"][k]["rate"]) for one in dimensions]
         rows.append([f"{pair['first']} vs. {pair['second']}", *cells])
-    return Table(title, ["win rate, %", *(one["name"] for one in dimensions)], rows, note)
+    return PageTable(title, ["win rate, %", *(one["name"] for one in dimensions)], rows, note)
 
 
-def count_table(part: dict[str, Any]) -> Table:
+def count_table(part: dict[str, Any]) -> PageTable:
     rows = [
         [
             f"{pair['first']} vs. {pair['second']}",
@@ -37,10 +37,10 @@ def count_table(part: dict[str, Any]) -> Table:
         for one in part["dimensions"].values()
         for pair in one["pairs"]
     ]
-    return Table("Counts", ["pair", "dimension", "won", "same", "lost"], rows)
+    return PageTable("Counts", ["pair", "dimension", "won", "same", "lost"], rows)
 
 
-def score_table(part: dict[str, Any]) -> Table:
+def score_table(part: dict[str, Any]) -> PageTable:
     dimensions = list(part["dimensions"].values())
     separated = [one["name"] for one in dimensions if one["separated"]]
     note = "e to the difference of two scores is the odds that one is preferred to the other."
@@ -50,10 +50,10 @@ def score_table(part: dict[str, Any]) -> Table:
             "half a win each way was added to every pair, so they are finite, but their size is the addition's."
         )
     rows = [[source, *(signed(one["scores"][source]) for one in dimensions)] for source in dimensions[0]["scores"]]
-    return Table("Bradley–Terry scores", ["source", *(one["name"] for one in dimensions)], rows, note)
+    return PageTable("Bradley–Terry scores", ["source", *(one["name"] for one in dimensions)], rows, note)
 
 
-def quality_table(part: dict[str, Any]) -> Table:
+def quality_table(part: dict[str, Any]) -> PageTable:
     rows = [
         [
             one["name"],
@@ -62,18 +62,18 @@ def quality_table(part: dict[str, Any]) -> Table:
         ]
         for one in part["dimensions"].values()
     ]
-    return Table("Agreement and ties", ["dimension", "Krippendorff's α", "ties"], rows)
+    return PageTable("Agreement and ties", ["dimension", "Krippendorff's α", "ties"], rows)
 
 
-def check_table(found: dict[str, Any]) -> Table:
+def check_table(found: dict[str, Any]) -> PageTable:
     rows = [
         [one["rater"][:8], str(one["answered"]), str(one["checks"]), str(one["failed"]), one["left_out"] or "kept"]
         for one in found["checks"]
     ]
-    return Table("Attention checks", ["rater", "answers", "checks", "failed", "outcome"], rows, found["rule"])
+    return PageTable("Attention checks", ["rater", "answers", "checks", "failed", "outcome"], rows, found["rule"])
 
 
-def tables(found: dict[str, Any]) -> list[Table]:
+def tables(found: dict[str, Any]) -> list[PageTable]:
     main = found["kept"] or found["all"]
     out = [rate_table(main, "Win rates", found["method"]), score_table(main), quality_table(main), count_table(main)]
     if found["kept"] and found["raters"]["left_out"]:

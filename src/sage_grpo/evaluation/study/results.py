@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 from sage_grpo.config import ConfigError
-from sage_grpo.evaluation.study.plan import ANSWERS, Plan, read_plan
-from sage_grpo.evaluation.study.statistics import RESAMPLES, Table, bradley_terry, krippendorff, win_rates
+from sage_grpo.evaluation.study.plan import ANSWERS, StudyPlan, read_plan
+from sage_grpo.evaluation.study.statistics import RESAMPLES, AnswerCounts, bradley_terry, krippendorff, win_rates
 from sage_grpo.evaluation.study.store import Rater, read_rater
 from sage_grpo.statistics import share
 
@@ -49,7 +49,7 @@ def verdicts(rater: Rater, position: int) -> dict[str, str]:
     return {key: preferred(choice, swapped) for key, choice in rater.answers[position].choices.items()}
 
 
-def check_rater(plan: Plan, rater: Rater) -> Checked:
+def check_rater(plan: StudyPlan, rater: Rater) -> Checked:
     """By the rule that the plan has fixed."""
     tests = {one.id for one in plan.checks}
     seen = [verdicts(rater, at) for at in rater.answers if rater.showings[at].comparison in tests]
@@ -62,7 +62,7 @@ def check_rater(plan: Plan, rater: Rater) -> Checked:
     return Checked(rater.id, len(rater.answers), rater.finished, len(seen), failed, why)
 
 
-def real_answers(plan: Plan, rater: Rater) -> list[tuple[str, dict[str, str]]]:
+def real_answers(plan: StudyPlan, rater: Rater) -> list[tuple[str, dict[str, str]]]:
     """Comparison and verdicts, without checks and repeats."""
     planned = {one.id for one in plan.comparisons}
     return [
@@ -101,7 +101,7 @@ def study_results(folder: Path) -> dict[str, Any]:
     }
 
 
-def summarise(plan: Plan, raters: Sequence[Rater]) -> dict[str, Any]:
+def summarise(plan: StudyPlan, raters: Sequence[Rater]) -> dict[str, Any]:
     answers = [(r, one, verdict) for r, rater in enumerate(raters) for one, verdict in real_answers(plan, rater)]
     times = [one.first_ms / 1000 for rater in raters for one in rater.answers.values()]
     sides = [
@@ -135,7 +135,7 @@ def _consistency(raters: Sequence[Rater]) -> tuple[int, int]:
     return same, of
 
 
-def _dimension(plan: Plan, raters: int, answers: Sequence[tuple[int, str, str]]) -> dict[str, Any]:
+def _dimension(plan: StudyPlan, raters: int, answers: Sequence[tuple[int, str, str]]) -> dict[str, Any]:
     by_id, pairs = plan.by_id, list(plan.pairs)
     prompts = {name: i for i, name in enumerate(dict.fromkeys(one.prompt_id for one in plan.comparisons))}
     rows, units = [], defaultdict(list)
@@ -146,7 +146,7 @@ def _dimension(plan: Plan, raters: int, answers: Sequence[tuple[int, str, str]])
         rows.append((rater, prompts[one.prompt_id], pairs.index(pair), WORTH[verdict]))
         units[name].append(verdict)
         tally[pair][verdict] += 1
-    table = Table.of(rows, (raters, len(prompts), len(pairs)))
+    table = AnswerCounts.of(rows, (raters, len(prompts), len(pairs)))
     rates = win_rates(table, SEED)
     places = [(plan.sources.index(a), plan.sources.index(b)) for a, b in pairs]
     scores = bradley_terry(table, places, len(plan.sources), SEED)

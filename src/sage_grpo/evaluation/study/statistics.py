@@ -29,19 +29,19 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Table:
+class AnswerCounts:
     """Answers of one dimension, summed: (raters, prompts, pairs). A win of the pair's first is 1, a tie is half."""
 
     wins: Array
     count: Array
 
     @staticmethod
-    def of(rows: Sequence[tuple[int, int, int, float]], shape: tuple[int, int, int]) -> "Table":
+    def of(rows: Sequence[tuple[int, int, int, float]], shape: tuple[int, int, int]) -> "AnswerCounts":
         wins, count = np.zeros(shape), np.zeros(shape)
         for rater, prompt, pair, win in rows:
             wins[rater, prompt, pair] += win
             count[rater, prompt, pair] += 1
-        return Table(wins, count)
+        return AnswerCounts(wins, count)
 
     def resampled(self, seed: int, resamples: int = RESAMPLES) -> tuple[Array, Array]:
         """Sums a pair of wins and answers in each resample: (resamples, pairs)."""
@@ -57,7 +57,7 @@ class Table:
         return total(self.wins), total(self.count)
 
 
-def win_rates(table: Table, seed: int = 0, resamples: int = RESAMPLES) -> list[Interval | None]:
+def win_rates(table: AnswerCounts, seed: int = 0, resamples: int = RESAMPLES) -> list[Interval | None]:
     """(wins + half of ties) / answers, a pair; None where nobody answered."""
     wins, count = table.resampled(seed, resamples)
     out: list[Interval | None] = []
@@ -86,7 +86,7 @@ class Scores:
 
 
 def bradley_terry(
-    table: Table, pairs: Sequence[tuple[int, int]], sources: int, seed: int = 0, resamples: int = RESAMPLES
+    table: AnswerCounts, pairs: Sequence[tuple[int, int]], sources: int, seed: int = 0, resamples: int = RESAMPLES
 ) -> Scores:
     """Maximum likelihood with ties as half a win each way, as in the win rates.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_grpo.config import ConfigError
-from sage_grpo.evaluation.study.plan import ANSWERS, Plan, Showing, assign
+from sage_grpo.evaluation.study.plan import ANSWERS, Showing, StudyPlan, assign
 
 MOST_RATERS = 2000  # so that an open address cannot fill the disk
 AWAY = 3600.0  # seconds after which a rater's open comparisons are offered to others
@@ -89,7 +89,7 @@ def _take(rater: Rater, row: dict[str, Any]) -> None:
 class Store:
     """All raters of a running study. Safe for many threads, and for one process only."""
 
-    def __init__(self, folder: Path, plan: Plan, plan_hash: str, raters: int | None = None) -> None:
+    def __init__(self, folder: Path, plan: StudyPlan, plan_hash: str, raters: int | None = None) -> None:
         self.plan, self.plan_hash, self.wanted = plan, plan_hash, raters
         self.folder = folder / ANSWERS
         self.folder.mkdir(parents=True, exist_ok=True)

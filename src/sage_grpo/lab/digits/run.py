@@ -16,7 +16,7 @@ from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_rng
 from sage_grpo.lab.digits.evaluate import Evaluation, evaluate, evaluate_run
 from sage_grpo.lab.shapes.run import curve_reader, diversity_row, most_telling, paired_rows
-from sage_grpo.report.page import Headline, Page, Table, VideoPair, write_page
+from sage_grpo.report.page import Headline, Page, PageTable, VideoPair, write_page
 from sage_grpo.report.svg import Chart
 from sage_grpo.statistics import effect, mcnemar, share
 from sage_grpo.training.build import build_model
@@ -255,7 +255,7 @@ def make_page(result: TextResult, before: Evaluation, after: Evaluation, config:
         f"{result.lost} wrong, p = {result.mcnemar_p:.1e}. Held-out rows were never part of the reward."
     )
     header = ["", "before", "after", "difference [95 %]"]
-    table = Table("Before and after on the same prompts and seeds", header, comparison(before, after), note)
+    table = PageTable("Before and after on the same prompts and seeds", header, comparison(before, after), note)
     control = config.rewards[0].type.endswith("lottery")
     summary = (
         CONTROL

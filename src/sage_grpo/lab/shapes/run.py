@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.lab.shapes.evaluate import Evaluation, evaluate, evaluate_run
-from sage_grpo.report.page import Headline, Page, Table, VideoPair, write_page
+from sage_grpo.report.page import Headline, Page, PageTable, VideoPair, write_page
 from sage_grpo.report.svg import Chart, Curve
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.statistics import Effect, effect
@@ -193,7 +193,7 @@ def make_page(result: LabResult, before: Evaluation, after: Evaluation, config: 
         ),
         Headline("Time", f"{result.seconds:.0f} s", f"{result.iterations} iterations on this computer"),
     ]
-    table = Table(
+    table = PageTable(
         "Before and after on the same prompts and seeds",
         ["", "before", "after", "difference [95 %]"],
         comparison(before, after),
