@@ -70,7 +70,7 @@ def test_mixed_shapes_in_a_batch_are_refused():
 def test_shared_or_separate_initial_noise():
     def first_states(shared):
         loop, _ = make_loop(make_config(sampling={"shared_initial_noise": shared}))
-        return loop.rollout(loop.table).trajectories[0].transitions[0].x
+        return loop.rollout(loop.table).trajectories[0].points[0].x
 
     shared, separate = first_states(True), first_states(False)
     assert all(torch.equal(shared[0], shared[i]) for i in range(4))  # num_generations = 4
@@ -108,7 +108,7 @@ def test_windows_are_shared_and_move():
     loop.run(12)
     starts = []
     for rollouts, result in zip(seen.rollouts, seen.updates, strict=True):
-        steps = tuple(rollouts.trajectories[0].transitions)
+        steps = tuple(rollouts.trajectories[0].points)
         assert steps == tuple(range(steps[0], steps[0] + 3))
         assert sorted(result.steps) == list(steps)
         assert max(steps) < 11  # the last step is the ODE's
@@ -116,7 +116,7 @@ def test_windows_are_shared_and_move():
     assert len(set(starts)) > 4
     fixed, seen = make_loop(make_config(sampling={"steps": 12, "window_size": 3, "window_start": 2}))
     fixed.run(2)
-    assert [list(r.trajectories[0].transitions) for r in seen.rollouts] == [[2, 3, 4]] * 2
+    assert [list(r.trajectories[0].points) for r in seen.rollouts] == [[2, 3, 4]] * 2
 
 
 def test_last_step_convention():
@@ -141,7 +141,7 @@ def test_videos_are_held_once_and_let_go_before_training(groupwise, batch):
 
     class Watching(Callback):
         def on_rollout(self, loop, rollouts, scores, valid):
-            held = {StorageWeakRef(videos.untyped_storage()).cdata for videos in rollouts.videos}
+            held = {StorageWeakRef(videos.frames.untyped_storage()).cdata for videos in rollouts.videos}
             assert held == {storage.cdata for storage in scored}
             assert [len(videos) for videos in rollouts.videos] == [batch] * (8 // batch)
 

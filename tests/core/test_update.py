@@ -74,7 +74,7 @@ def test_replay_in_other_batch_shapes_deviates_by_rounding_only():
     trajectory = loop.rollout(loop.table).trajectories[0]
     worst = {}
     for size in (8, 4, 2, 1):
-        for step, taken in trajectory.transitions.items():
+        for step, taken in trajectory.points.items():
             sigma = torch.full((size,), loop.table.sigma[step].item())
             with torch.no_grad():
                 v = torch.cat([model.velocity(x, sigma[: len(x)], {}) for x in taken.x.split(size)])
@@ -122,11 +122,11 @@ def test_the_gate_looks_at_every_kind_of_step():
     model = perturbed(GaussianModel())
     loop, _ = make_loop(model=model)
     trajectory = loop.rollout(loop.table).trajectories[0]
-    check_replay(model, trajectory, loop.table)
+    check_replay(model, trajectory)
     with torch.no_grad():
         next(model.module.parameters()).view(-1)[0] += 1e-3
     with pytest.raises(ReplayError):
-        check_replay(model, trajectory, loop.table)
+        check_replay(model, trajectory)
 
 
 def gradient_of_first_update(policy, reward=mean_brightness):
@@ -175,10 +175,10 @@ def test_gradient_equals_an_independent_implementation():
     load(before)
     anchor = {
         t: model.velocity(tr.x, tr.x.new_full((8,), table.sigma[t].item()), trajectory.condition).detach()
-        for t, tr in trajectory.transitions.items()
+        for t, tr in trajectory.points.items()
     }
     load(start)
-    for index, (t, tr) in enumerate(trajectory.transitions.items()):
+    for index, (t, tr) in enumerate(trajectory.points.items()):
         a, b, s = table.a[t], table.b[t], table.s[t]
         v = model.velocity(tr.x, tr.x.new_full((8,), table.sigma[t].item()), trajectory.condition)
         policy = torch.distributions.Normal((a * tr.x + b * v).double(), s)
@@ -191,7 +191,7 @@ def test_gradient_equals_an_independent_implementation():
         kl_old = torch.distributions.kl_divergence(policy, old).flatten(1).mean(1)
         clipped = ratio.clamp(0.9, 1.1)
         surrogate = -torch.minimum(ratio * advantage, clipped * advantage)
-        loss = loss + (equal * surrogate + 0.3 * (kl_anchor + 0.5 * kl_old)).mean() / len(trajectory.transitions)
+        loss = loss + (equal * surrogate + 0.3 * (kl_anchor + 0.5 * kl_old)).mean() / len(trajectory.points)
     gradient = torch.cat([g.double().flatten() for g in torch.autograd.grad(loss, parameters)])
     assert (step_taken - gradient).norm() < 1e-4 * gradient.norm()
 
@@ -347,7 +347,7 @@ def test_reported_gradient_is_the_one_autograd_finds():
     advantage = ((rewards - rewards.mean(1, True)) / (rewards.std(1, correction=0, keepdim=True) + 1e-4)).flatten()
     first, trajectory = seen.updates[0], seen.rollouts[0].trajectories[0]
     for step, reported in zip(first.steps, first.per_step["gradient"], strict=True):
-        taken = trajectory.transitions[step]
+        taken = trajectory.points[step]
         v = taken.velocity.clone().requires_grad_()  # at the first update the policy is the rollout's
         loss = surrogate(log_ratio(v, taken.velocity, taken.noise, loop.table.k[step].item()), advantage, 0.1)
         (gradient,) = torch.autograd.grad(loss.sum(), v)

@@ -47,7 +47,7 @@ class Witness(Callback):
 
     def on_rollout(self, loop, rollouts, scores, valid):
         mine = list(my_samples(loop.config.rollouts, loop.comm))
-        videos = torch.cat(rollouts.videos)
+        videos = torch.cat([batch.frames for batch in rollouts.videos])
         should = expected(videos, rollouts.prompts, self.seed)
         values, ok = scores[mine], valid[mine]
         self.tell(

@@ -40,8 +40,8 @@ class Drawn(Callback):
         self.texts, self.noise, self.scores = [], [], []
 
     def on_rollout(self, loop, rollouts, scores, valid):
-        start = loop.comm.gather(torch.cat([t.transitions[0].x for t in rollouts.trajectories]))
-        noise = loop.comm.gather(torch.cat([t.transitions[1].noise for t in rollouts.trajectories]))
+        start = loop.comm.gather(torch.cat([t.points[0].x for t in rollouts.trajectories]))
+        noise = loop.comm.gather(torch.cat([t.points[1].noise for t in rollouts.trajectories]))
         self.noise += [start, noise]
         self.scores.append(scores)
 

@@ -75,7 +75,7 @@ def test_trust_region_costs_almost_no_memory(recompute):
         rollouts = loop.rollout(table)
         held = [*model.module.parameters()]
         held += [t for state in loop.optimizer.state.values() for t in state.values()]
-        held += [t for r in rollouts.trajectories for step in r.transitions.values() for t in vars(step).values()]
+        held += [t for r in rollouts.trajectories for p in r.points.values() for t in (p.x, p.velocity, p.noise)]
         with PeakMemory() as memory:
             loop._train(table, rollouts.trajectories, torch.tensor([[1.0, -1.0]]), torch.ones(1, 2, dtype=torch.bool))
         peaks[kind] = memory.peak + sum(t.nbytes for t in held)

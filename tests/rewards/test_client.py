@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rewards.test_http import NAMES, PROMPTS, VIDEOS, Server, truth, url  # noqa: F401 - a fixture
-from sage_grpo.core.protocols import Prompt, Reward, Scores
+from sage_grpo.core.protocols import Prompt, Reward, Scores, Videos
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.function import CompositeReward
 from sage_grpo.rewards.remote import client as module
@@ -30,7 +30,7 @@ def test_a_server_that_comes_back_is_waited_for():
     Server.faults, Server.token = [], None
     port = free_port()
     reward = HttpReward(f"http://127.0.0.1:{port}", NAMES, retries=0, deadline=60)
-    ask = reward.begin(VIDEOS, PROMPTS)
+    ask = reward.begin(Videos(VIDEOS), PROMPTS)
     time.sleep(1.0)
     server = ThreadingHTTPServer(("127.0.0.1", port), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -128,7 +128,7 @@ def test_an_open_breaker_lets_one_through_at_a_time():
 
 def test_a_refusal_is_raised_where_scores_are_asked_for(url, monkeypatch):  # noqa: F811
     Server.token = "secret"
-    ask = HttpReward(url, NAMES).begin(VIDEOS, PROMPTS)
+    ask = HttpReward(url, NAMES).begin(Videos(VIDEOS), PROMPTS)
     with pytest.raises(RewardError, match="refused with 401"):
         ask()
 
@@ -171,12 +171,12 @@ class Elsewhere(Reward):
         self.groupwise, self.log = groupwise, []
 
     def score(self, videos, prompts):
-        return self.begin(videos, prompts)()
+        return self.begin(Videos(videos), prompts)()
 
     def begin(self, videos, prompts):
         self.log.append(("begun", len(videos)))
         done = Future()
-        done.set_result(Scores(mean_brightness(videos)[:, None], torch.ones(len(videos), 1, dtype=torch.bool)))
+        done.set_result(Scores(mean_brightness(videos.frames)[:, None], torch.ones(len(videos), 1, dtype=torch.bool)))
 
         def ask():
             self.log.append(("asked", len(videos)))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sage_grpo.config import ConfigError
-from sage_grpo.core.protocols import Reward, Scores
+from sage_grpo.core.protocols import Reward, Scores, Videos
 from sage_grpo.rewards.function import CompositeReward
 from sage_grpo.training.build import as_reward
 
@@ -29,7 +29,9 @@ def test_a_wrapper_passes_everything_on():
     assert members - own == LEFT_TO_THE_PARTS
     for name in members - LEFT_TO_THE_PARTS - {"score", "begin", "waited"}:
         assert getattr(whole, name) == getattr(Part(), name) != getattr(Reward, name), name
-    assert whole.begin(None, None)().values.tolist() == whole.score(None, None).values.tolist() == [[0.0], [1.0]]
+    assert (
+        whole.begin(Videos(None), None)().values.tolist() == whole.score(None, None).values.tolist() == [[0.0], [1.0]]
+    )
     assert whole.waited > 0
 
 

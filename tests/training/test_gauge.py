@@ -35,7 +35,7 @@ def test_kl_is_measured_though_not_penalised_and_is_the_closed_form():
     _, seen, loop = run(2)
     trajectory, model = seen.rollouts[1].trajectories[0], GaussianModel()  # a fresh model is the initial policy
     values = []
-    for step, taken in trajectory.transitions.items():
+    for step, taken in trajectory.points.items():
         sigma = taken.x.new_full((len(taken.x),), loop.table.sigma[step].item())
         with torch.no_grad():
             v0 = model.velocity(taken.x, sigma, trajectory.condition)

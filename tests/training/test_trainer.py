@@ -361,7 +361,7 @@ def test_an_ordinary_run_overlaps_scoring_and_knows_how_long_it_waited(tmp_path)
                 started = time.perf_counter()
                 time.sleep(0.1)
                 log.append("asked")
-                values = videos.double().flatten(1).mean(1, keepdim=True)
+                values = videos.frames.double().flatten(1).mean(1, keepdim=True)
                 waited.append(time.perf_counter() - started)
                 return Scores(values, values.isfinite())
 

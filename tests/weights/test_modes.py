@@ -166,7 +166,7 @@ def test_bf16_keeps_trained_weights_in_fp32_and_the_ratio_at_one(adapter, mode):
     loop, seen = numbered_loop(model)
     loop.iterate()
     assert set(seen.updates[0].per_step["ratio"]) == {1.0}
-    assert seen.rollouts[0].trajectories[0].transitions[0].x.dtype == torch.float32
+    assert seen.rollouts[0].trajectories[0].points[0].x.dtype == torch.float32
 
 
 @pytest.mark.parametrize("mode", ["lora", "full"])

@@ -29,7 +29,6 @@ class SilentTraining(UserError, RuntimeError):
 def check_replay(
     model: VideoModel,
     trajectory: Trajectory,
-    table: KernelTable,
     together: int = 1,
     comm: Comm | None = None,
     *,
@@ -41,11 +40,11 @@ def check_replay(
     velocities for old: its ratios are 1 by construction, and kernels may round differently with and without gradient.
     Returns the largest relative deviation; `together` timesteps share a pass.
     """
-    stored, worst = list(trajectory.transitions), 0.0
+    stored, worst = list(trajectory.points), 0.0
     chosen = sorted({0, len(stored) // 2, max(len(stored) - together, 0)})
     for steps in ([*stored[i : i + together]] for i in chosen):
-        first, second = (torch.cat([v.detach() for v in velocities(model, trajectory, steps, table)]) for _ in "ab")
-        expected = torch.cat([trajectory.transitions[step].velocity for step in steps])
+        first, second = (torch.cat([v.detach() for v in velocities(model, trajectory, steps)]) for _ in "ab")
+        expected = torch.cat([trajectory.points[step].velocity for step in steps])
         moved, size = (first.float() - expected.float()).norm(), expected.float().norm()
         off = _worst(moved / size.clamp(min=torch.finfo(size.dtype).tiny), comm)
         limit = 0.0 if exact else rounding(model, first)
@@ -77,7 +76,7 @@ def _worst(value: Tensor, comm: Comm | None) -> float:
 
 
 def _cause(model: VideoModel, trajectory: Trajectory, steady: bool, exact: bool, small: bool) -> str:
-    x = next(iter(trajectory.transitions.values())).x
+    x = next(iter(trajectory.points.values())).x
     now, then = circumstances(model, x), trajectory.circumstances
     changed = [
         f"{name} was {then[name]} in the rollout and is {now[name]} in the replay"
@@ -110,16 +109,16 @@ def check_training(
     uneven = _uneven_blocks(model.shard_blocks, model.module, model.unused)
     if uneven:
         raise SilentTraining(uneven)
-    steps = list(trajectory.transitions)
-    taken, k = trajectory.transitions[steps[0]], table.k[steps[0]].item()
-    (v,) = velocities(model, trajectory, steps[:1], table)
+    steps = list(trajectory.points)
+    point, k = trajectory.points[steps[0]], table.k[steps[0]].item()
+    (v,) = velocities(model, trajectory, steps[:1])
     if not v.requires_grad:
         raise SilentTraining("the velocity has no gradient: look for no_grad or detach in the model's velocity()")
-    _check_loss(v.detach().requires_grad_(True), taken.noise, k, config)
-    torch.autograd.backward((v * taken.noise).mean())
+    _check_loss(v.detach().requires_grad_(True), point.noise, k, config)
+    torch.autograd.backward((v * point.noise).mean())
     if any(p.grad is None for p in trained.values()):  # a mixture has another expert at the other end of the noise
-        late = velocity_at(model, taken.x, table.sigma[-1].item(), trajectory.condition)
-        torch.autograd.backward((late * taken.noise).mean())
+        late = velocity_at(model, point.x, table.sigma[-1].item(), trajectory.condition)
+        torch.autograd.backward((late * point.noise).mean())
     cut = [name for name, p in trained.items() if p.grad is None]
     found = [p.grad.detach().norm() for p in trained.values() if p.grad is not None]
     largest = max((float(whole(norm)) for norm in found), default=0.0)

@@ -11,7 +11,17 @@ from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.anchors import ANCHOR, anchor_is_due
 from sage_grpo.core.checks import check_replay, check_training
 from sage_grpo.core.copy_bank import CopyBank
-from sage_grpo.core.protocols import Comm, Prompt, PromptSource, Reward, Scores, SingleProcess, VideoModel, WeightsBank
+from sage_grpo.core.protocols import (
+    Comm,
+    Prompt,
+    PromptSource,
+    Reward,
+    Scores,
+    SingleProcess,
+    VideoModel,
+    Videos,
+    WeightsBank,
+)
 from sage_grpo.core.rollout import Key, Trajectory, keyed_rng, sample
 from sage_grpo.core.update import Batch, UpdateResult, trained_steps, update
 from sage_grpo.errors import UserError
@@ -34,7 +44,7 @@ class Rollouts:
 
     prompts: list[Prompt]
     trajectories: list[Trajectory] = field(default_factory=list)
-    videos: list[Tensor] = field(default_factory=list)
+    videos: list[Videos] = field(default_factory=list)
     scores: list[Callable[[], Scores]] = field(default_factory=list)  # of videos in order, as they are asked for
 
 
@@ -113,7 +123,7 @@ class Loop:
             initial = shared if config.sampling.shared_initial_noise else samples
             trajectory = sample(self.model, [prompts[i // group] for i in batch], table, initial, samples)
             out.trajectories.append(trajectory)
-            out.videos.append(self.model.decode(trajectory.x0))
+            out.videos.append(self.model.render(trajectory.x0))
             self._begin_scoring(out)
         return out
 
@@ -124,9 +134,9 @@ class Loop:
         fresh = slice(len(rollouts.scores) * size // batch, None)
         held = rollouts.videos[fresh]
         if len(held) * batch % size == 0:
-            videos = held[0] if len(held) == 1 else torch.cat(held)
-            rollouts.videos[fresh] = torch.split(videos, batch)  # views: no video is held twice
-            for part in torch.split(videos, size):
+            videos = Videos.joined(held)
+            rollouts.videos[fresh] = videos.split(batch)
+            for part in videos.split(size):
                 rollouts.scores.append(self.reward.begin(part, rollouts.prompts[len(rollouts.scores) * size :][:size]))
 
     def score(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
@@ -152,7 +162,7 @@ class Loop:
         checked: Metrics = {}
         if not self._checked:
             first, exact = rollouts.trajectories[0], policy.updates_per_rollout > 1
-            off = check_replay(self.model, first, table, policy.replay_timesteps, self.comm, exact=exact)
+            off = check_replay(self.model, first, policy.replay_timesteps, self.comm, exact=exact)
             check_training(self.model, first, table, self.config, self.comm)
             self._checked = True
             checked = {} if self.iteration else {"replay_deviation": off}  # a resumed run logs as an unbroken one
@@ -184,7 +194,7 @@ class Loop:
         batches = [Batch(*batch) for batch in zip(paths, *rows, strict=True)]
         results: list[UpdateResult] = []
         for epoch in range(self.config.policy.num_iterations):
-            for steps in trained_steps(list(paths[0].transitions), self.config, self.iteration, epoch):
+            for steps in trained_steps(list(paths[0].points), self.config, self.iteration, epoch):
                 if anchor_is_due(self.config.kl, self.updates):
                     self.bank.save(ANCHOR)
                 results.append(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, Self
@@ -19,6 +19,35 @@ Condition = Mapping[str, Tensor]  # what the network is told; every tensor has t
 class Prompt:
     text: str
     columns: Mapping[str, Any] = field(default_factory=dict)  # `image` for image-to-video, anything for rewards
+
+
+@dataclass(frozen=True)
+class Videos:
+    """What a model made of latents: frames, how fast they go, and the sound beside them where there is any."""
+
+    frames: Tensor  # uint8 (B, F, H, W, 3)
+    frame_rate: float | None = None  # a second; none: the model does not say
+    sound: Tensor | None = None  # (B, channels, samples) from -1 to 1
+    sample_rate: int | None = None  # of the sound, a second
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def split(self, size: int) -> list["Videos"]:
+        """Batches of `size` videos: views, so that none is held twice."""
+        frames = torch.split(self.frames, size)
+        sounds = torch.split(self.sound, size) if self.sound is not None else [None] * len(frames)
+        return [replace(self, frames=f, sound=s) for f, s in zip(frames, sounds, strict=True)]
+
+    @classmethod
+    def joined(cls, parts: Sequence["Videos"]) -> "Videos":
+        """Several batches of the same model as one."""
+        if len(parts) == 1:
+            return parts[0]
+        sounds = [part.sound for part in parts if part.sound is not None]
+        return replace(
+            parts[0], frames=torch.cat([part.frames for part in parts]), sound=torch.cat(sounds) if sounds else None
+        )
 
 
 class Exchange(Protocol):
@@ -62,6 +91,7 @@ class VideoModel:
     autocasts: bool = False  # can compute in another precision than its weights'
     autocast_dtype: torch.dtype | None = None  # what to compute in, if not in that
     dtype: torch.dtype = torch.float32  # of its velocities
+    frame_rate: float | None = None  # of its videos, a second
     # Where it comes from, and what a plan or a rehearsal may know of it without its weights.
     pipe: Any = None  # the pipeline of diffusers, if it is one
     folder: str | None = None  # of its checkpoint
@@ -77,6 +107,7 @@ class VideoModel:
         raise NotImplementedError
 
     def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
+        """Of one sample. Latents of several tensors are one row of numbers here: see `core.latents`."""
         raise NotImplementedError
 
     def encode(self, prompts: Sequence[Prompt]) -> Condition:
@@ -92,6 +123,10 @@ class VideoModel:
 
     def save_pretrained(self, directory: str) -> None:
         raise NotImplementedError
+
+    def render(self, x0: Tensor) -> Videos:
+        """What rewards judge. A model that makes sound as well gives it here."""
+        return Videos(self.decode(x0), self.frame_rate)
 
     @property
     def guided(self) -> bool:
@@ -190,9 +225,12 @@ class Reward:
         """Of uint8 frames (B, F, H, W, 3), each with its prompt."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it scores")
 
-    def begin(self, videos: Tensor, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
-        """What to call for the scores. One that works elsewhere starts now, while the caller makes the next videos."""
-        return partial(self.score, videos, prompts)
+    def begin(self, videos: Videos, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
+        """What to call for the scores. One that works elsewhere starts now, while the caller makes the next videos.
+
+        This is what a run asks. One that also listens, or needs the frame rate, overrides it.
+        """
+        return partial(self.score, videos.frames, prompts)
 
 
 class PromptSource(Protocol):

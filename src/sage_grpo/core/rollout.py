@@ -1,4 +1,4 @@
-"""Sample videos along a kernel's table, and keep what replaying the stochastic steps needs."""
+"""Sample videos along a kernel's table, and keep the points that are trained on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,20 +27,25 @@ def keyed_noise(shape: tuple[int, ...], keys: Sequence[Key], device: torch.devic
 
 
 @dataclass(frozen=True)
-class Transition:
-    """A stochastic step as it was taken: from which state, with which velocity and noise."""
+class Point:
+    """Where the network is asked again, and what is remembered of the first time.
+
+    Of a rollout these are its stochastic steps: from which state, with which velocity and noise each was taken. An
+    objective may train on others, for instance on x0 with fresh noise: nothing but `sigma` ties a point to a table.
+    """
 
     x: Tensor
+    sigma: float
     velocity: Tensor
     noise: Tensor
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One batch of rollouts, with the transitions that replay needs by step."""
+    """One batch of rollouts, with the points that are trained on, by step."""
 
     condition: Condition
-    transitions: dict[int, Transition]
+    points: dict[int, Point]
     x0: Tensor
     circumstances: Mapping[str, str]
 
@@ -75,14 +80,14 @@ def sample(
     shape, device = shapes.pop(), next(model.module.parameters()).device
     condition = model.encode(prompts)
     x = keyed_noise(shape, [(*key, "initial") for key in initial], device)
-    transitions = {}
+    points = {}
     columns = (table.sigma, table.a, table.b, table.s)
     for t, (sigma, a, b, s) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
         v = velocity_at(model, x, sigma, condition)
         following = a * x + b * v.float()
         if s > 0:
             noise = keyed_noise(shape, [(*key, t) for key in samples], device)
-            transitions[t] = Transition(x, v, noise)
+            points[t] = Point(x, sigma, v, noise)
             following = following + s * noise
         x = following
-    return Trajectory(condition, transitions, x, circumstances(model, x))
+    return Trajectory(condition, points, x, circumstances(model, x))

@@ -49,16 +49,16 @@ def trained_steps(steps: Sequence[int], config: AlgorithmConfig, *key: int | str
     return [[steps[i] for i in order[part :: policy.num_minibatches]] for part in range(policy.num_minibatches)]
 
 
-def velocities(model: VideoModel, trajectory: Trajectory, steps: Sequence[int], table: KernelTable) -> list[Tensor]:
-    """The network at several steps of a trajectory, in one forward pass."""
-    if len(steps) == 1:
-        return [
-            velocity_at(model, trajectory.transitions[steps[0]].x, table.sigma[steps[0]].item(), trajectory.condition)
-        ]
-    x = torch.cat([trajectory.transitions[step].x for step in steps])
-    sigma = table.sigma[list(steps)].to(x).repeat_interleave(len(trajectory.x0))
-    condition = {name: torch.cat([value] * len(steps)) for name, value in trajectory.condition.items()}
-    return list(torch.split(model.velocity(x, sigma, condition), len(trajectory.x0)))
+def velocities(model: VideoModel, trajectory: Trajectory, steps: Sequence[int]) -> list[Tensor]:
+    """The network at several points of a trajectory, in one forward pass."""
+    points = [trajectory.points[step] for step in steps]
+    if len(points) == 1:
+        return [velocity_at(model, points[0].x, points[0].sigma, trajectory.condition)]
+    x = torch.cat([point.x for point in points])
+    sigma = torch.tensor([point.sigma for point in points], dtype=torch.float64).to(x)
+    condition = {name: torch.cat([value] * len(points)) for name, value in trajectory.condition.items()}
+    at = sigma.repeat_interleave(len(trajectory.x0))
+    return list(torch.split(model.velocity(x, at, condition), len(trajectory.x0)))
 
 
 @dataclass(frozen=True)
@@ -108,22 +108,22 @@ def update(
     items = [(list(steps[i : i + size]), batch) for i in range(0, len(steps), size) for batch in batches]
     anchored = config.kl.anchor != "none"
     with torch.no_grad(), bank.using(ANCHOR) if anchored else nullcontext():
-        anchors = [velocities(model, b.trajectory, chunk, table) if anchored else None for chunk, b in items]
+        anchors = [velocities(model, b.trajectory, chunk) if anchored else None for chunk, b in items]
 
     optimizer.zero_grad(set_to_none=True)
     scale = comm.world / (samples * len(steps))  # ranks average their gradients
     totals = torch.zeros(len(steps), len(COLUMNS), dtype=torch.float64)
     for (chunk, batch), reference in zip(items, anchors, strict=True):
         losses = []
-        for i, v in enumerate(velocities(model, batch.trajectory, chunk, table)):
-            step, k, taken = chunk[i], table.k[chunk[i]].item(), batch.trajectory.transitions[chunk[i]]
-            old = v.detach() if fresh else taken.velocity
-            t = terms(v, old, taken.noise, reference[i] if reference else None, batch.advantage, k, config)
+        for i, v in enumerate(velocities(model, batch.trajectory, chunk)):
+            step, k, point = chunk[i], table.k[chunk[i]].item(), batch.trajectory.points[chunk[i]]
+            old = v.detach() if fresh else point.velocity
+            t = terms(v, old, point.noise, reference[i] if reference else None, batch.advantage, k, config)
             loss = sage_loss(t.surrogate, equalizer[step].item(), kl_weight, t.penalty)
             losses.append((loss * batch.weight).sum())
             held = clipped(t.logs, batch.advantage, policy.clip)
             with torch.no_grad():  # before equalizing; times equalizer[step] it is what the network gets
-                force = pull(v, old, taken.noise, k, policy.reduction)
+                force = pull(v, old, point.noise, k, policy.reduction)
                 gradient = velocity_gradient(t.logs, batch.advantage, policy.clip, force)
             ones, ratio = torch.ones_like(loss), t.logs.double().exp()
             seen = (ones, loss, ratio, t.logs.square(), held, t.position, t.previous, t.penalty, gradient)

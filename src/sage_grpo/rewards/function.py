@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_grpo.core.protocols import Prompt, Reward, Scores
+from sage_grpo.core.protocols import Prompt, Reward, Scores, Videos
 
 
 class FunctionReward(Reward):
@@ -53,9 +53,9 @@ class CompositeReward(Reward):
             raise ValueError(f"two rewards share the score name {sorted(twice)[0]!r}: give each its own")
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
-        return self.begin(videos, prompts)()
+        return self.begin(Videos(videos), prompts)()
 
-    def begin(self, videos: Tensor, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
+    def begin(self, videos: Videos, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
         """Those that work elsewhere start now and side by side, the others when their scores are asked for."""
         begun = [reward.begin(videos, prompts) for reward in self.rewards]
 

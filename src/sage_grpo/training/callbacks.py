@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -116,9 +117,10 @@ class Samples(Callback):
         run = self.config.run
         prompts = [prompt for prompt in loop.prompts(0, run.samples) for _ in range(run.samples_each)]
         with loop.bank.using(EMA) if EMA in loop.bank else nullcontext():
-            videos = loop.model.decode(generate(loop.model, prompts, self.config, range(len(prompts)))).cpu()
+            made = loop.model.render(generate(loop.model, prompts, self.config, range(len(prompts))))
         if not self.writes:  # every process generates, for the weights are shared; one writes
             return {}
+        videos = made.frames.cpu()
         folder = self.folder.sample(loop.iteration)
         folder.path.mkdir(parents=True, exist_ok=True)
         asked = [{"prompt": prompt.text, "seed": i} for i, prompt in enumerate(prompts)]
@@ -131,7 +133,7 @@ class Samples(Callback):
         contact_sheet(folder.sheet, rows, title=f"iteration {loop.iteration}, fixed seeds")
         if self.monitors is None:
             return {}
-        scores = self.monitors.score(videos, prompts)
+        scores = self.monitors.begin(replace(made, frames=videos), prompts)()
         columns = dict(zip(self.monitors.names, zip(scores.values.T, scores.valid.T, strict=True), strict=True))
         rated = {name: [v.item() if ok else None for v, ok in zip(*c, strict=True)] for name, c in columns.items()}
         write_json(folder.scores, rated)

@@ -25,7 +25,7 @@ def initial_kl(loop: Loop, trajectory: Trajectory) -> float:
     """KL(policy‖initial policy) over the steps of one batch; the policy's velocities are in the rollout."""
     policy, values = loop.config.policy, []
     with torch.no_grad(), loop.bank.using(INITIAL):
-        for step, taken in trajectory.transitions.items():
+        for step, taken in trajectory.points.items():
             base = velocity_at(loop.model, taken.x, loop.table.sigma[step].item(), trajectory.condition)
             values.append(kl(taken.velocity, base, loop.table.k[step].item(), policy.reduction).mean().item())
     return sum(values) / len(values)
@@ -99,7 +99,7 @@ class DriftGauge(Callback):
                 "base_error": base_error(loop, first),
                 "diversity": diversity(x0, group),
             }
-            raw |= look(rollouts.videos) | {"kl_initial": initial_kl(loop, first)}
+            raw |= look([batch.frames for batch in rollouts.videos]) | {"kl_initial": initial_kl(loop, first)}
             mean = loop.comm.mean(torch.tensor(list(raw.values()), dtype=torch.float64)).tolist()
             raw = dict(zip(raw, mean, strict=True))  # all processes see, and decide, the same
             self.base = self.base or raw

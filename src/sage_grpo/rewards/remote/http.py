@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import urllib3
 from torch import Tensor
 
-from sage_grpo.core.protocols import Prompt, Reward, Scores
+from sage_grpo.core.protocols import Prompt, Reward, Scores, Videos
 from sage_grpo.registry import reward
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.remote.client import Client, Patience, Unanswered, in_background
@@ -66,15 +66,16 @@ class HttpReward(Reward):
         self.names = tuple(names)
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
-        return self.begin(videos, prompts)()
+        return self.begin(Videos(videos), prompts)()
 
-    def begin(self, videos: Tensor, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
+    def begin(self, videos: Videos, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
         """Send them off; what is returned waits for the scores."""
-        fit = int(self.bytes_per_request // max(videos[:1].nbytes, 1))
+        frames = videos.frames  # sound is not sent: no scorer behind a wire asks for it yet
+        fit = int(self.bytes_per_request // max(frames[:1].nbytes, 1))
         size, futures = len(videos) if self.groupwise else max(min(self.videos_per_request, fit), 1), []
         for first in range(0, len(videos), size):
             self._room.acquire()
-            part = videos[first : first + size], prompts[first : first + size]
+            part = frames[first : first + size], prompts[first : first + size]
             futures.append(in_background(self._ask, *part))
 
         def ask() -> Scores:
