@@ -48,8 +48,9 @@ def _none_yet(place: Place) -> ConfigError:
     )
 
 
-def find_run(path: Path, overrides: Sequence[str] = ()) -> Place:
+def find_run(path: Path | str, overrides: Sequence[str] = ()) -> Place:
     """`path` is a run folder, or one of its checkpoints. Nothing is loaded yet."""
+    path = Path(path)
     folder, step = (
         (path.parent.parent, path.name) if path.name.startswith("step-") else (path, None)
     )
@@ -67,8 +68,11 @@ def find_run(path: Path, overrides: Sequence[str] = ()) -> Place:
     return Place(folder, config, root, step)
 
 
-def open_run(path: Path, *, average: bool = True, overrides: Sequence[str] = ()) -> Run:
-    """Averaged weights are used where the run kept them. `overrides` are of its recipe, such as tuning.device=cpu."""
+def open_run(path: Path | str, *, average: bool = True, overrides: Sequence[str] = ()) -> Run:
+    """The recipe of a run folder (or of one of its checkpoints), with the model that it trained.
+
+    Averaged weights are used where the run kept them. `overrides` are of its recipe, such as tuning.device=cpu.
+    """
     place = find_run(path, overrides)
     config, step = place.config, place.step
     if step is None:
