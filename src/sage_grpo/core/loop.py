@@ -69,6 +69,8 @@ class Callback:
 
 
 class Loop:
+    """The iterations of a run, with everything that they change."""
+
     def __init__(
         self,
         model: VideoModel,
@@ -285,6 +287,7 @@ class Loop:
         self._tell("on_end")  # not after an error: a run that failed must not save
 
     def stop(self, reason: str) -> None:
+        """Let this iteration be the last one."""
         self.stop_reason = reason
 
     def _tell(self, event: str, *details: object) -> None:

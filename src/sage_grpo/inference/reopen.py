@@ -16,12 +16,16 @@ from sage_grpo.weights.prepare import make_bank
 
 @dataclass(frozen=True)
 class Run:
+    """A run whose model is ready for use."""
+
     config: RecipeConfig
     model: VideoModel
     bank: WeightsBank
+    """Copies of the weights that the run kept."""
     iteration: int
     checkpoint: str
-    averaged: bool  # the averaged weights are in place, not the last ones
+    averaged: bool
+    """The averaged weights are in place, not the last ones."""
 
 
 @dataclass(frozen=True)
