@@ -16,12 +16,16 @@ from sage_grpo.weights.prepare import make_bank
 
 @dataclass(frozen=True)
 class Run:
+    """A run whose model is ready for use."""
+
     config: RecipeConfig
     model: VideoModel
     bank: WeightsBank
+    """Copies of the weights that the run kept."""
     iteration: int
     checkpoint: str
-    averaged: bool  # the averaged weights are in place, not the last ones
+    averaged: bool
+    """The averaged weights are in place, not the last ones."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,12 @@ def _none_yet(place: Place) -> ConfigError:
     return ConfigError(f"{place.folder} has no checkpoint yet; it is written every {often} iterations")
 
 
-def find_run(path: Path, overrides: Sequence[str] = ()) -> Place:
+def find_run(path: Path | str, overrides: Sequence[str] = ()) -> Place:
     """`path` is a run folder, or one of its checkpoints. Nothing is loaded yet."""
-    folder, step = (path.parent.parent, path.name) if path.name.startswith("step-") else (path, None)
+    path = Path(path)
+    folder, step = (
+        (path.parent.parent, path.name) if path.name.startswith("step-") else (path, None)
+    )
     recipe = folder / "config.yaml"
     if not recipe.is_file():
         raise ConfigError(f"{path} is not a run: there is no {recipe}; give a folder that `sage-grpo train` wrote")
@@ -61,8 +68,11 @@ def find_run(path: Path, overrides: Sequence[str] = ()) -> Place:
     return Place(folder, config, root, step)
 
 
-def open_run(path: Path, *, average: bool = True, overrides: Sequence[str] = ()) -> Run:
-    """Averaged weights are used where the run kept them. `overrides` are of its recipe, such as tuning.device=cpu."""
+def open_run(path: Path | str, *, average: bool = True, overrides: Sequence[str] = ()) -> Run:
+    """The recipe of a run folder (or of one of its checkpoints), with the model that it trained.
+
+    Averaged weights are used where the run kept them. `overrides` are of its recipe, such as tuning.device=cpu.
+    """
     place = find_run(path, overrides)
     config, step = place.config, place.step
     if step is None:
