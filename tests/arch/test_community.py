@@ -38,9 +38,7 @@ def faults(command: str) -> list[str]:
     for line in re.split(r"&&|\n", command):
         words = shlex.split(line)
         if words[:1] == ["make"]:
-            found += [
-                w for w in words[1:] if "=" not in w and not w.startswith("-") and w not in TARGETS
-            ]
+            found += [w for w in words[1:] if "=" not in w and not w.startswith("-") and w not in TARGETS]
         found += [w for w in words if w.startswith("tests/") and not (ROOT / w).exists()]
         if "pip" in words and "constraints.txt" not in words:
             found.append("installs something unpinned")
@@ -65,9 +63,7 @@ def test_what_a_workflow_calls_exists(path):
             assert re.fullmatch(r"actions/[\w-]+@v\d+", used), f"{used}: pinned by major version"
 
 
-@pytest.mark.parametrize(
-    "planted", ["make quik", "make docs whel", "pytest tests/modles", "pip install ruff"]
-)
+@pytest.mark.parametrize("planted", ["make quik", "make docs whel", "pytest tests/modles", "pip install ruff"])
 def test_a_wrong_command_is_seen(planted):
     assert faults(planted)
 
@@ -87,9 +83,7 @@ def test_every_folder_of_tests_is_run_by_a_workflow():
     text = "\n".join(path.read_text() for path in RUNS)
     for name in ("models", "distributed", "serve", "study", "documentation"):
         assert f"tests/{name}" in text
-    assert {"make quick", "make docs", "make wheel", "make test"} <= set(
-        re.findall(r"make \w+", text)
-    )
+    assert {"make quick", "make docs", "make wheel", "make test"} <= set(re.findall(r"make \w+", text))
     assert "make soak" in text
 
 
@@ -116,9 +110,7 @@ def test_the_citation_is_this_version():
     assert citation["repository-code"] == HOMEPAGE
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert citation["license"] == project["license"]
-    assert [author["name"] for author in citation["authors"]] == [
-        author["name"] for author in project["authors"]
-    ]
+    assert [author["name"] for author in citation["authors"]] == [author["name"] for author in project["authors"]]
     assert project["urls"]["Repository"] == HOMEPAGE
 
 

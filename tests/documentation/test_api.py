@@ -17,9 +17,7 @@ import sage_grpo
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted((DOCS / "api").glob("*.md"))
-NAMED = [
-    (page, name) for page in PAGES for name in re.findall(r"^::: (\S+)$", page.read_text(), re.M)
-]
+NAMED = [(page, name) for page in PAGES for name in re.findall(r"^::: (\S+)$", page.read_text(), re.M)]
 KATEX = DOCS / "assets" / "katex"
 
 
@@ -49,9 +47,7 @@ def test_every_public_name_is_on_a_page():
     members = [value for module in shown for value in getattr(module, "__dict__", {}).values()]
     listed = [*map(id, shown), *map(id, members)]
     missing = [
-        name
-        for name in sage_grpo.__all__
-        if name != "__version__" and id(getattr(sage_grpo, name)) not in listed
+        name for name in sage_grpo.__all__ if name != "__version__" and id(getattr(sage_grpo, name)) not in listed
     ]
     assert not missing, f"docs/api/ leaves out {missing}"
 

@@ -39,9 +39,7 @@ def test_a_kernel(tmp_path):
 
 @pytest.mark.timeout(300)
 def test_your_own_reward(tmp_path):
-    what = (
-        "{'first': first, 'last': last, 'lit': [brightness(x, prompts) for x in (before, after)]}"
-    )
+    what = "{'first': first, 'last': last, 'lit': [brightness(x, prompts) for x in (before, after)]}"
     seen = values("your-own-reward", tmp_path, what)
     assert seen["last"] > 1.5 * seen["first"]
     old, new = seen["lit"]
@@ -59,9 +57,7 @@ def test_what_a_notebook_shows_is_kept(path):
     outputs = [output for cell in cells for output in cell.outputs]
     assert not [output for output in outputs if output.output_type == "error"]
     pictures = [
-        base64.b64decode(output.data["image/png"])
-        for output in outputs
-        if "image/png" in output.get("data", {})
+        base64.b64decode(output.data["image/png"]) for output in outputs if "image/png" in output.get("data", {})
     ]
     assert len(pictures) >= 2
     assert max(map(len, pictures)) < 100_000

@@ -22,9 +22,7 @@ class ConfigError(UserError, ValueError):
     """The recipe is wrong; the message says where, why and what is nearest."""
 
 
-def load_recipe(
-    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()
-) -> RecipeConfig:
+def load_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> RecipeConfig:
     """Read, override and validate.
 
     Args:

@@ -12,9 +12,7 @@ from sage_grpo.math.kernels import kernel_table
 from sage_grpo.math.schedule import sigma_schedule
 
 
-def generate(
-    model: VideoModel, prompts: Sequence[Prompt], config: RecipeConfig, seeds: Sequence[int]
-) -> Tensor:
+def generate(model: VideoModel, prompts: Sequence[Prompt], config: RecipeConfig, seeds: Sequence[int]) -> Tensor:
     """Clean latents by the plain ODE; a seed and a prompt always give the same video.
 
     Args:

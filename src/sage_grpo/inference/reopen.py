@@ -53,9 +53,7 @@ def _none_yet(place: Place) -> ConfigError:
 def find_run(path: Path | str, overrides: Sequence[str] = ()) -> Place:
     """`path` is a run folder, or one of its checkpoints. Nothing is loaded yet."""
     path = Path(path)
-    folder, step = (
-        (path.parent.parent, path.name) if path.name.startswith("step-") else (path, None)
-    )
+    folder, step = (path.parent.parent, path.name) if path.name.startswith("step-") else (path, None)
     recipe = folder / "config.yaml"
     if not recipe.is_file():
         raise ConfigError(f"{path} is not a run: there is no {recipe}; give a folder that `sage-grpo train` wrote")

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 
-def weighted_reward(
-    scores: Tensor, valid: Tensor, weights: Sequence[float] | None = None
-) -> tuple[Tensor, Tensor]:
+def weighted_reward(scores: Tensor, valid: Tensor, weights: Sequence[float] | None = None) -> tuple[Tensor, Tensor]:
     r"""Eq. 33: $R = \sum_r w_r S_r$ over the last axis. A sample counts only if every weighted score does."""
     w = torch.ones(scores.shape[-1]) if weights is None else torch.as_tensor(weights)
     if len(w) != scores.shape[-1]:
@@ -20,9 +18,7 @@ def weighted_reward(
     return reward, ok.all(-1)
 
 
-def group_advantages(
-    reward: Tensor, valid: Tensor, *, limit: float = 5.0, eps: float = 1e-4
-) -> tuple[Tensor, Tensor]:
+def group_advantages(reward: Tensor, valid: Tensor, *, limit: float = 5.0, eps: float = 1e-4) -> tuple[Tensor, Tensor]:
     r"""Eq. 10 / 35 over the last axis, the group, with mean and standard deviation of the valid samples.
 
     $$A_i = \mathrm{clip}\left(\frac{r_i - \mathrm{mean}(r)}{\mathrm{std}(r) + \epsilon},\ \pm\mathrm{limit}\right)$$

@@ -38,11 +38,7 @@ def warmup(update: int, rule: KLRule) -> float:
 
     $$\lambda_u = \lambda_\mathrm{low} + (\lambda_\mathrm{high} - \lambda_\mathrm{low})\,u/K$$
     """
-    return (
-        rule.high
-        if update >= rule.warmup
-        else rule.low + (rule.high - rule.low) * update / rule.warmup
-    )
+    return rule.high if update >= rule.warmup else rule.low + (rule.high - rule.low) * update / rule.warmup
 
 
 def feedback(value: float, recent: tuple[float, ...], rule: KLRule) -> float:

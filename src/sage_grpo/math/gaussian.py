@@ -23,9 +23,7 @@ def _difference(v: Tensor, v_other: Tensor) -> Tensor:
     return v.to(dtype) - v_other.to(dtype)
 
 
-def log_ratio(
-    v: Tensor, v_old: Tensor, noise: Tensor, k: float, reduction: Reduction = "mean"
-) -> Tensor:
+def log_ratio(v: Tensor, v_old: Tensor, noise: Tensor, k: float, reduction: Reduction = "mean") -> Tensor:
     r"""Of the policy and the one that made the rollout, with its noise $\varepsilon$ (Eq. 4, 43).
 
     $$\log\frac{\pi_\theta}{\pi_\mathrm{old}} = k\,\langle\varepsilon, \delta\rangle - \tfrac12 k^2\lVert\delta\rVert^2,
@@ -37,9 +35,7 @@ def log_ratio(
     return k * reduce(noise * delta, reduction) - 0.5 * k**2 * reduce(delta.square(), reduction)
 
 
-def pull(
-    v: Tensor, v_old: Tensor, noise: Tensor, k: float, reduction: Reduction = "mean"
-) -> Tensor:
+def pull(v: Tensor, v_old: Tensor, noise: Tensor, k: float, reduction: Reduction = "mean") -> Tensor:
     r"""Size of the log-ratio's gradient by the velocity, $|k|\,\lVert\varepsilon - k\delta\rVert$ a sample (Eq. 36)."""
     left = (noise - k * _difference(v, v_old)).flatten(1)
     return abs(k) * left.square().sum(1).sqrt() / (left.shape[1] if reduction == "mean" else 1)

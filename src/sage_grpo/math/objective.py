@@ -30,9 +30,7 @@ def surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
     return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
 
 
-def dual_kl(
-    position: Tensor, velocity: Tensor, beta_position: float, beta_velocity: float
-) -> Tensor:
+def dual_kl(position: Tensor, velocity: Tensor, beta_position: float, beta_velocity: float) -> Tensor:
     r"""Eq. 14 / 40, with the KL to the anchor (`position`) and to the previous policy (`velocity`).
 
     $$L_\mathrm{KL} = \beta_\mathrm{pos}\,\mathrm{KL}(\theta\Vert\mathrm{anchor})

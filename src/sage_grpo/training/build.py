@@ -159,8 +159,7 @@ def as_model(model: Any) -> VideoModel:
     if not isinstance(model, VideoModel):
         kind = type(model).__name__
         raise ConfigError(
-            f"model: {kind} is no video model; write class {kind}(VideoModel), after "
-            "`from sage_grpo import VideoModel`"
+            f"model: {kind} is no video model; write class {kind}(VideoModel), after `from sage_grpo import VideoModel`"
         )
     return model
 
