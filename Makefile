@@ -46,6 +46,10 @@ figures:          ## redraw the figures of the documentation
 	OMP_NUM_THREADS=1 $(BIN)/python docs/figures/make_figures.py
 	OMP_NUM_THREADS=1 $(BIN)/python docs/figures/make_concepts.py
 
+.PHONY: notebooks
+notebooks:        ## run the notebooks of examples/ and keep what they show
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(RUN) -m e2e.notebooks
+
 trust-regions:    ## effect of each trust region on drift at equal reward: make trust-regions SEEDS=10
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m e2e.trust_regions --seeds $(SEEDS)
 

@@ -39,6 +39,8 @@ class Correction(nn.Module):
 
 
 class GaussianModel(VideoModel):
+    """A model whose data is a known Gaussian near a plane: for tests and first steps, in no time at all."""
+
     def __init__(
         self,
         shape: tuple[int, ...] = (1, 4, 2, 2),

@@ -1,3 +1,71 @@
-"""SAGE-GRPO: stable GRPO post-training for flow-matching video generators."""
+"""SAGE-GRPO: stable GRPO post-training for flow-matching video generators.
+
+    from sage_grpo import Trainer
+
+These names are the public face; each is imported when it is first asked for, so that importing the package is free.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "ConfigError",
+    "Prompt",
+    "RecipeConfig",
+    "Reward",
+    "Scores",
+    "Trainer",
+    "UserError",
+    "VideoModel",
+    "Videos",
+    "__version__",
+    "generate",
+    "kernel",
+    "kernel_table",
+    "load_recipe",
+    "open_run",
+    "sigma_schedule",
+]
+
+_HOMES = {
+    "ConfigError": "config",
+    "Prompt": "core.protocols",
+    "RecipeConfig": "config",
+    "Reward": "core.protocols",
+    "Scores": "core.protocols",
+    "Trainer": "training.trainer",
+    "UserError": "errors",
+    "VideoModel": "core.protocols",
+    "Videos": "core.protocols",
+    "generate": "core.sampler",
+    "kernel": "math.kernels",
+    "kernel_table": "math.kernels",
+    "load_recipe": "config",
+    "open_run": "inference.reopen",
+    "sigma_schedule": "math.schedule",
+}
+
+if TYPE_CHECKING:
+    from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
+    from sage_grpo.core.protocols import Prompt, Reward, Scores, VideoModel, Videos
+    from sage_grpo.core.sampler import generate
+    from sage_grpo.errors import UserError
+    from sage_grpo.inference.reopen import open_run
+    from sage_grpo.math.kernels import kernel, kernel_table
+    from sage_grpo.math.schedule import sigma_schedule
+    from sage_grpo.training.trainer import Trainer
+else:  # unseen by type checkers: a wrong name must not become an object of any type
+
+    def __getattr__(name):
+        if name not in _HOMES:
+            from sage_grpo.suggest import did_you_mean  # noqa: PLC0415
+
+            raise AttributeError(f"sage_grpo has no {name!r}; {did_you_mean(name, __all__)}")
+        globals()[name] = value = getattr(import_module(f"sage_grpo.{_HOMES[name]}"), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -23,7 +23,15 @@ class ConfigError(UserError, ValueError):
 
 
 def load_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> RecipeConfig:
-    """Read, override and validate; `overrides` are like `policy.clip=1e-5`."""
+    """Read, override and validate.
+
+    Args:
+        source: The name of a shipped recipe, a path to a YAML file, or settings.
+        overrides: Settings in a line each, like `policy.clip=1e-5`.
+
+    Raises:
+        ConfigError: With what is wrong, where, and the nearest fix.
+    """
     return validate(read_settings(source, overrides), RecipeConfig)
 
 

@@ -138,6 +138,8 @@ class GaugeConfig(Settings):
 
 
 class RecipeConfig(AlgorithmConfig):
+    """A run in full: frozen, and checked when it is made. Make one by `load_recipe`."""
+
     model: ModelConfig = Field(ModelConfig(), description="what is post-trained")
     rewards: tuple[RewardConfig, ...] = Field((), description="scorers whose weighted sum is trained on")
     monitors: tuple[RewardConfig, ...] = Field((), description="scores of the sample videos, never trained on")

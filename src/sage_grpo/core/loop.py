@@ -55,17 +55,30 @@ def my_samples(rollouts: int, comm: Comm) -> range:
 
 
 class Callback:
-    """Logging, gauges and saving hang on here; the core knows none of them."""
+    """Logging, gauges and saving hang on here; the core knows none of them. Override what you want to be told."""
 
-    def on_start(self, loop: "Loop") -> None: ...
-    def on_scores(self, loop: "Loop", scores: Scores) -> None: ...  # of one batch of this rank
-    def on_rollout(self, loop: "Loop", rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None: ...
-    def on_update(self, loop: "Loop", result: UpdateResult) -> None: ...
-    def on_iteration(self, loop: "Loop", metrics: Metrics) -> None: ...
-    def on_end(self, loop: "Loop") -> None: ...
+    def on_start(self, loop: "Loop") -> None:
+        """Before the first iteration."""
+
+    def on_scores(self, loop: "Loop", scores: Scores) -> None:
+        """One batch of this rank is scored."""
+
+    def on_rollout(self, loop: "Loop", rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None:
+        """All videos are made and scored; `scores` and `valid` are those of all ranks."""
+
+    def on_update(self, loop: "Loop", result: UpdateResult) -> None:
+        """The optimizer has stepped, or refused to."""
+
+    def on_iteration(self, loop: "Loop", metrics: Metrics) -> None:
+        """An iteration is done. What is added to `metrics` is logged, by those that come later."""
+
+    def on_end(self, loop: "Loop") -> None:
+        """All iterations are done, or someone called `stop`; not after an error."""
 
 
 class Loop:
+    """The iterations of a run, with everything that they change."""
+
     def __init__(
         self,
         model: VideoModel,
@@ -250,6 +263,7 @@ class Loop:
         self._tell("on_end")  # not after an error: a run that failed must not save
 
     def stop(self, reason: str) -> None:
+        """Let this iteration be the last one."""
         self.stop_reason = reason
 
     def _tell(self, event: str, *details: object) -> None:

@@ -17,18 +17,26 @@ Condition = Mapping[str, Tensor]  # what the network is told; every tensor has t
 
 @dataclass(frozen=True)
 class Prompt:
+    """What a video is asked for, with whatever else its row of the prompt file says."""
+
     text: str
-    columns: Mapping[str, Any] = field(default_factory=dict)  # `image` for image-to-video, anything for rewards
+    """What the model is told."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """`image` for image-to-video, anything for rewards."""
 
 
 @dataclass(frozen=True)
 class Videos:
     """What a model made of latents: frames, how fast they go, and the sound beside them where there is any."""
 
-    frames: Tensor  # uint8 (B, F, H, W, 3)
-    frame_rate: float | None = None  # a second; none: the model does not say
-    sound: Tensor | None = None  # (B, channels, samples) from -1 to 1
-    sample_rate: int | None = None  # of the sound, a second
+    frames: Tensor
+    """uint8 (B, F, H, W, 3)."""
+    frame_rate: float | None = None
+    """A second; none: the model does not say."""
+    sound: Tensor | None = None
+    """(B, channels, samples) from -1 to 1."""
+    sample_rate: int | None = None
+    """Of the sound, a second."""
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -79,27 +87,48 @@ class VideoModel:
     Derive from it and give what raises here; the rest are capabilities, with the answer of a model that has none.
     """
 
-    module: nn.Module  # what is trained: parameters with requires_grad
+    module: nn.Module
+    """What is trained: its parameters with `requires_grad`."""
     lora_targets: Sequence[str] = ()
-    unused: Sequence[str] = ()  # parameters that never get a gradient, as regular expressions
-    needs_image: bool = False  # starts from the first frame
+    """Names of the layers that LoRA is put on."""
+    unused: Sequence[str] = ()
+    """Parameters that never get a gradient, as regular expressions."""
+    needs_image: bool = False
+    """Starts from the first frame."""
+
     # Guidance and precision: rollout and replay must agree on them.
     guidance_scale: float = 1.0
+    """1 is no guidance: the prompt alone is asked."""
     guidance_gradient: Literal["both", "conditional"] = "both"
+    """Which branches of guidance a gradient goes through."""
     negative_prompt: str = ""
-    branches_in_turn: bool = False  # backward passes of guidance: together, or one after the other
-    autocasts: bool = False  # can compute in another precision than its weights'
-    autocast_dtype: torch.dtype | None = None  # what to compute in, if not in that
-    dtype: torch.dtype = torch.float32  # of its velocities
-    frame_rate: float | None = None  # of its videos, a second
+    """What guidance leads away from."""
+    branches_in_turn: bool = False
+    """Backward passes of guidance: together, or one after the other."""
+    autocasts: bool = False
+    """Can compute in another precision than that of its weights."""
+    autocast_dtype: torch.dtype | None = None
+    """What to compute in, if not in the precision of the weights."""
+    dtype: torch.dtype = torch.float32
+    """Of its velocities."""
+    frame_rate: float | None = None
+    """Of its videos, a second."""
+
     # Where it comes from, and what a plan or a rehearsal may know of it without its weights.
-    pipe: Any = None  # the pipeline of diffusers, if it is one
-    folder: str | None = None  # of its checkpoint
-    resizable: bool = False  # has `tiny()` and `outline()`: the same classes at toy size, or whole without weights
-    encoders: Sequence[str] = ()  # components that are only needed to encode
-    blocks: str | None = None  # name of the repeated layers inside a network
-    typical_text: int | None = None  # tokens of a prompt that a plan counts, where it is not always the same
-    own_monitors: Sequence[str] = ()  # names of rewards that can judge any of its videos, of a made-up world
+    pipe: Any = None
+    """The pipeline of diffusers, if it is one."""
+    folder: str | None = None
+    """Of its checkpoint."""
+    resizable: bool = False
+    """Has `tiny()` and `outline()`: the same classes at toy size, or whole without weights."""
+    encoders: Sequence[str] = ()
+    """Components that are only needed to encode."""
+    blocks: str | None = None
+    """Name of the repeated layers inside a network."""
+    typical_text: int | None = None
+    """Tokens of a prompt that a plan counts, where it is not always the same."""
+    own_monitors: Sequence[str] = ()
+    """Names of rewards that can judge any of its videos, of a made-up world."""
 
     @property
     def shard_blocks(self) -> Sequence[nn.Module]:
@@ -107,14 +136,15 @@ class VideoModel:
         raise NotImplementedError
 
     def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
-        """Of one sample. Latents of several tensors are one row of numbers here: see `core.latents`."""
+        """Of one sample, without the batch. Latents of several tensors are one row of numbers: see `core.latents`."""
         raise NotImplementedError
 
     def encode(self, prompts: Sequence[Prompt]) -> Condition:
+        """What the network is told: tensors by name, each with the samples as first axis."""
         raise NotImplementedError
 
     def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
-        """dx/dσ at latents (B, …) and noise levels (B,), guidance included."""
+        r"""$v = dx/d\sigma$ at latents (B, …) and noise levels (B,), guidance included."""
         raise NotImplementedError
 
     def decode(self, x0: Tensor) -> Tensor:
@@ -122,6 +152,7 @@ class VideoModel:
         raise NotImplementedError
 
     def save_pretrained(self, directory: str) -> None:
+        """Write the weights as the model's own library reads them."""
         raise NotImplementedError
 
     def render(self, x0: Tensor) -> Videos:
@@ -130,6 +161,7 @@ class VideoModel:
 
     @property
     def guided(self) -> bool:
+        """Whether a second branch is asked."""
         return self.guidance_scale != 1.0
 
     def place(self, device: torch.device, offload_device: torch.device | None = None) -> None:
@@ -174,7 +206,9 @@ class Scores:
     """
 
     values: Tensor
+    """(B, R)."""
     valid: Tensor
+    """(B, R), boolean."""
 
     def __post_init__(self) -> None:
         if self.valid.shape != self.values.shape:
@@ -188,6 +222,7 @@ class Scores:
 
     @classmethod
     def failed(cls, videos: int, scores: int) -> Self:
+        """None of them could be scored."""
         return cls.of(torch.full((videos, scores), torch.nan, dtype=torch.float64))
 
     @classmethod
@@ -211,15 +246,24 @@ class Reward:
     Nobody asks a reward for anything else, and whatever wraps one must pass all of it on.
     """
 
-    names: Sequence[str] = ()  # of its scores; a class that knows them only once it is made leaves them out
-    groupwise: bool = False  # compares the videos of a prompt, and must be given all of them at once
-    waited: float = 0.0  # seconds that callers stood still for its scores, since it was made
-    reasons: Mapping[int, str] = MappingProxyType({})  # why videos of the last call are masked, by their number
-    lower_is_better: Sequence[str] = ()  # of its names
-    presets: Mapping[str, Mapping[str, float]] = MappingProxyType({})  # weights by name of the score
-    monitor_only: str | None = None  # why it must not be trained on
-    laboratory: bool = False  # judges clips of a made-up world alone
-    device_bytes: int = 0  # of its weights, where a plan should count them
+    names: Sequence[str] = ()
+    """Of its scores. A class that knows them only once it is made leaves them out."""
+    groupwise: bool = False
+    """Compares the videos of a prompt, and must be given all of them at once."""
+    waited: float = 0.0
+    """Seconds that callers stood still for its scores, since it was made."""
+    reasons: Mapping[int, str] = MappingProxyType({})
+    """Why videos of the last call are masked, by their number."""
+    lower_is_better: Sequence[str] = ()
+    """Of its names."""
+    presets: Mapping[str, Mapping[str, float]] = MappingProxyType({})
+    """Sets of weights: by their own name, then by the name of the score."""
+    monitor_only: str | None = None
+    """Why it must not be trained on; none if it may be."""
+    laboratory: bool = False
+    """Judges clips of a made-up world alone."""
+    device_bytes: int = 0
+    """Of its weights, where a plan should count them."""
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
         """Of uint8 frames (B, F, H, W, 3), each with its prompt."""
@@ -237,8 +281,13 @@ class PromptSource(Protocol):
     """Prompts by position: a resumed run asks for the position it had reached."""
 
     @property
-    def fingerprint(self) -> str | None: ...  # of their content, so that a resumed run gets the same; none if unknown
-    def __call__(self, start: int, count: int) -> Sequence[Prompt]: ...
+    def fingerprint(self) -> str | None:
+        """Of their content, so that a resumed run gets the same; none if unknown."""
+        ...
+
+    def __call__(self, start: int, count: int) -> Sequence[Prompt]:
+        """`count` prompts from position `start` on; positions never end."""
+        ...
 
 
 class WeightsBank(Protocol):
@@ -248,26 +297,51 @@ class WeightsBank(Protocol):
         """Copy the weights, or move the copy towards them: copy ← decay·copy + (1-decay)·weights."""
         ...
 
-    def __contains__(self, name: str) -> bool: ...
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a copy of that name."""
+        ...
+
     def adopt(self, name: str) -> None:
         """Make a copy the weights themselves, for good."""
         ...
 
-    def using(self, name: str) -> AbstractContextManager[None]: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def using(self, name: str) -> AbstractContextManager[None]:
+        """The model with a copy in place of its weights, for a while."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """All copies, for a checkpoint."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """All copies, from a checkpoint."""
+        ...
 
 
 class Comm(Protocol):
     """The processes that share a run. Nothing else may depend on how many there are."""
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Which of them this one is."""
+        ...
+
     @property
-    def world(self) -> int: ...
-    def gather(self, x: Tensor) -> Tensor: ...  # concatenated in rank order, equal on all ranks
-    def mean(self, x: Tensor) -> Tensor: ...
-    def clip_grad_norm(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor: ...
+    def world(self) -> int:
+        """How many there are."""
+        ...
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Concatenated in rank order, equal on all ranks."""
+        ...
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Over all ranks, equal on all of them."""
+        ...
+
+    def clip_grad_norm(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
+        """Scale the gradients down to a norm of `limit`, and say what it was over all ranks."""
+        ...
 
 
 class SingleProcess:

@@ -73,7 +73,15 @@ def circumstances(model: VideoModel, x: Tensor) -> dict[str, str]:
 def sample(
     model: VideoModel, prompts: Sequence[Prompt], table: KernelTable, initial: Sequence[Key], samples: Sequence[Key]
 ) -> Trajectory:
-    """x' = a·x + b·v + s·ε over the whole table, in float32."""
+    r"""$x' = a\,x + b\,v + s\,\varepsilon$ over the whole table, in float32.
+
+    Args:
+        model: Asked for velocities, and not changed.
+        prompts: One a video, all with latents of one shape.
+        table: Of a kernel, by `kernel_table`.
+        initial: Keys of the noise to start from, one a video.
+        samples: Keys of the noise along the way, one a video.
+    """
     shapes = {model.latent_shape(prompt) for prompt in prompts}
     if len(shapes) > 1:
         raise ValueError(f"prompts of one batch need one latent shape, got {sorted(shapes)}; use batch_size=1")

@@ -13,7 +13,17 @@ from sage_grpo.math.schedule import sigma_schedule
 
 
 def generate(model: VideoModel, prompts: Sequence[Prompt], config: RecipeConfig, seeds: Sequence[int]) -> Tensor:
-    """Clean latents by the plain ODE; a seed and a prompt always give the same video."""
+    """Clean latents by the plain ODE; a seed and a prompt always give the same video.
+
+    Args:
+        model: Asked for velocities, and not changed.
+        prompts: One a video.
+        config: Its `sampling.steps` and `sampling.shift` are used, in batches of `policy.batch_size`.
+        seeds: One a video, of its initial noise.
+
+    Returns:
+        Latents for `model.decode`.
+    """
     s, size = config.sampling, config.policy.batch_size
     table = kernel_table("ode", sigma_schedule(s.steps, s.shift), 0.0)
     keys = [("sample", seed) for seed in seeds]

@@ -17,12 +17,16 @@ from sage_grpo.weights.prepare import make_bank
 
 @dataclass(frozen=True)
 class OpenedRun:
+    """A run whose model is ready for use."""
+
     config: RecipeConfig
     model: VideoModel
     bank: WeightsBank
+    """Copies of the weights that the run kept."""
     iteration: int
     checkpoint: str
-    averaged: bool  # the averaged weights are in place, not the last ones
+    averaged: bool
+    """The averaged weights are in place, not the last ones."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,9 @@ def _none_yet(place: RunLocation) -> ConfigError:
     return ConfigError(f"{place.files.path} has no checkpoint yet; it is written every {often} iterations")
 
 
-def find_run(path: Path, overrides: Sequence[str] = ()) -> RunLocation:
+def find_run(path: Path | str, overrides: Sequence[str] = ()) -> RunLocation:
     """`path` is a run folder, or one of its checkpoints. Nothing is loaded yet."""
-    files, step = split(path)
+    files, step = split(Path(path))
     if not files.exists:
         hint = "give a folder that `sage-grpo train` wrote"
         raise ConfigError(f"{path} is not a run: there is no {files.recipe}; {hint}")
@@ -61,8 +65,11 @@ def find_run(path: Path, overrides: Sequence[str] = ()) -> RunLocation:
     return RunLocation(files, config, root, step)
 
 
-def open_run(path: Path, *, average: bool = True, overrides: Sequence[str] = ()) -> OpenedRun:
-    """Averaged weights are used where the run kept them. `overrides` are of its recipe, such as tuning.device=cpu."""
+def open_run(path: Path | str, *, average: bool = True, overrides: Sequence[str] = ()) -> OpenedRun:
+    """The recipe of a run folder (or of one of its checkpoints), with the model that it trained.
+
+    Averaged weights are used where the run kept them. `overrides` are of its recipe, such as tuning.device=cpu.
+    """
     place = find_run(path, overrides)
     config, step = place.config, place.step
     if step is None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def weighted_reward(scores: Tensor, valid: Tensor, weights: Sequence[float] | None = None) -> tuple[Tensor, Tensor]:
-    """Eq. 33: R = Σ_r w_r·S_r over the last axis. A sample counts only if every weighted score does."""
+    r"""Eq. 33: $R = \sum_r w_r S_r$ over the last axis. A sample counts only if every weighted score does."""
     w = torch.ones(scores.shape[-1]) if weights is None else torch.as_tensor(weights)
     if len(w) != scores.shape[-1]:
         raise ValueError(f"{len(w)} reward weights for {scores.shape[-1]} scores: give one weight a score")
@@ -19,7 +19,9 @@ def weighted_reward(scores: Tensor, valid: Tensor, weights: Sequence[float] | No
 
 
 def group_advantages(reward: Tensor, valid: Tensor, *, limit: float = 5.0, eps: float = 1e-4) -> tuple[Tensor, Tensor]:
-    """Eq. 10 / 35 over the last axis, the group: (r - mean)/(std + ε) of the valid samples, clipped.
+    r"""Eq. 10 / 35 over the last axis, the group, with mean and standard deviation of the valid samples.
+
+    $$A_i = \mathrm{clip}\left(\frac{r_i - \mathrm{mean}(r)}{\mathrm{std}(r) + \epsilon},\ \pm\mathrm{limit}\right)$$
 
     Returns the advantages and which samples count: failed ones, and groups left with fewer than two,
     do not.
@@ -37,9 +39,11 @@ def group_advantages(reward: Tensor, valid: Tensor, *, limit: float = 5.0, eps: 
 def dimension_advantages(
     scores: Tensor, valid: Tensor, weights: Sequence[float] | None, group: int, *, limit: float = 5.0
 ) -> tuple[Tensor, Tensor]:
-    """Each score made an advantage of its own, then weighted and summed: none drowns another by its scale.
+    r"""Each score made an advantage of its own, then weighted and summed: none drowns another by its scale.
 
-    Divided by the sum of the weights, so that advantages keep their size. From (N, R) to (N/group, group).
+    $$A_i = \frac{\sum_r w_r A_i^{(r)}}{\sum_r |w_r|}$$
+
+    The division keeps the size of advantages; the sum is clipped as they are. From (N, R) to (N/group, group).
     """
     w = torch.ones(scores.shape[-1]) if weights is None else torch.as_tensor(weights)
     _, ok = weighted_reward(scores, valid, weights)

@@ -7,12 +7,12 @@ from sage_grpo.math.kernels import KernelTable
 
 
 def gradient_scale(table: KernelTable) -> Tensor:
-    """Eq. 38: N_t = |b_t|/s_t, how large the gradient of log π is per unit of velocity; 0 if no noise."""
+    r"""Eq. 38: $N_t = |b_t|/s_t$, how large the gradient of $\log\pi$ is per unit of velocity; 0 if no noise."""
     return table.k.abs()
 
 
 def equalizer(table: KernelTable) -> Tensor:
-    """Eq. 9 / 39: S_t = median(N)/N_t over the stochastic steps; 0 on the others."""
+    r"""Eq. 9 / 39: $S_t = \mathrm{median}(N)/N_t$ over the stochastic steps; 0 on the others."""
     scale, on = gradient_scale(table), table.stochastic
     if not on.any():
         return torch.zeros_like(scale)

@@ -1,6 +1,6 @@
-"""Log-ratio and KL of two Gaussian policies, from velocities alone.
+r"""Log-ratio and KL of two Gaussian policies, from velocities alone.
 
-Both policies share a, s and the state, so their means differ by b·(v - v'). Nothing else is needed,
+Both policies share $a$, $s$ and the state, so their means differ by $b\,(v - v')$. Nothing else is needed,
 and no difference of two large log-densities ever appears.
 """
 
@@ -13,7 +13,7 @@ Reduction = Literal["mean", "sum"]
 
 
 def reduce(x: Tensor, reduction: Reduction = "mean") -> Tensor:
-    """One number a sample. The mean acts as a temperature of 1/D (what all reference code does)."""
+    """One number a sample. The mean acts as a temperature of $1/D$ (what all reference code does)."""
     flat = x.flatten(1)
     return flat.mean(1) if reduction == "mean" else flat.sum(1)
 
@@ -24,17 +24,26 @@ def _difference(v: Tensor, v_other: Tensor) -> Tensor:
 
 
 def log_ratio(v: Tensor, v_old: Tensor, noise: Tensor, k: float, reduction: Reduction = "mean") -> Tensor:
-    """log π_θ/π_old = k⟨ε, δ⟩ - ½k²‖δ‖² with δ = v_θ - v_old: exactly 0 when δ is (Eq. 4, 43)."""
+    r"""Of the policy and the one that made the rollout, with its noise $\varepsilon$ (Eq. 4, 43).
+
+    $$\log\frac{\pi_\theta}{\pi_\mathrm{old}} = k\,\langle\varepsilon, \delta\rangle - \tfrac12 k^2\lVert\delta\rVert^2,
+    \qquad \delta = v_\theta - v_\mathrm{old}$$
+
+    It is exactly 0 when $\delta$ is.
+    """
     delta = _difference(v, v_old)
     return k * reduce(noise * delta, reduction) - 0.5 * k**2 * reduce(delta.square(), reduction)
 
 
 def pull(v: Tensor, v_old: Tensor, noise: Tensor, k: float, reduction: Reduction = "mean") -> Tensor:
-    """|∂ log-ratio/∂v| of each sample, |k|·‖ε - kδ‖ (Eq. 36 through the velocity)."""
+    r"""Size of the log-ratio's gradient by the velocity, $|k|\,\lVert\varepsilon - k\delta\rVert$ a sample (Eq. 36)."""
     left = (noise - k * _difference(v, v_old)).flatten(1)
     return abs(k) * left.square().sum(1).sqrt() / (left.shape[1] if reduction == "mean" else 1)
 
 
 def kl(v: Tensor, v_ref: Tensor, k: float, reduction: Reduction = "mean") -> Tensor:
-    """KL(π_θ‖π_ref) = ½k²‖v_θ - v_ref‖² (Eq. 11-13 with 2Σ for 2Σ², and Eq. 15 in closed form)."""
+    r"""$\mathrm{KL}(\pi_\theta\Vert\pi_\mathrm{ref}) = \tfrac12 k^2\lVert v_\theta - v_\mathrm{ref}\rVert^2$.
+
+    Eq. 11-13 with $2\Sigma$ for $2\Sigma^2$, and Eq. 15 in closed form.
+    """
     return 0.5 * k**2 * reduce(_difference(v, v_ref).square(), reduction)

@@ -2,7 +2,8 @@ r"""One sampling step is affine: $x' = a\,x + b\,v + s\,\varepsilon$. A kernel i
 
 With $x_\sigma = (1-\sigma)x_0 + \sigma z$ the network predicts $v = dx/d\sigma = z - x_0$ (Eq. 1-3), so
 $\hat x_0 = x - \sigma v$ and the score is $-(x - (1-\sigma)\hat x_0)/\sigma^2 = -(x + (1-\sigma)v)/\sigma$.
-A step goes from σ down to σ'. To add a kernel, write one function and put `@kernel()` above it.
+A step goes from $\sigma$ down to $\sigma'$; let $\Delta = \sigma - \sigma'$.
+To add a kernel, write one function and put `@kernel()` above it.
 """
 
 import math
@@ -22,15 +23,21 @@ CLAMP = 3e-3  # how near σ = 1 the reference lets the noise integral come
 
 @dataclass(frozen=True)
 class Kernel:
+    """A function that gives tables, and what the tests may ask of it."""
+
     function: KernelFunction
-    converges: bool  # to the marginals of the flow, as the number of steps grows
+    converges: bool
+    """To the marginals of the flow, as the number of steps grows."""
 
 
 KERNELS: dict[str, Kernel] = {}
 
 
 def kernel(*, converges: bool = True) -> Callable[[KernelFunction], KernelFunction]:
-    """Register a function (σ, σ', η) → (a, b, s) under its own name."""
+    r"""Register a function $(\sigma, \sigma', \eta) \mapsto (a, b, s)$ under its own name: put `@kernel()` above it.
+
+    `converges` is false for noise that does not shrink with the step.
+    """
 
     def register(function: KernelFunction) -> KernelFunction:
         KERNELS[function.__name__] = Kernel(function, converges)
@@ -44,21 +51,27 @@ class KernelTable:
     """The sampler as five float64 vectors, one entry a step."""
 
     sigma: Tensor
+    r"""$\sigma$, where a step starts."""
     sigma_next: Tensor
+    r"""$\sigma'$, where it ends."""
     a: Tensor
+    """Weight of the state."""
     b: Tensor
+    """Weight of the velocity."""
     s: Tensor
+    """Size of the fresh noise."""
 
     def __len__(self) -> int:
         return len(self.sigma)
 
     @property
     def stochastic(self) -> Tensor:
+        """Which steps have noise: the others carry neither loss nor KL."""
         return self.s > 0
 
     @property
     def k(self) -> Tensor:
-        """b/s, the only number that log-ratio and KL need; 0 on deterministic steps."""
+        """$k = b/s$, the only number that log-ratio and KL need; 0 on deterministic steps."""
         return torch.where(self.stochastic, self.b / self.s, torch.zeros_like(self.s))
 
     def ode_outside(self, window: Tensor) -> "KernelTable":
@@ -69,7 +82,13 @@ class KernelTable:
 
 
 def kernel_table(name: str, sigmas: Tensor, eta: float) -> KernelTable:
-    """The table of kernel `name` along the schedule `sigmas` with noise level η."""
+    r"""The table of kernel `name` along the schedule `sigmas` with noise level $\eta$.
+
+    Args:
+        name: Of a registered kernel, such as `sage`.
+        sigmas: Noise levels from 1 to 0, by `sigma_schedule`.
+        eta: Strength of the noise; 0 gives the plain ODE under any name.
+    """
     if name not in KERNELS:
         raise ValueError(f"unknown kernel {name!r}; {did_you_mean(name, KERNELS)}")
     if not (math.isfinite(eta) and eta >= 0):
@@ -81,13 +100,27 @@ def kernel_table(name: str, sigmas: Tensor, eta: float) -> KernelTable:
 
 
 def euler_maruyama(sigma: Tensor, sigma_next: Tensor, variance: Tensor) -> Coefficients:
-    """Eq. 7 / 23 with the sign and the score corrected: x' = x - vΔ + (Σ/2)·score + √Σ·ε."""
+    r"""Eq. 7 / 23 with the sign and the score corrected, for a variance $\Sigma$ of the step:
+
+    $$x' = x - v\,\Delta + \tfrac{\Sigma}{2}\,\mathrm{score} + \sqrt{\Sigma}\,\varepsilon$$
+
+    $$a = 1 - \frac{\Sigma}{2\sigma},\qquad b = -\Delta - \frac{\Sigma(1-\sigma)}{2\sigma},\qquad s = \sqrt{\Sigma}$$
+    """
     half = variance / (2 * sigma)
     return 1 - half, -(sigma - sigma_next) - half * (1 - sigma), variance.sqrt()
 
 
 def frozen_x0(sigma: Tensor, sigma_next: Tensor, rho: Tensor, rest: Tensor) -> Coefficients:
-    """x' = (1-σ')·x̂0 + σ'·(ρ·ẑ + √(1-ρ²)·ε), with rest = √(1-ρ²): keeps exactly σ' of noise."""
+    r"""Hold the clean estimate, keep a part $\rho$ of the noise and renew the rest: exactly $\sigma'$ of it is left.
+
+    $$x' = (1-\sigma')\,\hat x_0 + \sigma'\left(\rho\,\hat z + \sqrt{1-\rho^2}\,\varepsilon\right)$$
+
+    $$a = 1 - \sigma' + \rho\sigma',\qquad b = -\sigma(1-\sigma') + \rho\sigma'(1-\sigma),
+    \qquad s = \sigma'\sqrt{1-\rho^2}$$
+
+    with $\hat x_0 = x - \sigma v$ and $\hat z = x + (1-\sigma)v$.
+    `rest` is $\sqrt{1-\rho^2}$, which its caller knows more exactly.
+    """
     kept = rho * sigma_next
     b = -sigma * (1 - sigma_next) + kept * (1 - sigma)
     return (1 - sigma_next) + kept, b, sigma_next * rest
@@ -100,29 +133,38 @@ def _from_log_rho(sigma: Tensor, sigma_next: Tensor, log_rho: Tensor) -> Coeffic
 
 @kernel()
 def ode(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
-    """The probability-flow ODE (Eq. 1), one Euler step: `frozen_x0` with ρ = 1, free of its rounding."""
+    r"""The probability-flow ODE (Eq. 1), one Euler step: $a = 1$, $b = -\Delta$, $s = 0$.
+
+    It is `frozen_x0` with $\rho = 1$, free of its rounding.
+    """
     return torch.ones_like(sigma), sigma_next - sigma, torch.zeros_like(sigma)
 
 
 @kernel()
 def dance(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
-    """DanceGRPO (Table 1): Σ = η²Δ."""
+    r"""DanceGRPO (Table 1): `euler_maruyama` with $\Sigma = \eta^2\Delta$."""
     return euler_maruyama(sigma, sigma_next, eta**2 * (sigma - sigma_next))
 
 
 @kernel()
 def flow(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
-    """FlowGRPO (Table 1): Σ = η²Δσ/(1-σ); at σ = 1 the denominator is taken at σ'."""
+    r"""FlowGRPO (Table 1): `euler_maruyama` with $\Sigma = \eta^2\Delta\,\sigma/(1-\sigma)$.
+
+    At $\sigma = 1$ the denominator is taken at $\sigma'$.
+    """
     denominator = 1 - torch.where(sigma >= 1, sigma_next, sigma)
     return euler_maruyama(sigma, sigma_next, eta**2 * (sigma - sigma_next) * sigma / denominator)
 
 
 @kernel()
 def sage(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
-    """Eq. 5 / 21: Σ = η²[-Δ + log((1-σ')/(1-σ))], the exact integral of η²u/(1-u) over the step.
+    r"""Eq. 5 / 21: `euler_maruyama` with the exact integral of the noise over the step.
 
-    The integral diverges at σ = 1, so its upper end stops at 1-δ. Both terms use that end and δ
-    never exceeds half of 1-σ': Σ is positive for every schedule.
+    $$\Sigma = \eta^2\int_{\sigma'}^{\sigma}\frac{u}{1-u}\,du
+    = \eta^2\left[\log\frac{1-\sigma'}{1-\sigma} - \Delta\right]$$
+
+    The integral diverges at $\sigma = 1$, so its upper end stops at $1-\delta$. Both terms use that end, and $\delta$
+    never exceeds half of $1-\sigma'$: $\Sigma$ is positive for every schedule.
     """
     delta = (0.5 * (1 - sigma_next)).clamp(max=CLAMP)
     top = torch.minimum(sigma, 1 - delta)
@@ -132,7 +174,10 @@ def sage(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
 
 @kernel(converges=False)
 def cps(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
-    """Coefficients-preserving sampling: ρ = cos(ηπ/2). Its noise does not shrink with the step."""
+    r"""Coefficients-preserving sampling: `frozen_x0` with $\rho = \cos(\eta\pi/2)$.
+
+    Its noise does not shrink with the step.
+    """
     if eta > 1:
         raise ValueError(f"eta={eta}: kernel 'cps' rotates noise by eta·90°, use 0 to 1")
     angle = torch.full_like(sigma, eta * math.pi / 2)
@@ -141,9 +186,13 @@ def cps(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
 
 @kernel()
 def precise(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
-    """The exact solution of SAGE's SDE (Eq. 16 with ε² = η²σ/(1-σ)) when x̂0 is held fixed.
+    r"""The exact solution of SAGE's SDE (Eq. 16 with $\epsilon^2 = \eta^2\sigma/(1-\sigma)$) for a fixed $\hat x_0$.
 
-    ρ = [σ'(1-σ) / (σ(1-σ'))]^(η²/2): finite at σ = 1, no clamp, no noise left at σ' = 0.
+    `frozen_x0` with
+
+    $$\rho = \left[\frac{\sigma'(1-\sigma)}{\sigma(1-\sigma')}\right]^{\eta^2/2}$$
+
+    which is finite at $\sigma = 1$, needs no clamp and leaves no noise at $\sigma' = 0$.
     """
     odds = sigma_next * (1 - sigma) / (sigma * (1 - sigma_next))
     return _from_log_rho(sigma, sigma_next, 0.5 * eta**2 * odds.log())
@@ -151,5 +200,8 @@ def precise(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
 
 @kernel()
 def dance_precise(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
-    """The same for DanceGRPO's constant noise: ρ = exp(-η²/2·(1/σ' - 1/σ))."""
+    r"""`precise` for DanceGRPO's constant noise.
+
+    $$\rho = \exp\left(-\frac{\eta^2}{2}\left(\frac{1}{\sigma'} - \frac{1}{\sigma}\right)\right)$$
+    """
     return _from_log_rho(sigma, sigma_next, -0.5 * eta**2 * (1 / sigma_next - 1 / sigma))

@@ -11,13 +11,18 @@ def clipped(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
 
 
 def velocity_gradient(log_ratio: Tensor, advantage: Tensor, clip: float, pull: Tensor) -> Tensor:
-    """|∂ surrogate/∂v| a sample, where `pull` = |∂ log-ratio/∂v| = |k|·‖ε - kδ‖: what the equalizer balances."""
+    r"""Size of the surrogate's gradient by the velocity, a sample: what the equalizer balances.
+
+    $\rho\,|A|$ times `pull`, the size of the log-ratio's, with the ratio $\rho$; 0 where the clip holds.
+    """
     free = ~clipped(log_ratio, advantage, clip)
     return free * log_ratio.double().exp() * advantage.abs() * pull
 
 
 def surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    """-min(ratio·A, clip(ratio, 1±clip)·A), the clipped form of Eq. 4.
+    r"""The clipped form of Eq. 4, with the ratio $\rho$ and the clip range $c$.
+
+    $$-\min\left(\rho A,\ \mathrm{clip}(\rho,\ 1-c,\ 1+c)\,A\right)$$
 
     In float64: with mean reduction ratios differ from 1 by 1e-5, where float32 has two digits left.
     """
@@ -26,10 +31,14 @@ def surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
 
 
 def dual_kl(position: Tensor, velocity: Tensor, beta_position: float, beta_velocity: float) -> Tensor:
-    """Eq. 14 / 40: L_KL = β_pos·KL(θ‖anchor) + β_vel·KL(θ‖previous)."""
+    r"""Eq. 14 / 40, with the KL to the anchor (`position`) and to the previous policy (`velocity`).
+
+    $$L_\mathrm{KL} = \beta_\mathrm{pos}\,\mathrm{KL}(\theta\Vert\mathrm{anchor})
+    + \beta_\mathrm{vel}\,\mathrm{KL}(\theta\Vert\mathrm{previous})$$
+    """
     return beta_position * position + beta_velocity * velocity
 
 
 def sage_loss(policy: Tensor, equalizer: float, kl_weight: float, kl: Tensor) -> Tensor:
-    """Eq. 43 with the sign of the KL corrected: S_t·surrogate + λ·L_KL."""
+    r"""Eq. 43 with the sign of the KL corrected: $S_t\cdot\mathrm{surrogate} + \lambda L_\mathrm{KL}$."""
     return equalizer * policy + kl_weight * kl

@@ -10,7 +10,12 @@ def shift_sigma(sigma: Tensor, shift: float) -> Tensor:
 
 
 def sigma_schedule(steps: int, shift: float = 1.0) -> Tensor:
-    """The grid σ_0 = 1 > σ_1 > … > σ_T = 0: uniform, then shifted."""
+    r"""The grid $\sigma_0 = 1 > \sigma_1 > \dots > \sigma_T = 0$: uniform, then shifted.
+
+    Args:
+        steps: Their number $T$; the grid has one noise level more.
+        shift: 1 leaves it uniform; above 1 there are more steps at high noise.
+    """
     if steps < 1 or shift <= 0:
         raise ValueError(f"steps={steps}, shift={shift}: use at least one step and a shift above 0")
     sigma = shift_sigma(torch.linspace(1, 0, steps + 1, dtype=torch.float64), shift)

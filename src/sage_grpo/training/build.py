@@ -80,8 +80,7 @@ def as_model(model: Any) -> VideoModel:
     if not isinstance(model, VideoModel):
         kind = type(model).__name__
         raise ConfigError(
-            f"model: {kind} is no video model; write class {kind}(VideoModel), with VideoModel from "
-            "sage_grpo.core.protocols"
+            f"model: {kind} is no video model; write class {kind}(VideoModel), after `from sage_grpo import VideoModel`"
         )
     return model
 
@@ -154,7 +153,7 @@ def as_reward(reward: Reward | Callable[..., Any]) -> Reward:
     if not callable(reward):
         raise ConfigError(
             f"rewards: {type(reward).__name__} is neither a reward nor a function; write class "
-            f"{type(reward).__name__}(Reward), with Reward from sage_grpo.core.protocols"
+            f"{type(reward).__name__}(Reward), after `from sage_grpo import Reward`"
         )
     return FunctionReward(reward)
 

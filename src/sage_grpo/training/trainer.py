@@ -59,20 +59,34 @@ def _stop_on_signal(agree: Agree) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Result:
+    """How a run ended."""
+
     folder: Path
+    """Of the run."""
     iterations: int
+    """That are done, those before a resume included."""
     first: Metrics
+    """Of the first iteration after the start or resume, such as `reward/mean`."""
     last: Metrics
+    """Of the last iteration."""
     seconds: float
+    """Since the start or resume."""
     stop_reason: str | None = None
+    """None if all iterations are done."""
     alarms: list[str] = field(default_factory=list)
+    """Of the drift gauge."""
 
 
 class Trainer:
-    """Everything may be given as an object or left to the recipe.
+    """A run: `Trainer(…).train()`. Everything may be given as an object or left to the recipe.
 
-    model: a `VideoModel`; rewards: `Reward`s or plain functions `f(videos, prompts) → list of numbers`; config: a
-    recipe as `RecipeConfig`, mapping or path; prompts: a path, list of texts, `datasets` object or function.
+    Args:
+        model: A `VideoModel`.
+        rewards: `Reward`s, or plain functions `f(videos, prompts) → list of numbers`.
+        config: A recipe as `RecipeConfig`, settings, path, or the name of a shipped one.
+        prompts: A path, list of texts, `datasets` object or function.
+        callbacks: Told what happens as it happens.
+        console: Where progress and the summary go.
     """
 
     def __init__(
@@ -148,6 +162,7 @@ class Trainer:
             )
 
     def train(self) -> Result:
+        """Go on from the newest checkpoint of the run folder, or start; Ctrl-C finishes the iteration and saves."""
         watchdog = Watchdog(self.loop, self.folder, self.config.run.hang_minutes, self.processes)
         with watchdog.watching():
             return self._train(watchdog)

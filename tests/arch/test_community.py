@@ -1,0 +1,120 @@
+"""Around the code: workflows call commands that exist, templates are forms, the citation is this version."""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import sage_grpo
+
+ROOT = Path(__file__).parents[2]
+GITHUB = ROOT / ".github"
+FILES = sorted(path for ending in ("yml", "yaml") for path in GITHUB.rglob(f"*.{ending}"))
+RUNS = sorted([*GITHUB.glob("workflows/*.yml"), *GITHUB.glob("actions/*/action.yml")])
+TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)) | {"quick"}
+HOMEPAGE = "https://github.com/sage-grpo/sage-grpo"
+
+
+def short(path):
+    return str(path.relative_to(ROOT))
+
+
+def read(path):
+    return yaml.safe_load(path.read_text())
+
+
+def steps(path):
+    content = read(path)
+    jobs = content["jobs"].values() if "jobs" in content else [content["runs"]]
+    return [step for job in jobs for step in job["steps"]]
+
+
+def faults(command: str) -> list[str]:
+    """What a line of a workflow names and we do not have."""
+    found = []
+    for line in re.split(r"&&|\n", command):
+        words = shlex.split(line)
+        if words[:1] == ["make"]:
+            found += [w for w in words[1:] if "=" not in w and not w.startswith("-") and w not in TARGETS]
+        found += [w for w in words if w.startswith("tests/") and not (ROOT / w).exists()]
+        if "pip" in words and "constraints.txt" not in words:
+            found.append("installs something unpinned")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=short)
+def test_files_are_yaml(path):
+    assert isinstance(read(path), dict)
+
+
+@pytest.mark.parametrize("path", RUNS, ids=short)
+def test_what_a_workflow_calls_exists(path):
+    for step in steps(path):
+        assert not faults(step.get("run", "")), step
+        used = step.get("uses", "")
+        if used.startswith("./"):
+            assert (ROOT / used / "action.yml").is_file(), used
+            given = set(step.get("with", {}))
+            assert given <= set(read(ROOT / used / "action.yml")["inputs"])
+        elif used:
+            assert re.fullmatch(r"actions/[\w-]+@v\d+", used), f"{used}: pinned by major version"
+
+
+@pytest.mark.parametrize("planted", ["make quik", "make docs whel", "pytest tests/modles", "pip install ruff"])
+def test_a_wrong_command_is_seen(planted):
+    assert faults(planted)
+
+
+@pytest.mark.parametrize("path", sorted(GITHUB.glob("workflows/*.yml")), ids=short)
+def test_a_workflow_may_only_read_and_ends(path):
+    content = read(path)
+    assert content["permissions"] == {"contents": "read"}
+    assert True in content or "on" in content  # YAML 1.1 reads `on` as true
+    for name, job in content["jobs"].items():
+        assert job["timeout-minutes"] <= 180, name
+        assert set([job.get("needs")] if job.get("needs") else []) <= set(content["jobs"])
+
+
+def test_every_folder_of_tests_is_run_by_a_workflow():
+    """`make quick` has the fast ones of all; those that need much have a job, and `make test` runs every night."""
+    text = "\n".join(path.read_text() for path in RUNS)
+    for name in ("models", "distributed", "serve", "study", "documentation"):
+        assert f"tests/{name}" in text
+    assert {"make quick", "make docs", "make wheel", "make test"} <= set(re.findall(r"make \w+", text))
+    assert "make soak" in text
+
+
+@pytest.mark.parametrize("path", sorted(GITHUB.glob("ISSUE_TEMPLATE/*.yml")), ids=short)
+def test_issue_forms_are_whole(path):
+    content = read(path)
+    if path.stem == "config":
+        assert all(link["url"].startswith(HOMEPAGE) for link in content["contact_links"])
+        return
+    assert content["name"]
+    assert content["description"]
+    ids = [part["id"] for part in content["body"]]
+    assert len(ids) == len(set(ids))
+    for part in content["body"]:
+        assert part["type"] in {"textarea", "input", "dropdown", "checkboxes"}
+        assert part["attributes"]["label"]
+        for page in re.findall(r"docs/[\w-]+\.md", str(part)):
+            assert (ROOT / page).is_file(), page
+
+
+def test_the_citation_is_this_version():
+    citation = read(ROOT / "CITATION.cff")
+    assert citation["version"] == sage_grpo.__version__
+    assert citation["repository-code"] == HOMEPAGE
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert citation["license"] == project["license"]
+    assert [author["name"] for author in citation["authors"]] == [author["name"] for author in project["authors"]]
+    assert project["urls"]["Repository"] == HOMEPAGE
+
+
+@pytest.mark.parametrize("name", ["SECURITY.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md"])
+def test_links_of_the_pages_around_exist(name):
+    for target in re.findall(r"\]\(([^)#\s]+)", (ROOT / name).read_text()):
+        assert target.startswith("https://") or (ROOT / target).exists(), target

@@ -1,0 +1,77 @@
+"""The notebooks of examples/ run from the first cell to the last, and what they show is kept in them."""
+
+import base64
+import json
+import re
+
+import pytest
+
+from documentation.blocks import check, commands
+
+pytest.importorskip("nbclient")
+pytest.importorskip("ipykernel")
+import nbformat
+
+from e2e.notebooks import NOTEBOOKS, execute
+
+BY_NAME = {path.stem: path for path in NOTEBOOKS}
+
+
+def names_of(path):
+    return path.stem
+
+
+def values(name, folder, what):
+    """What the variables of a notebook are at its end."""
+    book = execute(BY_NAME[name], folder, f"import json\nprint(json.dumps({what}))")
+    return json.loads(book.cells[-1].outputs[0].text)
+
+
+@pytest.mark.timeout(300)
+def test_a_kernel(tmp_path):
+    what = "{'before': before.flatten().tolist(), 'after': after.abs().max().item(), 'noise': table.s.tolist()}"
+    seen = values("a-kernel", tmp_path, what)
+    assert len(seen["before"]) == 7 * 4
+    assert all(x == 0 for x in seen["before"])  # log-ratios: to the last bit
+    assert seen["after"] > 1e-6
+    assert all(s > 0 for s in seen["noise"][:-1])
+
+
+@pytest.mark.timeout(300)
+def test_your_own_reward(tmp_path):
+    what = "{'first': first, 'last': last, 'lit': [brightness(x, prompts) for x in (before, after)]}"
+    seen = values("your-own-reward", tmp_path, what)
+    assert seen["last"] > 1.5 * seen["first"]
+    old, new = seen["lit"]
+    assert all(b > a for a, b in zip(old, new, strict=True))  # on seeds that were not trained on
+    assert not list(tmp_path.iterdir()), "a notebook leaves nothing beside itself"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=names_of)
+def test_what_a_notebook_shows_is_kept(path):
+    """A reader on the web sees pictures, small ones, and no trace of the machine that drew them."""
+    book = nbformat.read(path, as_version=4)
+    nbformat.validate(book)
+    cells = [cell for cell in book.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == "error"]
+    pictures = [
+        base64.b64decode(output.data["image/png"]) for output in outputs if "image/png" in output.get("data", {})
+    ]
+    assert len(pictures) >= 2
+    assert max(map(len, pictures)) < 100_000
+    assert not re.findall(r"/(?:tmp|home|root|work|opt|Users)/\w+", path.read_text())
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=names_of)
+def test_commands_of_a_notebook_exist(path):
+    book = nbformat.read(path, as_version=4)
+    text = "\n".join(cell.source for cell in book.cells if cell.cell_type == "markdown")
+    for code in re.findall(r"`(sage-grpo [^`]+)`", text):
+        for words in commands(code):
+            check(words, {}, whole=False)
+
+
+def test_there_are_two():
+    assert set(BY_NAME) == {"a-kernel", "your-own-reward"}
