@@ -7,7 +7,7 @@ import diffusers as df
 import torch
 import transformers as hf
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from sage_grpo.core.protocols import Condition, Exchange, Prompt
 from sage_grpo.models import tiny, unpadded
@@ -100,9 +100,11 @@ class HunyuanVideo15(DiffusersModel):
         network = self.pipe.transformer
         check_sharing(exchange.size, network.config.num_attention_heads)
         network.rope.register_forward_hook(lambda module, inputs, out: tuple(exchange.mine(x, 0) for x in out))
-        self.shard_blocks[0].register_forward_pre_hook(
-            lambda module, inputs: (exchange.mine(inputs[0], 1), *inputs[1:])
-        )
+
+        def cut_video(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            return exchange.mine(inputs[0], 1), *inputs[1:]
+
+        self.shard_blocks[0].register_forward_pre_hook(cut_video)
         network.proj_out.register_forward_hook(lambda module, inputs, out: exchange.everything(out, 1))
         self._attend(JointAttention(exchange))
 
