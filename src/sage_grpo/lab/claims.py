@@ -132,40 +132,21 @@ def _equalizer(results: Results) -> list[Claim]:
 
 
 def _kernels(results: Results) -> list[Claim]:
-    claims = []
-    for other in ("flow", "cps"):
-        difference = compare(results, "kernel-sage", f"kernel-{other}")
-        claims.append(
-            Claim(
-                f"SAGE's kernel earns more reward than {other} at equal η",
-                "Table 2",
-                f"reward {difference}",
-                TEST,
-                verdict(difference),
-            )
-        )
-    for other in ("flow", "cps"):
-        difference = compare(results, "kernel-sage", f"matched-{other}")
-        claims.append(
-            Claim(
-                f"… and than {other} at equal exploration",
-                "Table 2, matched",
-                f"reward {difference}",
-                TEST,
-                verdict(difference),
-            )
-        )
-    difference = compare(results, "kernel-sage", "noisy-end-sage")
-    claims.append(
-        Claim(
+    others = ("flow", "cps")
+
+    def claim(statement: str, source: str, other: str) -> Claim:
+        difference = compare(results, "kernel-sage", other)
+        return Claim(statement, source, f"reward {difference}", TEST, verdict(difference))
+
+    return [
+        *(claim(f"SAGE's kernel earns more reward than {k} at equal η", "Table 2", f"kernel-{k}") for k in others),
+        *(claim(f"… and than {k} at equal exploration", "Table 2, matched", f"matched-{k}") for k in others),
+        claim(
             "Ending rollouts without noise is better for training than keeping the kernel's last noise",
             "not in the paper",
-            f"reward {difference}",
-            TEST,
-            verdict(difference),
-        )
-    )
-    return claims
+            "noisy-end-sage",
+        ),
+    ]
 
 
 def _trust(results: Results) -> list[Claim]:
