@@ -11,7 +11,7 @@ import torch
 
 from sage_grpo.config import load_recipe
 from sage_grpo.core.protocols import Prompt
-from sage_grpo.distributed.launch import failures_told
+from sage_grpo.distributed.launch import recording_failures
 from sage_grpo.distributed.processes import join, leave
 from sage_grpo.distributed.shard import local, my_slice
 from sage_grpo.models.quiet import quiet_libraries
@@ -51,7 +51,7 @@ def main():
     folder, found = Path(sys.argv[1]), {}
     quiet_libraries()
     processes = join(2, 1, 1, "cpu")
-    with failures_told(folder, processes.global_rank, 2):
+    with recording_failures(folder, processes.global_rank, 2):
         for name in MODELS:
             adapter = resolve_model(name)
             size = dict(zip(("frames", "height", "width"), adapter.tiny_size, strict=True))

@@ -76,7 +76,7 @@ def main():
 
     from distributed.soak_faults import Planted
     from sage_grpo.rewards.remote.wire import Limits
-    from sage_grpo.serve.gate import Door, Gate, fingerprint
+    from sage_grpo.serve.gate import Gate, ScorerEndpoint, fingerprint
     from sage_grpo.serve.scorer import Scorer
 
     port, notes, seed = sys.argv[1:]
@@ -90,7 +90,7 @@ def main():
         return answer
 
     async def find():
-        return {"planted": Door(scorer.names, False, ask)}
+        return {"planted": ScorerEndpoint(scorer.names, False, ask)}
 
     gate = Gate(fingerprint(os.environ["SAGE_GRPO_TOKEN"]), Limits(), SECONDS, find)
     uvicorn.run(gate.app, host=HOST, port=int(port), log_level="error", access_log=False)

@@ -19,7 +19,7 @@ from sage_grpo.distributed.fake_group import pretend
 from sage_grpo.distributed.shard import shard
 from sage_grpo.models import contract
 from sage_grpo.plan.layout import Contents
-from sage_grpo.plan.memory import held as fullest
+from sage_grpo.plan.memory import model_states as fullest
 from tiny_models import tiny_model
 
 CASES = ("hunyuan15-lora", "hunyuan15-full")

@@ -12,7 +12,7 @@ import pytest
 
 from distributed.launcher import environment, torchrun, workers
 from sage_grpo.core.protocols import SingleProcess
-from sage_grpo.training.callbacks import Agree
+from sage_grpo.training.callbacks import CollectiveStop
 from sage_grpo.training.trainer import _stop_on_signal
 
 TRAIN = (
@@ -79,7 +79,7 @@ def test_sigterm_saves_and_a_later_start_goes_on(tmp_path):
 
 def test_a_request_waits_until_all_can_agree():
     """Else a process that is asked while it saves would leave the others alone in the next iteration."""
-    agree, told = Agree(), []
+    agree, told = CollectiveStop(), []
     loop = SimpleNamespace(comm=SingleProcess(), stop_reason=None, stop=told.append)
     with _stop_on_signal(agree):
         os.kill(os.getpid(), signal.SIGTERM)

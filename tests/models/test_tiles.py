@@ -10,7 +10,7 @@ from sage_grpo.config import load_recipe
 from sage_grpo.config.load import shipped_recipes
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_noise
-from sage_grpo.plan.operations import Watch
+from sage_grpo.plan.operations import OperationCounter
 from sage_grpo.plan.show import INDEXED, warnings
 from tiny_models import tiny_model
 
@@ -38,7 +38,7 @@ def test_no_convolution_of_a_tile_is_too_large(size, at_once):
     with torch.no_grad():
         assert vae.decode(z, return_dict=False)[0].shape == (1, 3, frames, height, width)
         largest = max(tiles, key=torch.numel)
-        with Watch() as watch:
+        with OperationCounter() as watch:
             decoder(largest)
     print(f"{size}: {len(tiles)} tiles, the largest convolution {watch.largest / INDEXED:.2f} × 2³¹")
     assert watch.largest < INDEXED / 2

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from sage_grpo.config import load_recipe
-from sage_grpo.distributed.launch import failures_told
+from sage_grpo.distributed.launch import recording_failures
 from sage_grpo.distributed.processes import launched, launched_rank, leave
 from sage_grpo.models.quiet import quiet_libraries
 from sage_grpo.rehearsal.iterations import run_iterations
@@ -22,7 +22,7 @@ def main():
     quiet_libraries()
     for name in sys.argv[2:]:
         record, small = Rehearsal(name), load_recipe(folder / name / "toy.yaml")
-        with failures_told(folder, rank, launched()):
+        with recording_failures(folder, rank, launched()):
             run_iterations(load_recipe(name), small, folder / name, record, print, Console(quiet=True))
         facts[name] = record.facts
     if rank == 0:

@@ -14,7 +14,7 @@ from sage_grpo.core.protocols import Prompt, Reward, Scores, Videos
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.function import CompositeReward
 from sage_grpo.rewards.remote import client as module
-from sage_grpo.rewards.remote.client import Away, Breaker, Client, Patience, Unanswered
+from sage_grpo.rewards.remote.client import Away, CircuitBreaker, Client, RetryPolicy, Unanswered
 from sage_grpo.rewards.remote.http import HttpReward
 from sage_grpo.rewards.remote.wire import WireError
 from support import make_config, make_loop, mean_brightness, weights
@@ -43,7 +43,7 @@ def test_a_server_that_comes_back_is_waited_for():
 
 def scripted(monkeypatch, answers, **patience):
     """A client whose requests take their answers, in seconds and a value or error, from a list."""
-    client = Client("http://nowhere", "NO_TOKEN", Patience(**patience), connections=4)
+    client = Client("http://nowhere", "NO_TOKEN", RetryPolicy(**patience), connections=4)
     lock = threading.Lock()
 
     def request(method, path, body):
@@ -95,7 +95,7 @@ def test_the_deadline_holds_for_an_answer_that_never_ends(monkeypatch):
 
 
 def test_an_open_breaker_lets_one_through_at_a_time():
-    breaker, inside, most = Breaker(limit=2), [0], [0]
+    breaker, inside, most = CircuitBreaker(limit=2), [0], [0]
     lock = threading.Lock()
 
     def attempt():

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from sage_grpo.core.protocols import Prompt, Reward, Scores
 from sage_grpo.rewards.remote.wire import Limits, pack_request, unpack_answer
 from sage_grpo.serve import gate as module
-from sage_grpo.serve.gate import Busy, Door, Gate, fingerprint
+from sage_grpo.serve.gate import Busy, Gate, ScorerEndpoint, fingerprint
 from sage_grpo.serve.scorer import Scorer
 from serve.faults import NAMES, truth
 
@@ -37,7 +37,7 @@ class Mean(Truth):
 
 def client(*rewards, seconds=5.0, limits=None, fault=None):
     async def find():
-        return {type(r).__name__: Door(r.names, False, asking(r)) for r in rewards or (Truth(),)}
+        return {type(r).__name__: ScorerEndpoint(r.names, False, asking(r)) for r in rewards or (Truth(),)}
 
     def asking(reward):
         scorer = Scorer(reward, 8, seconds)

@@ -5,7 +5,7 @@ import torch
 
 from gaussian_model import GaussianModel
 from sage_grpo.config import GaugeConfig
-from sage_grpo.plan.operations import Watch
+from sage_grpo.plan.operations import OperationCounter
 from sage_grpo.training.gauge import DriftGauge, diversity, look
 from support import make_config, make_loop
 
@@ -73,7 +73,7 @@ def test_look():
 
 def test_look_needs_room_for_frames_and_not_for_videos():
     batches = [torch.randint(0, 256, (2, 24, 16, 16, 3), dtype=torch.uint8) for _ in range(3)]
-    with Watch() as watch:
+    with OperationCounter() as watch:
         found = look(batches)
     assert watch.peak < 4 * 4 * batches[0][:, 0].numel()  # four frames of a batch in float32
     videos = torch.cat(batches).double()

@@ -62,10 +62,10 @@ def export(
     )
     if update := written["update"]:
         console.print(*(f"  {line}" for line in survival_lines(update)), sep="\n", highlight=False, soft_wrap=True)
-        kept, name = next(iter(update.values()))["survives"], next(iter(update))
-        if abs(kept - 1) > LOSS:
+        share, name = next(iter(update.values()))["survives"], next(iter(update))
+        if abs(share - 1) > LOSS:
             console.print(
-                f"[yellow]warning:[/] {name} does not hold the update of this run: {kept:.1%} of it survives. "
+                f"[yellow]warning:[/] {name} does not hold the update of this run: {share:.1%} of it survives. "
                 "Use --dtype float32, or leave out --merge for the adapter, which loses nothing.",
                 highlight=False,
                 soft_wrap=True,

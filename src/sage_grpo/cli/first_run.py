@@ -67,8 +67,8 @@ def show(report: dict[str, Any], out: Path, console: Any) -> None:
         console.print(f"  {phase:<8} {row['measured']:8.2f} s, planned {row['planned']:.2f} s", highlight=False)
     memory = report["memory"]
     if memory["measured"]:
-        got, wanted = memory["measured"] / 1e9, memory["planned"] / 1e9
-        console.print(f"  memory   {got:8.2f} GB, planned {wanted:.2f} GB", highlight=False)
+        measured, planned = memory["measured"] / 1e9, memory["planned"] / 1e9
+        console.print(f"  memory   {measured:8.2f} GB, planned {planned:.2f} GB", highlight=False)
     console.print(f"The report is {out}/first-run.json; please send it back.", highlight=False)
     if "calibration" in report:
         console.print(

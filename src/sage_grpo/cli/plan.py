@@ -66,18 +66,18 @@ def plan(
 
                 raise ConfigError(f"none of these layouts works: {cells[0].why}")
             draw_sweep(cells, f"{recipe} on {gpu}", picture)
-            told: Any = {"sweep": [show.cell_summary(cell, price, cells) for cell in cells], "picture": str(picture)}
+            figures: Any = {"sweep": [show.cell_summary(cell, price, cells) for cell in cells], "picture": str(picture)}
         else:
             with notes.status("going through the network without weights"):
-                found = estimate(config, kind, known)
-            told = show.summary(found, gpu, price)
+                planned = estimate(config, kind, known)
+            figures = show.summary(planned, gpu, price)
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(figures))
     elif axes:
         show.show_sweep(cells, price, console)
         console.print(f"Drawn in {picture}", highlight=False)
     else:
-        show.show(found, gpu, price, console)
+        show.show(planned, gpu, price, console)
 
 
 def checked(recipe: str, changes: list[str], *, as_json: bool) -> RecipeConfig:
@@ -98,8 +98,8 @@ def checked(recipe: str, changes: list[str], *, as_json: bool) -> RecipeConfig:
         near = nearest_layouts(recipe, changes, check_layout)
         if as_json:
             print(json.dumps({"error": str(error), "nearest": near}))
-        ways = "\n".join(f"  {' '.join(way)}" for way in near)
-        raise ConfigError(f"{error}\nnearest layouts that work:\n{ways}" if near else str(error)) from None
+        layouts = "\n".join(f"  {' '.join(layout)}" for layout in near)
+        raise ConfigError(f"{error}\nnearest layouts that work:\n{layouts}" if near else str(error)) from None
     return config
 
 
@@ -120,6 +120,6 @@ def calibrated(path: Path | None, run: Path | None, gpu: str) -> Any:
     config = load_recipe(files.recipe)
     planned = estimate(config, find_gpu(gpu), Calibration())
     rows = read_metrics(files.log)
-    found = calibrate(rows, planned.seconds, config.rollouts // config.parallel.replicas, gpu, run.name)
-    write_calibration(path or Path("calibration.yaml"), found)
-    return found
+    fitted = calibrate(rows, planned.seconds, config.rollouts // config.parallel.replicas, gpu, run.name)
+    write_calibration(path or Path("calibration.yaml"), fitted)
+    return fitted

@@ -73,25 +73,25 @@ def rehearse(
             from sage_grpo.rehearsal.run import rehearse as run
 
             quiet_libraries()
-            with nullcontext(str(out)) if out else tempfile.TemporaryDirectory() as place:
-                folder = out or Path(place)
-                told = run(recipe, overrides or [], folder, Console(quiet=True), status.update, processes)
+            with nullcontext(str(out)) if out else tempfile.TemporaryDirectory() as scratch:
+                folder = out or Path(scratch)
+                record = run(recipe, overrides or [], folder, Console(quiet=True), status.update, processes)
     if as_json:
         import json
         from dataclasses import asdict
 
-        print(json.dumps(asdict(told) | {"ok": True, "out": str(out) if out else None}))
+        print(json.dumps(asdict(record) | {"ok": True, "out": str(out) if out else None}))
         return
     from rich.markup import escape
 
-    console.print(f"[bold]{recipe}[/] rehearsed in {sum(told.covered.values()):.1f} s", highlight=False)
-    for name, seconds in told.covered.items():
+    console.print(f"[bold]{recipe}[/] rehearsed in {sum(record.covered.values()):.1f} s", highlight=False)
+    for name, seconds in record.covered.items():
         console.print(f"  [green]✓[/] {name} ({seconds:.1f} s)", highlight=False)
-    facts = ", ".join(f"{name} {value}" for name, value in told.facts.items())
+    facts = ", ".join(f"{name} {value}" for name, value in record.facts.items())
     console.print(f"  {facts}", highlight=False)
-    for text in told.reduced:
+    for text in record.reduced:
         console.print(f"  [cyan]reduced[/]  {escape(text)}", highlight=False)
-    for text in told.stand_ins:
+    for text in record.stand_ins:
         console.print(f"  [yellow]replaced[/] {escape(text)}", highlight=False)
     if out:
         console.print(f"  samples, curves and export are in {out}", highlight=False)

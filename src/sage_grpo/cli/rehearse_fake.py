@@ -50,8 +50,8 @@ def rehearse_fake(recipe: Path, overrides: list[str], out: Path | None, as_json:
 
     console = Console(stderr=as_json)
     room = nullcontext(str(out)) if out else tempfile.TemporaryDirectory()
-    with room as place, console.status("starting a process of its own") as status:
-        report = rehearse_on_fake_cuda(recipe, overrides, Path(place), status.update, processes)
+    with room as path, console.status("starting a process of its own") as status:
+        report = rehearse_on_fake_cuda(recipe, overrides, Path(path), status.update, processes)
     if as_json:
         print(json.dumps(report.to_json() | {"out": str(out) if out else None}))
     elif not report.errors:
@@ -94,10 +94,10 @@ def merged(rows: list[Row]) -> list[tuple[str, str, int, int]]:
     for row in rows:
         groups[row.phase, row.place].append(row)
     lines = []
-    for (phase, place), parts in groups.items():
+    for (phase, source_line), parts in groups.items():
         inside = list(dict.fromkeys(row.inside for row in sorted(parts, key=lambda r: -r.count) if row.inside))
         more = f" and {len(inside) - 1} more" if len(inside) > 1 else ""
-        where = f"{place}\n  {short(inside[0])}{more}" if inside else place
+        where = f"{source_line}\n  {short(inside[0])}{more}" if inside else source_line
         lines.append((phase, where, sum(r.count for r in parts), sum(r.bytes for r in parts)))
     return sorted(lines, key=lambda line: (PHASES.index(line[0]), -line[2]))
 
@@ -111,13 +111,13 @@ def short(path: str) -> str:
 def table(lines: list[tuple[str, str, int, int]], *, sized: bool) -> Table:
     from rich.table import Table
 
-    shown = Table(box=None, pad_edge=True, padding=(0, 1))
-    shown.add_column("phase")
-    shown.add_column("times", justify="right")
+    grid = Table(box=None, pad_edge=True, padding=(0, 1))
+    grid.add_column("phase")
+    grid.add_column("times", justify="right")
     if sized:
-        shown.add_column("bytes", justify="right")
-    shown.add_column("where", overflow="fold")
+        grid.add_column("bytes", justify="right")
+    grid.add_column("where", overflow="fold")
     for phase, where, times, size in lines:
         amount = [f"{size / 1e3:,.1f} kB"] if sized else []
-        shown.add_row(phase, str(times), *amount, where)
-    return shown
+        grid.add_row(phase, str(times), *amount, where)
+    return grid

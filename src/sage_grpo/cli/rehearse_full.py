@@ -19,22 +19,22 @@ def rehearse_full(recipe: Path, overrides: list[str], out: Path | None, as_json:
 
     quiet_libraries()
     console = Console(stderr=as_json)
-    place = nullcontext(str(out)) if out else tempfile.TemporaryDirectory()
-    with console.status("loading the libraries") as status, place as folder:
-        found = rehearse_full_size(recipe, overrides, Path(folder), status.update)
+    room = nullcontext(str(out)) if out else tempfile.TemporaryDirectory()
+    with console.status("loading the libraries") as status, room as folder:
+        measured = rehearse_full_size(recipe, overrides, Path(folder), status.update)
     if as_json:
-        print(json.dumps(summary(found)))
+        print(json.dumps(summary(measured)))
         return
     table = Table("stage", "seconds", "GB loading", "GB working", box=None, pad_edge=False)
-    for name, stage in found.stages.items():
-        seconds = ", ".join(f"{step} {taken:.0f}" for step, taken in stage.seconds.items())
+    for name, stage in measured.stages.items():
+        seconds = ", ".join(f"{step} {duration:.0f}" for step, duration in stage.seconds.items())
         table.add_row(name, seconds, *(f"{size / 1e9:.2f}" if size else "" for size in (stage.loading, stage.working)))
-    console.print(f"[bold]{recipe}[/] with {found.parameters / 1e9:.2f} billion weights", highlight=False)
+    console.print(f"[bold]{recipe}[/] with {measured.parameters / 1e9:.2f} billion weights", highlight=False)
     console.print(table)
-    planned = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in found.planned.items())
-    written = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in found.disk.items())
+    planned = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in measured.planned.items())
+    written = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in measured.disk.items())
     console.print(f"  planned, GB: {planned}", highlight=False)
-    console.print(f"  planned peak / measured peak of an iteration: {found.ratio:.2f}", highlight=False)
+    console.print(f"  planned peak / measured peak of an iteration: {measured.ratio:.2f}", highlight=False)
     console.print(f"  on disk, GB: {written}", highlight=False)
-    for text in found.reduced:
+    for text in measured.reduced:
         console.print(f"  [cyan]reduced[/]  {text}", highlight=False)

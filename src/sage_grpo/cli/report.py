@@ -48,18 +48,18 @@ def report(
 
         with progress_of("reading runs", Console(stderr=True)) as tell:
             read = read_runs(runs, tell=tell)
-        found = make_report(read, price=price, smooth=smooth, megabytes=megabytes, by_hours=x == "hours")
+        document = make_report(read, price=price, smooth=smooth, megabytes=megabytes, by_hours=x == "hours")
         target = out or (RunFolder(runs[0]).report if len(runs) == 1 else Path("report.html"))
         try:
-            write_page(found.page, target)
+            write_page(document.page, target)
         except OSError as error:
             raise ConfigError(f"{target} cannot be written: {error.strerror}; name another place with --out") from None
     if as_json:
         import json
 
-        print(json.dumps(finite(found.figures | {"out": str(target)}), ensure_ascii=False))
+        print(json.dumps(finite(document.figures | {"out": str(target)}), ensure_ascii=False))
         return
-    _tell(found.figures, target)
+    _tell(document.figures, target)
 
 
 def finite(value: Any) -> Any:
@@ -82,8 +82,8 @@ def _tell(figures: dict[str, Any], target: Path) -> None:
         ends = [run["reward"][side] for side in ("first", "last")]
         reward = " → ".join("–" if math.isnan(value) else f"{value:+.3f}" for value in ends)
         console.print(Text(f"{run['name']}: {run['why']}"), highlight=False)
-        told = f"  reward {reward}, {run['hours']:.3g} process hours, ${run['cost']:.2f}, {len(run['alarms'])} alarms"
-        console.print(told, highlight=False)
+        line = f"  reward {reward}, {run['hours']:.3g} process hours, ${run['cost']:.2f}, {len(run['alarms'])} alarms"
+        console.print(line, highlight=False)
     for notice in figures["notices"]:
         console.print(Text.assemble(("note ", "yellow"), notice), highlight=False)
     size = target.stat().st_size / 1e6

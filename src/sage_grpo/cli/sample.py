@@ -46,11 +46,11 @@ def sample(
         prompts = texts or list(build.build_prompts(sources[0].config)(0, count))
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("sampling", total=len(prompts) * len(sources))
-            made = [
+            videos = [
                 (s.name, sample_videos(s, prompts, seed, tell=lambda: progress.advance(task)))
                 for s in reversed(sources)
             ]
-        files = write_samples(out, prompts, made, seed)
+        files = write_samples(out, prompts, videos, seed)
     if as_json:
         import json
 

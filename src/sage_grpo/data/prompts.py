@@ -45,8 +45,8 @@ def permuted(index: int, size: int, key: bytes) -> int:
             return index
 
 
-def check_columns(column: str, found: Iterable[Any], where: str) -> None:
-    names = [str(name) for name in found]
+def check_columns(column: str, columns: Iterable[Any], where: str) -> None:
+    names = [str(name) for name in columns]
     if len(set(names)) < len(names):
         raise PromptError(f"{where}: a column name is there twice in {', '.join(names)}; rename one")
     if column not in names:
@@ -168,8 +168,8 @@ class ParquetRows:
                 check_columns(column, file.schema_arrow.names, str(path))
                 for batch in file.iter_batches(256):
                     batch.validate(full=True)  # the strings of every column are UTF-8
-                    wanted = [name for name in (column, "image") if name in batch.schema.names]
-                    for row in batch.select(wanted).to_pylist():
+                    columns = [name for name in (column, "image") if name in batch.schema.names]
+                    for row in batch.select(columns).to_pylist():
                         count += 1
                         checked_text(row, column, f"{path}, row {count}")
                         check_image(row, path.parent, f"{path}, row {count}")

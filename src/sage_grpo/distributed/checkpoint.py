@@ -49,18 +49,18 @@ class CheckpointError(UserError, RuntimeError):
     """A checkpoint could not be written."""
 
 
-def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
+def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """Nested state as JSON; tensors go into `tensors` and leave a reference."""
     if isinstance(value, Tensor):
-        tensors[place] = value.detach()
-        return {"tensor": place, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+        tensors[path] = value.detach()
+        return {"tensor": path, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
     if isinstance(value, Mapping):
-        return {"dict": [[k, _pack(v, f"{place}/{k}", tensors)] for k, v in value.items()]}
+        return {"dict": [[k, _pack(v, f"{path}/{k}", tensors)] for k, v in value.items()]}
     if isinstance(value, list | tuple):
-        return {type(value).__name__: [_pack(v, f"{place}/{i}", tensors) for i, v in enumerate(value)]}
+        return {type(value).__name__: [_pack(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
-    raise TypeError(f"{place} is a {type(value).__name__}: a checkpoint holds tensors, numbers, texts and containers")
+    raise TypeError(f"{path} is a {type(value).__name__}: a checkpoint holds tensors, numbers, texts and containers")
 
 
 def saved_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -137,11 +137,11 @@ class Saver:
             hashes = {path.removeprefix(f"{work}/"): self.storage.digest(path) for path in mine}
         except (Exception, CheckpointException) as error:
             problem = os.strerror(errno.ENOSPC) if self.storage.full() else _reason(error)  # torch says it in riddles
-        told = self._tell((problem, hashes))
-        self._agree(step, [problem for problem, _ in told], work)
+        reports = self._tell((problem, hashes))
+        self._agree(step, [problem for problem, _ in reports], work)
         if self.main:
             try:
-                every = {path: digest for _, part in told for path, digest in sorted(part.items())}
+                every = {path: digest for _, part in reports for path, digest in sorted(part.items())}
                 self.storage.write(f"{work}/{MANIFEST}", json.dumps({"step": step, "sha256": every}, indent=1).encode())
                 for folder in (f"{work}/{TENSORS}", work):
                     self.storage.sync(folder)
@@ -162,16 +162,17 @@ class Saver:
 
     def _agree(self, step: int, problems: list[str | None], work: str = "") -> None:
         """What went wrong for one process stops all of them."""
-        found = next((problem for problem in problems if problem), None)
-        if not found:
+        failure = next((problem for problem in problems if problem), None)
+        if not failure:
             return
         if self.main and work:
             with suppress(Exception):
                 self.storage.remove(work)  # half of a checkpoint is of no use, and room is needed
         last = self.storage.steps()[-1:] or ["none"]
         raise CheckpointError(
-            f"the checkpoint of iteration {step} could not be written to {self.storage.root}: {found}; the last whole "
-            f"one is {last[0]}. Make room or name another place (run.checkpoints); the same command goes on from there"
+            f"the checkpoint of iteration {step} could not be written to {self.storage.root}: {failure}; the last "
+            f"whole one is {last[0]}. Make room or name another place (run.checkpoints); the same command goes on from "
+            "there"
         )
 
 
@@ -211,25 +212,25 @@ def _problem(storage: Storage, name: str, processes: Processes | None) -> str | 
 
 
 def load_checkpoint(
-    root: Root, name: str, processes: Processes | None = None, sharded: Sharded = lambda place: False
+    root: Root, name: str, processes: Processes | None = None, sharded: Sharded = lambda path: False
 ) -> dict[str, Any]:
     """Check every hash, each process some of them, then read this process's shards in today's layout."""
     storage = Storage(root)
     problem = _problem(storage, name, processes)
-    found = next((p for p in (processes.everybody(problem) if processes else [problem]) if p), None)
-    if found:
-        raise DamagedCheckpoint(found)
+    damage = next((p for p in (processes.everybody(problem) if processes else [problem]) if p), None)
+    if damage:
+        raise DamagedCheckpoint(damage)
     packed = json.loads(storage.read(f"{name}/{STATE}"))
     tensors: dict[str, Tensor] = {}
     mesh = processes.weights_mesh if processes else None
 
     def room(entry: Mapping[str, Any]) -> Any:
-        place, dtype = entry["tensor"], getattr(torch, entry["dtype"])
-        cut = mesh is not None and bool(entry["shape"]) and sharded(place)
-        tensors[place] = (
+        path, dtype = entry["tensor"], getattr(torch, entry["dtype"])
+        cut = mesh is not None and bool(entry["shape"]) and sharded(path)
+        tensors[path] = (
             _shards(entry["shape"], dtype, mesh) if cut and mesh else torch.empty(entry["shape"], dtype=dtype)
         )
-        return tensors[place]
+        return tensors[path]
 
     state = _unpack(packed, room)
     try:
@@ -248,7 +249,7 @@ def _shards(shape: list[int], dtype: torch.dtype, mesh: DeviceMesh) -> DTensor:
 
 
 def load_newest(
-    root: Root, processes: Processes | None = None, sharded: Sharded = lambda place: False
+    root: Root, processes: Processes | None = None, sharded: Sharded = lambda path: False
 ) -> tuple[str, dict[str, Any], list[str]] | None:
     """The newest whole checkpoint by name, and what was wrong with those passed over."""
     problems: list[str] = []

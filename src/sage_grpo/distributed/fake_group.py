@@ -32,7 +32,7 @@ def fake_group(processes: int, rank: int = 0) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-class Unhurried:
+class NoopStream:
     """An event or stream of a device that is always done: everything that it is asked to wait for is over."""
 
     def __init__(self, **settings: Any) -> None: ...
@@ -45,18 +45,18 @@ class Unhurried:
     def is_capturing(self) -> bool:
         return False
 
-    def record_event(self, event: Any = None) -> "Unhurried":
-        return event or Unhurried()
+    def record_event(self, event: Any = None) -> "NoopStream":
+        return event or NoopStream()
 
 
 class FakeStreams:
     """What FSDP2 asks of `torch.cuda`: streams and events, in place of those of a driver."""
 
-    Stream = Event = Unhurried
+    Stream = Event = NoopStream
     stream = staticmethod(nullcontext)
 
-    def current_stream(self, device: Any = None) -> Unhurried:
-        return Unhurried()
+    def current_stream(self, device: Any = None) -> NoopStream:
+        return NoopStream()
 
     def current_device(self) -> int:
         return 0
@@ -64,7 +64,7 @@ class FakeStreams:
 
 def sharding_modules() -> list[Any]:
     """Those of FSDP2 that ask for streams."""
-    names = [f"{fully_shard.__name__}.{found.name}" for found in pkgutil.iter_modules(fully_shard.__path__)]
+    names = [f"{fully_shard.__name__}.{info.name}" for info in pkgutil.iter_modules(fully_shard.__path__)]
     return [module for module in map(importlib.import_module, names) if hasattr(module, "_get_device_handle")]
 
 

@@ -23,21 +23,21 @@ class Files(Protocol):
     def write(self, name: str, data: bytes) -> None: ...
 
 
-def to_json(metadata: Metadata, places: dict[MetadataIndex, _StorageInfo]) -> bytes:
+def to_json(metadata: Metadata, locations: dict[MetadataIndex, _StorageInfo]) -> bytes:
     """Of every tensor its type, shape and pieces: offset, shape, file, where it begins there and how long it is."""
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for name, kind in metadata.state_dict_metadata.items():
         if not isinstance(kind, TensorStorageMetadata):
             raise TypeError(f"{name} is not a tensor: nothing else goes into these files")
         dtype = str(kind.properties.dtype).removeprefix("torch.")
-        found[name] = {"dtype": dtype, "shape": list(kind.size), "pieces": []}
+        tensors[name] = {"dtype": dtype, "shape": list(kind.size), "pieces": []}
         for i, chunk in enumerate(kind.chunks):
-            index = next(key for key in (MetadataIndex(name, chunk.offsets, i), MetadataIndex(name)) if key in places)
-            place = places[index]
-            found[name]["pieces"].append(
-                [list(chunk.offsets), list(chunk.sizes), place.relative_path, place.offset, place.length]
+            keys = (MetadataIndex(name, chunk.offsets, i), MetadataIndex(name))
+            location = next(locations[key] for key in keys if key in locations)
+            tensors[name]["pieces"].append(
+                [list(chunk.offsets), list(chunk.sizes), location.relative_path, location.offset, location.length]
             )
-    return json.dumps(found, separators=(",", ":")).encode()
+    return json.dumps(tensors, separators=(",", ":")).encode()
 
 
 def from_json(data: bytes) -> Metadata:

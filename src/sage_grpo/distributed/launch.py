@@ -44,22 +44,22 @@ def launch(
 
 
 @contextmanager
-def failures_told(folder: Path, rank: int, world: int) -> Iterator[None]:
+def recording_failures(folder: Path, rank: int, world: int) -> Iterator[None]:
     """In a launched process: the reason of its end, for the one that launched it."""
     try:
         yield
     except Exception as error:
         text = str(error) if isinstance(error, UserError) else "".join(traceback.format_exception(error)).rstrip()
-        told = {"time": time.time(), "text": f"process {rank} of {world}: {text}"}
+        failure = {"time": time.time(), "text": f"process {rank} of {world}: {text}"}
         (folder / FAILURES).mkdir(exist_ok=True)
-        (folder / FAILURES / f"{rank}.json").write_text(json.dumps(told))
+        (folder / FAILURES / f"{rank}.json").write_text(json.dumps(failure))
         raise
 
 
 def _first_failure(folder: Path) -> str | None:
     """The others often fail only because one did."""
-    told = [json.loads(path.read_text()) for path in (folder / FAILURES).glob("*.json")]
-    return str(min(told, key=lambda one: one["time"])["text"]) if told else None
+    failures = [json.loads(path.read_text()) for path in (folder / FAILURES).glob("*.json")]
+    return str(min(failures, key=lambda failure: failure["time"])["text"]) if failures else None
 
 
 def _tail(log: Path) -> str:

@@ -70,9 +70,9 @@ class Processes:
 
     def everybody(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
         """A small object of every process, in rank order."""
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, value, group=group)
-        return found
+        values: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value, group=group)
+        return values
 
     def another_group(self) -> dist.ProcessGroup:
         """All of them again, for work beside the training. Every process must ask for it."""

@@ -84,8 +84,8 @@ class CheckpointFiles:
         if name not in self.files:
             raise KeyError(f"the checkpoint has no {name}")
         with safe_open(self.files[name], "pt") as file:
-            found: Tensor = file.get_slice(name)[part] if part else file.get_tensor(name)
-            return found
+            tensor: Tensor = file.get_slice(name)[part] if part else file.get_tensor(name)
+            return tensor
 
 
 @torch.no_grad()

@@ -51,8 +51,8 @@ class Storage:
     def steps(self) -> list[str]:
         """Oldest first."""
         self.fs.invalidate_cache()
-        found = self.fs.ls(self.base, detail=False) if self.fs.isdir(self.base) else []
-        names = (path.rstrip("/").rsplit("/", 1)[-1] for path in found)
+        paths = self.fs.ls(self.base, detail=False) if self.fs.isdir(self.base) else []
+        names = (path.rstrip("/").rsplit("/", 1)[-1] for path in paths)
         return sorted(name for name in names if name.startswith(STEP))
 
     def read(self, name: str) -> bytes:
@@ -66,8 +66,8 @@ class Storage:
     def names(self, folder: str, start: str) -> list[str]:
         """Files directly in a folder whose names begin with `start`."""
         self.fs.invalidate_cache()
-        found = (path.rsplit("/", 1)[-1] for path in self.fs.ls(self._path(folder), detail=False))
-        return sorted(f"{folder}/{name}" for name in found if name.startswith(start))
+        files = (path.rsplit("/", 1)[-1] for path in self.fs.ls(self._path(folder), detail=False))
+        return sorted(f"{folder}/{name}" for name in files if name.startswith(start))
 
     def digest(self, name: str) -> str:
         total = hashlib.sha256()

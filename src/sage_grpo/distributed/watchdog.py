@@ -19,8 +19,8 @@ from sage_grpo.runs.folder import RunFolder
 GRACE = 60.0  # seconds in which the other processes may write their stacks; a shared folder shows news late
 
 
-def _event(place: str) -> Callable[..., None]:
-    return lambda watchdog, *details: watchdog.mark(place)
+def _event(event: str) -> Callable[..., None]:
+    return lambda watchdog, *details: watchdog.mark(event)
 
 
 class Watchdog(Callback):
@@ -43,8 +43,8 @@ class Watchdog(Callback):
         self.marks, self.place, self.at = 0, "the start", time.monotonic()
         self._over = threading.Event()
 
-    def mark(self, place: str) -> None:
-        self.marks, self.place, self.at = self.marks + 1, place, time.monotonic()
+    def mark(self, event: str) -> None:
+        self.marks, self.place, self.at = self.marks + 1, event, time.monotonic()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -88,5 +88,5 @@ class Watchdog(Callback):
     def _report(self) -> None:
         self._last_resort(4 * self.grace)
         done = f"{self.marks} marks, {self.loop.iteration} iterations and {self.loop.updates} updates"
-        place = f"last seen at {self.place} {(time.monotonic() - self.at) / 60:.1f} min ago"
-        report_hang(self.folder, self.rank, self.world, f"{done}, {place}", self.limit / 60, self.grace)
+        position = f"last seen at {self.place} {(time.monotonic() - self.at) / 60:.1f} min ago"
+        report_hang(self.folder, self.rank, self.world, f"{done}, {position}", self.limit / 60, self.grace)

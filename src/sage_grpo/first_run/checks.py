@@ -59,8 +59,8 @@ def files_checks(config: RecipeConfig) -> Iterator[Check]:
     if path is not None:
         local = Path(path).expanduser()
         missing = path.startswith((".", "/", "~")) and not local.is_dir()
-        found = "is here" if local.is_dir() else "is not there" if missing else "is a hub name, downloaded when needed"
-        yield Check("checkpoint", not missing, f"{path} {found}", "model.path=FOLDER")
+        state = "is here" if local.is_dir() else "is not there" if missing else "is a hub name, downloaded when needed"
+        yield Check("checkpoint", not missing, f"{path} {state}", "model.path=FOLDER")
     try:
         build.build_prompts(config)
         yield Check("prompts", True, config.prompts.path or "the model's own")
@@ -76,7 +76,7 @@ def files_checks(config: RecipeConfig) -> Iterator[Check]:
 def nearest_folder(path: Path) -> Path:
     """The folder, or the first one above it that is there."""
     path = path.absolute()
-    return next(place for place in (path, *path.parents) if place.exists())
+    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def device_name(device: torch.device) -> str:

@@ -10,7 +10,7 @@ from rich.console import Console
 from sage_grpo.config import load_recipe
 from sage_grpo.core.loop import Callback, Loop, Metrics
 from sage_grpo.distributed.device import HOST
-from sage_grpo.distributed.launch import failures_told
+from sage_grpo.distributed.launch import recording_failures
 from sage_grpo.distributed.processes import launched, launched_rank, leave
 from sage_grpo.files import atomic_write
 from sage_grpo.models.quiet import quiet_libraries
@@ -36,7 +36,7 @@ class PeakMemory(Callback):
 def main() -> None:
     folder, rank = Path(sys.argv[1]), launched_rank()
     quiet_libraries()
-    with failures_told(folder, rank, launched()):
+    with recording_failures(folder, rank, launched()):
         config = load_recipe(folder / RECIPE)
         peaks = PeakMemory(folder / MEMORY.format(rank))
         Trainer(config=config, callbacks=[peaks], console=Console(quiet=True)).train()

@@ -92,8 +92,8 @@ def run_iterations(config: RecipeConfig, folder: Path, tell: Tell) -> None:
 
     def look() -> None:
         rows = read_metrics(log) if log.exists() else []
-        taken = sum(row.get(f"seconds/{phase}") or 0.0 for row in rows for phase in PHASES)
-        left = f", {taken / len(rows) * (total - len(rows)):.0f} s left" if rows else ""
+        seconds = sum(row.get(f"seconds/{phase}") or 0.0 for row in rows for phase in PHASES)
+        left = f", {seconds / len(rows) * (total - len(rows)):.0f} s left" if rows else ""
         tell(f"4 of 4: iteration {min(len(rows) + 1, total)} of {total}{left}")
 
     launch(config.parallel.processes, iterations.__name__, [str(folder)], folder, look)
@@ -122,6 +122,6 @@ def measured(config: RecipeConfig, folder: Path, plan: Plan) -> dict[str, Any]:
 
 def calibration(config: RecipeConfig, folder: Path, plan: Plan, kind: str) -> Mapping[str, Any]:
     rows = read_metrics(RunFolder(folder / "run").log)
-    found = calibrate(rows, plan.seconds, config.rollouts // config.parallel.replicas, kind, "first run")
-    write_calibration(folder / CALIBRATION, found)
-    return found.model_dump()
+    fitted = calibrate(rows, plan.seconds, config.rollouts // config.parallel.replicas, kind, "first run")
+    write_calibration(folder / CALIBRATION, fitted)
+    return fitted.model_dump()

@@ -35,8 +35,8 @@ class Results:
     def _per_seed(self, name: str, key: str) -> list[float]:
         values = []
         for _, run in sorted(self.runs[name].items()):
-            found = run["evaluation"][key]
-            values.append(sum(found) / len(found) if isinstance(found, list) else found)
+            measured = run["evaluation"][key]
+            values.append(sum(measured) / len(measured) if isinstance(measured, list) else measured)
         return values
 
     def gain(self, name: str) -> list[float]:
@@ -89,9 +89,15 @@ def _direct(direct: dict[str, Any]) -> list[Claim]:
         ("noisy", "Rollouts with SAGE's kernel stay nearer to the manifold than FlowGRPO's, last step noisy"),
         ("clean", "The same with a deterministic last step"),
     ):
-        found = paired(direct["quality"][f"flow-{ending}"], direct["quality"][f"sage-{ending}"])
+        difference = paired(direct["quality"][f"flow-{ending}"], direct["quality"][f"sage-{ending}"])
         claims.append(
-            Claim(statement, "Fig. 2, 9", f"distance flow − sage {found}", "paired t over rollouts", verdict(found))
+            Claim(
+                statement,
+                "Fig. 2, 9",
+                f"distance flow − sage {difference}",
+                "paired t over rollouts",
+                verdict(difference),
+            )
         )
     raw, equal = (max(direct["gradient"][k]["norm"]) / min(direct["gradient"][k]["norm"]) for k in ("raw", "equalized"))
     claims.append(
@@ -112,58 +118,43 @@ def _equalizer(results: Results) -> list[Claim]:
     for kernel in TRAINED:
         on, off = results.gain(f"kernel-{kernel}"), results.gain(f"kernel-{kernel}-unequal")
         differences += [a - b for a, b in zip(on, off, strict=True)]
-    found = effect(differences)
+    difference = effect(differences)
     claims.append(
         Claim(
             "The gradient equalizer raises the reward, over all kernels",
             "Fig. 3",
-            f"reward on − off {found}",
+            f"reward on − off {difference}",
             "paired t over kernels × seeds",
-            verdict(found),
+            verdict(difference),
         )
     )
     return claims
 
 
 def _kernels(results: Results) -> list[Claim]:
-    claims = []
-    for other in ("flow", "cps"):
-        found = compare(results, "kernel-sage", f"kernel-{other}")
-        claims.append(
-            Claim(
-                f"SAGE's kernel earns more reward than {other} at equal η",
-                "Table 2",
-                f"reward {found}",
-                TEST,
-                verdict(found),
-            )
-        )
-    for other in ("flow", "cps"):
-        found = compare(results, "kernel-sage", f"matched-{other}")
-        claims.append(
-            Claim(
-                f"… and than {other} at equal exploration", "Table 2, matched", f"reward {found}", TEST, verdict(found)
-            )
-        )
-    found = compare(results, "kernel-sage", "noisy-end-sage")
-    claims.append(
-        Claim(
+    others = ("flow", "cps")
+
+    def claim(statement: str, source: str, other: str) -> Claim:
+        difference = compare(results, "kernel-sage", other)
+        return Claim(statement, source, f"reward {difference}", TEST, verdict(difference))
+
+    return [
+        *(claim(f"SAGE's kernel earns more reward than {k} at equal η", "Table 2", f"kernel-{k}") for k in others),
+        *(claim(f"… and than {k} at equal exploration", "Table 2, matched", f"matched-{k}") for k in others),
+        claim(
             "Ending rollouts without noise is better for training than keeping the kernel's last noise",
             "not in the paper",
-            f"reward {found}",
-            TEST,
-            verdict(found),
-        )
-    )
-    return claims
+            "noisy-end-sage",
+        ),
+    ]
 
 
 def _trust(results: Results) -> list[Claim]:
     dual = "kernel-sage"
 
     def claim(statement: str, source: str, a: str, b: str, what: str, unit: str, expected: str = "positive") -> Claim:
-        found = compare(results, a, b, what)
-        return Claim(statement, source, f"{unit} {found}", TEST, verdict(found, expected=expected))
+        difference = compare(results, a, b, what)
+        return Claim(statement, source, f"{unit} {difference}", TEST, verdict(difference, expected=expected))
 
     std = paired(results.late(dual, "reward/std"), results.late("kl-moving", "reward/std"))
     return [
@@ -208,14 +199,14 @@ def _trust(results: Results) -> list[Claim]:
 
 
 def _weight(results: Results) -> list[Claim]:
-    found = compare(results, "lambda-two-stage", "kernel-sage")
+    difference = compare(results, "lambda-two-stage", "kernel-sage")
     claims = [
         Claim(
             "A two-stage λ (weak, then strong) earns more than a constant one",
             "Fig. 7",
-            f"reward {found}",
+            f"reward {difference}",
             TEST,
-            verdict(found),
+            verdict(difference),
         )
     ]
     ends = {
@@ -224,10 +215,12 @@ def _weight(results: Results) -> list[Claim]:
     }
     at_bound = {sign: sum(v <= 0.0051 or v >= 4.99 for v in values) for sign, values in ends.items()}
     n = len(ends["paper"])
-    shown = f"λ ends at a bound: printed sign {at_bound['paper']} of {n}, Lagrangian {at_bound['lagrangian']} of {n}"
+    evidence = f"λ ends at a bound: printed sign {at_bound['paper']} of {n}, Lagrangian {at_bound['lagrangian']} of {n}"
     outcome = "not reproduced" if at_bound["paper"] > at_bound["lagrangian"] else "undecided"
     claims.append(
-        Claim("The feedback on λ as printed (Eq. 42) holds the KL near its target", "Eq. 42", shown, "count", outcome)
+        Claim(
+            "The feedback on λ as printed (Eq. 42) holds the KL near its target", "Eq. 42", evidence, "count", outcome
+        )
     )
     target = 3e-6
     errors = {
@@ -256,18 +249,18 @@ def _gauge(results: Results) -> list[Claim]:
         name: sum(bool(run["alarms"]) for run in results.runs[name].values()) for name in ("hacking", "kernel-sage")
     }
     n = len(results.runs["hacking"])
-    shown = (
+    evidence = (
         f"its reward MQ {paid}; distance {effect(results.drift('hacking'))}; alarms in {rang['hacking']} of {n} runs, "
         f"paper's choices {rang['kernel-sage']} of {n}"
     )
-    seen = paid.low > 0 and rang["hacking"] == n and rang["kernel-sage"] == 0
+    detected = paid.low > 0 and rang["hacking"] == n and rang["kernel-sage"] == 0
     return [
         Claim(
             "The drift gauge sees a run that hacks its reward, and is silent on a sound one",
             "ours",
-            shown,
+            evidence,
             "count",
-            "reproduced" if seen else "not reproduced",
+            "reproduced" if detected else "not reproduced",
         )
     ]
 

@@ -119,10 +119,10 @@ def figure_8(results: Results, path: Path) -> None:
 def figure_9(direct: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for kernel, found in direct["noise"].items():
+    for kernel, noise in direct["noise"].items():
         colour, marker = STYLE[kernel]
-        left.plot(found["sigma"], found["theory"], "-", color=colour, linewidth=1.4)
-        left.plot(found["sigma"], found["measured"], marker, color=colour, markersize=6, label=kernel)
+        left.plot(noise["sigma"], noise["theory"], "-", color=colour, linewidth=1.4)
+        left.plot(noise["sigma"], noise["measured"], marker, color=colour, markersize=6, label=kernel)
     left.set_title("noise after a step / σ' (line: closed form, marks: model)", fontsize=11)
     left.set_xlabel("noise level σ before the step")
     places = np.arange(len(KERNELS))

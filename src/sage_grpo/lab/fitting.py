@@ -9,7 +9,7 @@ from torch import Tensor
 def improve(
     numbers: Tensor,
     masks: Callable[[Tensor], Tensor],
-    seen: Tensor,
+    projected: Tensor,
     total: Tensor,
     strength: Tensor,
     bounds: tuple[Tensor, Tensor],
@@ -17,12 +17,12 @@ def improve(
 ) -> tuple[Tensor, Tensor]:
     """Levenberg–Marquardt on many pairs of video and clip at once: better numbers (N, K) and squared residuals.
 
-    seen: the video's light along the clip's colour, (N, pixels); total: squared norm of the video; strength: of the
-    colour.
+    projected: the video's light along the clip's colour, (N, pixels); total: squared norm of the video; strength: of
+    the colour.
     """
 
     def residual(mask: Tensor) -> Tensor:
-        return total - 2 * (mask * seen).sum(1) + strength * mask.square().sum(1)
+        return total - 2 * (mask * projected).sum(1) + strength * mask.square().sum(1)
 
     (low, high), step = bounds, 1e-5
     damping, mask = torch.full_like(total, 1e-2), masks(numbers)
@@ -30,7 +30,7 @@ def improve(
     for _ in range(iterations):
         units = torch.eye(numbers.shape[1], dtype=torch.float64)
         jacobian = torch.stack([(masks(numbers + step * u) - mask) / step for u in units], 2)
-        gradient = torch.einsum("npk,np->nk", jacobian, seen - strength[:, None] * mask)
+        gradient = torch.einsum("npk,np->nk", jacobian, projected - strength[:, None] * mask)
         normal = strength[:, None, None] * torch.einsum("npk,npl->nkl", jacobian, jacobian)
         diagonal = torch.diagonal(normal, dim1=1, dim2=2)
         damped = normal + torch.diag_embed(damping[:, None] * diagonal + 1e-9)

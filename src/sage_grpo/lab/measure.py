@@ -58,12 +58,12 @@ def rollout_quality(
     """SDE rollouts of the base model."""
     config = load_recipe("lab-paper")
     model, table = build_model(config), table_of(config, kernel, eta, noisy_end=noisy_end)
-    asked = [Prompt(text) for text in all_prompts()[:: 48 // prompts] for _ in range(group)]
+    repeated = [Prompt(text) for text in all_prompts()[:: 48 // prompts] for _ in range(group)]
     x0 = []
-    for i in range(0, len(asked), 32):
-        keys = [("quality", j) for j in range(i, min(i + 32, len(asked)))]
-        shared = [("quality", j // group) for j in range(i, min(i + 32, len(asked)))]
-        x0.append(sample(model, asked[i : i + 32], table, shared, keys).x0)
+    for i in range(0, len(repeated), 32):
+        keys = [("quality", j) for j in range(i, min(i + 32, len(repeated)))]
+        shared = [("quality", j // group) for j in range(i, min(i + 32, len(repeated)))]
+        x0.append(sample(model, repeated[i : i + 32], table, shared, keys).x0)
     clips = torch.cat(x0)
     return Quality(fit(clips).distance.tolist() if distances else [], diversity(clips, group))
 
@@ -74,15 +74,15 @@ def match_exploration(kernels: Sequence[str], reference: str = "sage", eta: floa
     def spread(kernel: str, eta: float) -> float:
         return rollout_quality(kernel, eta, distances=False).spread
 
-    wanted = spread(reference, eta)
-    found = {}
+    target = spread(reference, eta)
+    matched = {}
     for kernel in kernels:
         low, high = 0.05, 1.0 if kernel == "cps" else 3.0
         for _ in range(6):
             middle = (low * high) ** 0.5
-            low, high = (middle, high) if spread(kernel, middle) < wanted else (low, middle)
-        found[kernel] = round((low * high) ** 0.5, 3)
-    return found
+            low, high = (middle, high) if spread(kernel, middle) < target else (low, middle)
+        matched[kernel] = round((low * high) ** 0.5, 3)
+    return matched
 
 
 class _Norms(Callback):

@@ -18,7 +18,7 @@ def measure_directly(out: Path) -> dict[str, Any]:
     """What needs no training; kept in a file, so that it is measured once."""
     path = out / "direct.json"
     if not path.exists():
-        found = {
+        measures = {
             "noise": {kernel: noise_after_a_step(kernel) for kernel in KERNELS},
             "gradient": {
                 "raw": gradient_by_step("sage", equalize=False),
@@ -31,7 +31,7 @@ def measure_directly(out: Path) -> dict[str, Any]:
             },
             "matched": match_exploration(MATCHED),
         }
-        atomic_write(path, json.dumps(found).encode())
+        atomic_write(path, json.dumps(measures).encode())
     loaded: dict[str, Any] = json.loads(path.read_text())
     return loaded
 

@@ -20,7 +20,7 @@ from sage_grpo.models.conditions import ConditionStore, fingerprint
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.guidance import in_turn
 from sage_grpo.models.loading import empty_parts, full_size, precisions, read_image
-from sage_grpo.models.offload import lent
+from sage_grpo.models.offload import onloaded
 
 __all__ = ["NEGATIVE", "DiffusersModel", "ModelError", "read_image"]
 
@@ -174,8 +174,8 @@ class DiffusersModel(VideoModel, ABC):
         return cls(cls.pipeline_class(**(own | small.components | parts)), **settings)
 
     def _denoisers(self) -> list[Any]:
-        found = [getattr(self.pipe, name, None) for name in self.denoisers]
-        return [part for part in found if part is not None]
+        parts = [getattr(self.pipe, name, None) for name in self.denoisers]
+        return [part for part in parts if part is not None]
 
     @property
     def module(self) -> nn.Module:  # type: ignore[override] # read-only here: the pipeline holds it
@@ -210,7 +210,7 @@ class DiffusersModel(VideoModel, ABC):
     def on_device(self, *names: str) -> Iterator[None]:
         """These components on the device for a while."""
         parts = [part for name in names if (part := getattr(self.pipe, name, None)) is not None]
-        with lent(parts, self.device) if self.offload_device else nullcontext():
+        with onloaded(parts, self.device) if self.offload_device else nullcontext():
             yield
 
     @torch.no_grad()
@@ -221,22 +221,22 @@ class DiffusersModel(VideoModel, ABC):
 
     def _row(self, prompt: Prompt) -> dict[str, Tensor]:
         self._fingerprint = self._fingerprint or fingerprint(self.pipe, self.encoders, self._encoding_settings())
-        found = dict(self._embedded("text", prompt.text.encode(), lambda: self.embed_text(prompt.text)))
+        row = dict(self._embedded("text", prompt.text.encode(), lambda: self.embed_text(prompt.text)))
         if self.guided:
             text = self.negative_prompt
             against = self._embedded("text", text.encode(), lambda: self.embed_text(text))
-            found |= {NEGATIVE + name: value for name, value in against.items()}
+            row |= {NEGATIVE + name: value for name, value in against.items()}
         if self.needs_image:
             image = read_image(prompt)
             content = b"%d %d %d " % (self.frames, self.height, self.width) + image.tobytes()
-            found |= self._embedded("image", content, lambda: self.embed_image(image))
-        return found
+            row |= self._embedded("image", content, lambda: self.embed_image(image))
+        return row
 
     def _embedded(self, kind: str, content: bytes, make: Any) -> dict[str, Tensor]:
         def visit() -> dict[str, Tensor]:
             with self.on_device(*self.encoders, *(["vae"] if kind == "image" else [])):
-                made: dict[str, Tensor] = make()
-                return {name: value.detach().cpu() for name, value in made.items()}
+                embeddings: dict[str, Tensor] = make()
+                return {name: value.detach().cpu() for name, value in embeddings.items()}
 
         return self.conditions.get((self._fingerprint or "", kind, str(self.dtype)), content, visit)
 

@@ -46,16 +46,16 @@ class ConditionStore:
 
     def get(self, space: tuple[str, ...], content: bytes, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         key = blake2b(repr(space).encode() + content, digest_size=20).hexdigest()
-        found = self.recent.get(key) or self._read(key)
-        if found is None:
-            found = make()
+        tensors = self.recent.get(key) or self._read(key)
+        if tensors is None:
+            tensors = make()
             self.made += 1
-            self._write(key, found)
-        self.recent[key] = found
+            self._write(key, tensors)
+        self.recent[key] = tensors
         self.recent.move_to_end(key)
         if len(self.recent) > RECENT:
             self.recent.popitem(last=False)
-        return found
+        return tensors
 
     def _path(self, key: str) -> Path | None:
         return self.folder / key[:2] / f"{key}.safetensors" if self.folder else None

@@ -29,8 +29,8 @@ TEXTS = ("a red cat runs", 'a shop sign that says "open late"')
 
 def adapters() -> list[type[DiffusersModel]]:
     """Every built-in model that is an adapter of diffusers."""
-    made = [resolve_model(name) for name in models()]
-    return [cls for cls in made if issubclass(cls, DiffusersModel)]
+    classes = [resolve_model(name) for name in models()]
+    return [cls for cls in classes if issubclass(cls, DiffusersModel)]
 
 
 def make_checkpoint(adapter: type[DiffusersModel], folder: str | Path) -> str:
@@ -62,7 +62,7 @@ def through_pipeline(model: DiffusersModel, prompt: Prompt, noise: Tensor, outpu
     if not isinstance(pipe.scheduler, FlowMatchEulerDiscreteScheduler):
         pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=pipe.scheduler.config.flow_shift)
     condition = {k: v for k, v in model.encode([prompt]).items() if not k.startswith(NEGATIVE)}
-    wanted = {
+    arguments = {
         "prompt": prompt.text,
         "negative_prompt": model.negative_prompt,
         "image": prompt.columns.get("image"),
@@ -76,7 +76,7 @@ def through_pipeline(model: DiffusersModel, prompt: Prompt, noise: Tensor, outpu
         "max_sequence_length": model.text_tokens or None,
     }
     known = inspect.signature(pipe.__call__).parameters
-    return pipe(**{k: v for k, v in wanted.items() if k in known and v is not None}, return_dict=False)[0]
+    return pipe(**{k: v for k, v in arguments.items() if k in known and v is not None}, return_dict=False)[0]
 
 
 def check_pipeline(model: DiffusersModel) -> None:
@@ -170,7 +170,7 @@ def check(adapter: type[DiffusersModel]) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         path = make_checkpoint(adapter, folder)
         for guided in (True, False):
-            for one in CHECKS:
-                one(load(adapter, path, guided=guided))
-                done.append(f"{one.__name__}, guidance {'on' if guided else 'off'}")
+            for run_check in CHECKS:
+                run_check(load(adapter, path, guided=guided))
+                done.append(f"{run_check.__name__}, guidance {'on' if guided else 'off'}")
     return done

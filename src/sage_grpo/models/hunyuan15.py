@@ -7,7 +7,7 @@ import diffusers as df
 import torch
 import transformers as hf
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from sage_grpo.core.protocols import Condition, Exchange, Prompt
 from sage_grpo.models import tiny, unpadded
@@ -100,9 +100,11 @@ class HunyuanVideo15(DiffusersModel):
         network = self.pipe.transformer
         check_sharing(exchange.size, network.config.num_attention_heads)
         network.rope.register_forward_hook(lambda module, inputs, out: tuple(exchange.mine(x, 0) for x in out))
-        self.shard_blocks[0].register_forward_pre_hook(
-            lambda module, inputs: (exchange.mine(inputs[0], 1), *inputs[1:])
-        )
+
+        def cut_video(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            return exchange.mine(inputs[0], 1), *inputs[1:]
+
+        self.shard_blocks[0].register_forward_pre_hook(cut_video)
         network.proj_out.register_forward_hook(lambda module, inputs, out: exchange.everything(out, 1))
         self._attend(JointAttention(exchange))
 
@@ -130,8 +132,8 @@ class HunyuanVideo15(DiffusersModel):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt]) -> Condition:
-        found = unpadded.together([self._row(prompt) for prompt in prompts])
-        return {name: x if name.endswith(unpadded.COUNT) else x.to(self.device) for name, x in found.items()}
+        batch = unpadded.together([self._row(prompt) for prompt in prompts])
+        return {name: x if name.endswith(unpadded.COUNT) else x.to(self.device) for name, x in batch.items()}
 
     def text_shapes(self) -> dict[str, tuple[int, ...]]:
         """Of a text as people write them: the longest has `text_tokens` and `glyph_tokens`."""
@@ -149,10 +151,10 @@ class HunyuanVideo15(DiffusersModel):
 
     def predict(self, x: Tensor, sigma: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         x = x.to(self.dtype)
-        seen = torch.cat([x, *self.first_frame(x, inputs)], dim=1)
+        channels = torch.cat([x, *self.first_frame(x, inputs)], dim=1)
         # counts as plain numbers: FSDP2 moves all tensors that a network is given to the device
         words = {name: y.tolist() if name.endswith(unpadded.COUNT) else y for name, y in inputs.items()}
-        out: Tensor = self.pipe.transformer(seen, self.timestep(sigma), words=words)
+        out: Tensor = self.pipe.transformer(channels, self.timestep(sigma), words=words)
         return out
 
     def guide(self, positive: Tensor, negative: Tensor, sigma: Tensor) -> Tensor:

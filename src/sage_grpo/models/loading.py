@@ -44,8 +44,8 @@ def default_parts(
 
     classes = {name: type(part) for name in names if (part := getattr(pipe, name, None)) is not None}
     with init_empty_weights(include_buffers=False):
-        made = {name: network(**sizes.get(name, {})) for name, network in classes.items()}
-    return {name: _as_loaded(part, _precision(kinds, name)) for name, part in made.items()}
+        parts = {name: network(**sizes.get(name, {})) for name, network in classes.items()}
+    return {name: _as_loaded(part, _precision(kinds, name)) for name, part in parts.items()}
 
 
 def empty_encoders(
@@ -70,9 +70,9 @@ def _precision(kinds: Precisions, name: str) -> torch.dtype:
 
 
 def _as_loaded(part: Any, dtype: torch.dtype) -> Any:
-    kept = part._keep_in_fp32_modules or []
-    for place, parameter in part.named_parameters():
-        if not any(word in place.split(".") for word in kept):
+    float32_modules = part._keep_in_fp32_modules or []
+    for path, parameter in part.named_parameters():
+        if not any(word in path.split(".") for word in float32_modules):
             parameter.data = parameter.data.to(dtype)
     return part
 
@@ -89,8 +89,8 @@ def full_size(
     folder = path if path and Path(path).is_dir() else None
     if folder and not (Path(folder) / "model_index.json").is_file():
         raise ModelError(f"model.path: {folder} is not a checkpoint: it has no model_index.json")
-    made = empty_parts(type(pipe), folder, networks, kinds) if folder else default_parts(pipe, networks, kinds, sizes)
-    return made | empty_encoders(pipe, folder, encoders, kinds, sizes)
+    parts = empty_parts(type(pipe), folder, networks, kinds) if folder else default_parts(pipe, networks, kinds, sizes)
+    return parts | empty_encoders(pipe, folder, encoders, kinds, sizes)
 
 
 def read_image(prompt: Prompt) -> Image.Image:

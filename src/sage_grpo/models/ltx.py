@@ -67,10 +67,10 @@ class LTXVideo(DiffusersModel):
         return (frames * self.frame_tokens, p.transformer.config.in_channels)
 
     def embed_text(self, text: str) -> dict[str, Tensor]:
-        found, mask, _, _ = self.pipe.encode_prompt(
+        embedding, mask, _, _ = self.pipe.encode_prompt(
             [text], do_classifier_free_guidance=False, max_sequence_length=self.text_tokens, device=self.device
         )
-        return {"text": found.to(self.dtype), "text_mask": mask}
+        return {"text": embedding.to(self.dtype), "text_mask": mask}
 
     def text_shapes(self) -> dict[str, tuple[int, ...]]:
         width = self.pipe.transformer.config.caption_channels

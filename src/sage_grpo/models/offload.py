@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def lent(parts: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
+def onloaded(parts: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
     """Copies of the weights on the device for a while. The originals stay where they are, so none is copied back."""
     slots: list[tuple[dict[str, Any], str, Tensor]] = [
         (slot, name, home)

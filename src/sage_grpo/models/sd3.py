@@ -66,7 +66,7 @@ class StableDiffusion3(DiffusersModel):
         return (self.pipe.transformer.config.in_channels, self.height // space, self.width // space)
 
     def embed_text(self, text: str) -> dict[str, Tensor]:
-        found, _, pooled, _ = self.pipe.encode_prompt(
+        embedding, _, pooled, _ = self.pipe.encode_prompt(
             [text],
             None,
             None,
@@ -74,7 +74,7 @@ class StableDiffusion3(DiffusersModel):
             do_classifier_free_guidance=False,
             max_sequence_length=self.text_tokens,
         )
-        return {"text": found.to(self.dtype), "pooled": pooled.to(self.dtype)}
+        return {"text": embedding.to(self.dtype), "pooled": pooled.to(self.dtype)}
 
     def text_shapes(self) -> dict[str, tuple[int, ...]]:
         config = self.pipe.transformer.config

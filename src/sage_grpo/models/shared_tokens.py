@@ -103,12 +103,12 @@ class JointAttention:
             video, words = tuple(map(exchange.to_heads, video)), tuple(map(exchange.my_heads, words))
         out = self._attend([torch.cat(pair, dim=1) for pair in zip(video, words, strict=True)], attention_mask, text)
         tokens = video[0].shape[1]
-        seen, said = out[:, :tokens], out[:, tokens:]
+        video_out, text_out = out[:, :tokens], out[:, tokens:]
         if exchange:
-            seen, said = exchange.to_tokens(seen), exchange.all_heads(said)
+            video_out, text_out = exchange.to_tokens(video_out), exchange.all_heads(text_out)
         kind = hidden_states.dtype
-        seen, said = attn.to_out[0](seen.flatten(2).to(kind)), attn.to_add_out(said.flatten(2).to(kind))
-        return attn.to_out[1](seen), said
+        project, dropout = attn.to_out
+        return dropout(project(video_out.flatten(2).to(kind))), attn.to_add_out(text_out.flatten(2).to(kind))
 
     def _attend(self, joint: list[Tensor], lengths: tuple[int, ...] | None, text: Tensor) -> Tensor:
         """`lengths` are those of the texts, which are filled up to the longest."""

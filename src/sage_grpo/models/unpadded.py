@@ -22,8 +22,8 @@ def together(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     mixed = any(len(set(lengths)) > 1 for lengths in counts.values())
     if mixed:
         rows = [{**row, **{name: filled(row[name], max(lengths)) for name, lengths in counts.items()}} for row in rows]
-    found = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-    return found | ({name + COUNT: torch.tensor(lengths) for name, lengths in counts.items()} if mixed else {})
+    batch = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+    return batch | ({name + COUNT: torch.tensor(lengths) for name, lengths in counts.items()} if mixed else {})
 
 
 def filled(tokens: Tensor, length: int) -> Tensor:
@@ -41,12 +41,12 @@ def install(network: Any) -> None:
 
 
 def unpadded(network: Any, words: Mapping[str, Any], x: Tensor, timestep: Tensor) -> Tensor:
-    """The steps of the library's forward pass, with the tokens of `told`."""
+    """The steps of the library's forward pass, with the tokens of `text_tokens`."""
     rotary = network.rope(x)
     # The library rounds the timestep itself to the dtype of the latents; the original rounds its sinusoids.
     time = network.time_embed.timestep_embedder(network.time_embed.time_proj(timestep).to(x.dtype))
     video = network.x_embedder(x)
-    text, lengths = told(network, timestep, words)
+    text, lengths = text_tokens(network, timestep, words)
     again = torch.is_grad_enabled() and network.gradient_checkpointing
     for block in network.transformer_blocks:
         ask = partial(network._gradient_checkpointing_func, block) if again else block
@@ -58,7 +58,7 @@ def unpadded(network: Any, words: Mapping[str, Any], x: Tensor, timestep: Tensor
     return out.permute(0, 4, 1, 5, 2, 6, 3, 7).flatten(6, 7).flatten(4, 5).flatten(2, 3)
 
 
-def told(network: Any, timestep: Tensor, words: Mapping[str, Any]) -> tuple[Tensor, tuple[int, ...] | None]:
+def text_tokens(network: Any, timestep: Tensor, words: Mapping[str, Any]) -> tuple[Tensor, tuple[int, ...] | None]:
     """Tokens beside the video's; and where samples differ, how many of them each has."""
     if "text" + COUNT not in words:
         return varying(network, embedded(network, timestep, words)), None

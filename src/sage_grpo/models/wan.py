@@ -89,7 +89,7 @@ class Wan(DiffusersModel):
             check_sharing(
                 exchange.size, network.config.num_attention_heads, math.prod(size // patch for size, patch in patches)
             )
-            plan = {place: cut for place, cut in network._cp_plan.items() if place or self.per_token}
+            plan = {module: cut for module, cut in network._cp_plan.items() if module or self.per_token}
             share_by_plan(network, (block.attn1 for block in network.blocks), exchange, plan)
 
     def own_guidance(self) -> float:
@@ -110,10 +110,10 @@ class Wan(DiffusersModel):
         return (p.vae.config.z_dim, frames, self.height // space, self.width // space)
 
     def embed_text(self, text: str) -> dict[str, Tensor]:
-        found, _ = self.pipe.encode_prompt(
+        embedding, _ = self.pipe.encode_prompt(
             [text], do_classifier_free_guidance=False, max_sequence_length=self.text_tokens, device=self.device
         )
-        return {"text": found.to(self.dtype)}
+        return {"text": embedding.to(self.dtype)}
 
     def text_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"text": (self.text_tokens, self._denoisers()[0].config.text_dim)}
@@ -137,11 +137,11 @@ class Wan(DiffusersModel):
         return out
 
     def _ask(self, expert: Any, x: Tensor, sigma: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-        seen = self.model_input(x, inputs).to(self.dtype)
+        hidden = self.model_input(x, inputs).to(self.dtype)
         if "channels" in inputs:  # mask and latents of the first frame, beside the noisy ones
-            seen = torch.cat([seen, inputs["channels"].to(self.dtype)], dim=1)
+            hidden = torch.cat([hidden, inputs["channels"].to(self.dtype)], dim=1)
         out: Tensor = expert(
-            hidden_states=seen,
+            hidden_states=hidden,
             timestep=self.times(x, sigma, inputs),
             encoder_hidden_states=inputs["text"],
             encoder_hidden_states_image=inputs.get("image"),
@@ -249,7 +249,7 @@ class WanImageToVideo(Wan):
     tiny_transformer: ClassVar[Mapping[str, Any]] = {"in_channels": 12, "image_dim": 16, "added_kv_proj_dim": 24}
 
     def embed_image(self, image: Image.Image) -> dict[str, Tensor]:
-        p, found = self.pipe, {}
+        p, conditions = self.pipe, {}
         pixels = p.video_processor.preprocess(image, height=self.height, width=self.width)
         latents = torch.zeros(1, *self.latent_shape(Prompt("")))
         outputs = p.prepare_latents(
@@ -264,18 +264,18 @@ class WanImageToVideo(Wan):
             latents=latents,
         )
         if self._denoisers()[0].config.image_dim is not None:
-            found["image"] = p.encode_image(image, self.device).to(self.dtype)
-        return found | {"first_frame" if self.per_token else "channels": outputs[1]}
+            conditions["image"] = p.encode_image(image, self.device).to(self.dtype)
+        return conditions | {"first_frame" if self.per_token else "channels": outputs[1]}
 
     def image_shapes(self) -> dict[str, tuple[int, ...]]:
         channels, frames, *size = self.latent_shape(Prompt(""))
         if self.per_token:
             return {"first_frame": (channels, 1, *size)}
-        found = {"channels": (channels + self.pipe.vae_scale_factor_temporal, frames, *size)}
+        shapes = {"channels": (channels + self.pipe.vae_scale_factor_temporal, frames, *size)}
         if (width := self._denoisers()[0].config.image_dim) is not None:
             vision = self.pipe.image_encoder.config
-            found["image"] = ((vision.image_size // vision.patch_size) ** 2 + 1, width)
-        return found
+            shapes["image"] = ((vision.image_size // vision.patch_size) ** 2 + 1, width)
+        return shapes
 
     @classmethod
     def tiny_image_parts(cls) -> dict[str, Any]:

@@ -35,12 +35,12 @@ def read_calibration(path: Path) -> Calibration:
         raise ConfigError(f"{path} is not a calibration: {error}; it has the keys {known}") from None
 
 
-def write_calibration(path: Path, found: Calibration) -> None:
+def write_calibration(path: Path, calibration: Calibration) -> None:
     lines = ["# Written by `sage-grpo plan --measured`; edit what you know better."]
     for name, field in Calibration.model_fields.items():
-        value = getattr(found, name)
-        told = f"{value:.4g}" if isinstance(value, float) else json.dumps(value)  # a name may hold # or :
-        lines.append(f"{name}: {told}  # {field.description}")
+        value = getattr(calibration, name)
+        text = f"{value:.4g}" if isinstance(value, float) else json.dumps(value)  # a name may hold # or :
+        lines.append(f"{name}: {text}  # {field.description}")
     atomic_write(path, ("\n".join(lines) + "\n").encode())
 
 

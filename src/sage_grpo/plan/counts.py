@@ -36,8 +36,9 @@ def count(config: RecipeConfig, guided: bool, one_sided: bool = False) -> Counts
     both = branches if not one_sided else 1
     every, first = config.gauge.every, config.policy.batch_size * config.parallel.replicas  # it looks at one batch each
     gauge = branches * first * (stochastic_steps(config) + len(NOISE_LEVELS)) / every if every else 0.0
-    shown = config.run.samples * config.run.samples_each * config.parallel.replicas  # each replica makes them all
-    samples = branches * shown * config.sampling.steps / config.run.sample_every if config.run.sample_every else 0.0
+    run = config.run
+    sampled = run.samples * run.samples_each * config.parallel.replicas  # each replica makes them all
+    samples = branches * sampled * config.sampling.steps / run.sample_every if run.sample_every else 0.0
     return Counts(
         rollout=videos * config.sampling.steps * branches,
         anchor=trained * branches if config.kl.anchor != "none" else 0,

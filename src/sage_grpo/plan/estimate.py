@@ -9,7 +9,7 @@ from sage_grpo.plan.calibration import Calibration
 from sage_grpo.plan.counts import Counts, count
 from sage_grpo.plan.hardware import GPU, MEMORY_SHARE, PassTime, ProcessGroup, at_roofline, pass_time
 from sage_grpo.plan.interruptions import GPU_HOURS_PER_FAILURE, Saving, best_interval, lost_share
-from sage_grpo.plan.memory import Held, Memory, held, memory
+from sage_grpo.plan.memory import Memory, ModelStates, memory, model_states
 from sage_grpo.plan.probe import Cost, Probe, decoding, probe
 from sage_grpo.training import build
 
@@ -26,7 +26,7 @@ class Plan:
     gpus: int
     tokens: int
     flops_per_forward: float  # of one video, one branch of guidance
-    held: Held
+    held: ModelStates
     memory: Memory
     counts: Counts
     seconds: dict[str, float]  # of one iteration, by phase
@@ -124,7 +124,7 @@ class Work:
     passes: Probe
     decoding: Cost | None
     counts: Counts
-    held: Held
+    held: ModelStates
     memory: Memory
 
 
@@ -134,31 +134,31 @@ def _work(settings: str) -> Work:
     outline = build.outline_model(config)
     guided = outline.guided
     single = _probe(alone(config, unguided=guided).model_dump_json())
-    found, kept = probed(config), held(config)
+    passes, states = probed(config), model_states(config)
     decoded = _decoding(alone(config, batch=config.policy.batch_size).model_dump_json())
     counts = count(config, guided, outline.guidance_gradient == "conditional")
     return Work(
-        guided, outline.typical_text, single, found, decoded, counts, kept, memory(config, found, kept, decoded)
+        guided, outline.typical_text, single, passes, decoded, counts, states, memory(config, passes, states, decoded)
     )
 
 
 def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
     layout, policy = config.parallel, config.policy
     work = _work(config.model_dump_json())
-    single, found, decoded, counts, kept = work.single, work.passes, work.decoding, work.counts, work.held
+    single, passes, decoded, counts, states = work.single, work.passes, work.decoding, work.counts, work.held
     sharded, copies, sequence = groups(config, gpu)
-    forward = pass_time(found.forward, gpu, sharded, copies, sequence)
-    training = pass_time(found.training, gpu, sharded, copies, sequence)
+    forward = pass_time(passes.forward, gpu, sharded, copies, sequence)
+    training = pass_time(passes.training, gpu, sharded, copies, sequence)
 
     videos = config.rollouts // layout.replicas
     batches, branches = videos / policy.batch_size, 2 if work.guided else 1
     per_batch = policy.batch_size * branches * layout.replicas  # videos × branches of a pass on all replicas
     times = {name: value / per_batch for name, value in asdict(counts).items()}
     trained = batches * config.trained_steps * policy.num_iterations / policy.replay_timesteps
-    copied = sum(kept.by_kind[kind] for kind in ("trained weights", "gradients", "optimizer"))
+    copied = sum(states.by_kind[kind] for kind in ("trained weights", "gradients", "optimizer"))
     step = policy.num_iterations * policy.num_minibatches * 2 * copied / (MEMORY_SHARE * gpu.bandwidth)
-    checkpoint = kept.checkpoint / layout.processes
-    saving = Saving(checkpoint / gpu.host, kept.checkpoint / (DISK * max(layout.processes // gpu.per_node, 1)), START)
+    checkpoint = states.checkpoint / layout.processes
+    saving = Saving(checkpoint / gpu.host, states.checkpoint / (DISK * max(layout.processes // gpu.per_node, 1)), START)
     rollout, update = known.rollout, known.update
     score = known.score_seconds if config.rewards else 0.0
     seconds = {
@@ -172,21 +172,21 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
     }
     rounds = times["rollout"] + times["anchor"] + times["gauge"] + times["samples"]
     moved = {
-        purpose: rounds * found.forward.sent.get(purpose, 0) + trained * found.training.sent.get(purpose, 0)
+        purpose: rounds * passes.forward.sent.get(purpose, 0) + trained * passes.training.sent.get(purpose, 0)
         for purpose in ("weights", "gradients", "tokens")
     }
     moved["checkpoint"] = checkpoint / config.run.save_every
-    flops = layout.processes * (rounds * found.forward.flops + trained * found.training.flops)
+    flops = layout.processes * (rounds * passes.forward.flops + trained * passes.training.flops)
     flops += layout.processes * batches * (decoded.flops if decoded else 0.0)
     once = single.forward.flops * policy.batch_size * branches
-    repeated = max(1 - once / (found.forward.flops * layout.sequence), 0.0)
+    repeated = max(1 - once / (passes.forward.flops * layout.sequence), 0.0)
     return Plan(
         config,
         gpu,
         layout.processes,
         single.tokens,
         single.forward.flops,
-        kept,
+        states,
         work.memory,
         counts,
         seconds,

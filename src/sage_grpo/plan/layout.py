@@ -46,9 +46,9 @@ def contents(model: VideoModel, config: RecipeConfig, processes: Processes) -> C
     held: dict[str, list[Tensor]] = {
         "trained weights": [*trained],
         "frozen weights": [w for name, w in weights.items() if not w.requires_grad and ".lora_" not in name],
-        "copies": [tensor for place, tensor in saved.items() if place.startswith("state/loop/bank/")],
+        "copies": [tensor for path, tensor in saved.items() if path.startswith("state/loop/bank/")],
         "gradients": [weight.grad for weight in trained if weight.grad is not None],
-        "optimizer": [tensor for place, tensor in saved.items() if place.startswith("state/loop/optimizer/")],
+        "optimizer": [tensor for path, tensor in saved.items() if path.startswith("state/loop/optimizer/")],
         "buffers": list(model.module.buffers()),
     }
     return Contents(held, saved)

@@ -66,7 +66,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Held:
+class ModelStates:
     """What a process keeps between passes, by kind, and the whole of a checkpoint."""
 
     by_kind: dict[str, int]
@@ -76,7 +76,7 @@ class Held:
     trained: int
 
 
-def held(config: RecipeConfig) -> Held:
+def model_states(config: RecipeConfig) -> ModelStates:
     """Looked at on a process of its own, and cut as FSDP2 cuts: by rows, the first process never has fewer."""
     layout, model = config.parallel, build.outline_model(config)
     parameters = sum(w.numel() for name, w in model.module.named_parameters() if ".lora_" not in name)
@@ -89,10 +89,10 @@ def held(config: RecipeConfig) -> Held:
         return size_of(whole) // rows * math.ceil(rows / shards) if rows else size_of(whole)
 
     with pretend(1) as processes:
-        found = contents(model, config.model_copy(update={"parallel": ParallelConfig()}), processes)
-        kinds = {kind: sum(map(share, tensors)) for kind, tensors in found.held.items()}
-        largest = max(map(share, found.held["trained weights"]))
-        return Held(kinds, largest, sum(map(size_of, found.saved.values())), parameters, trained)
+        first_rank = contents(model, config.model_copy(update={"parallel": ParallelConfig()}), processes)
+        kinds = {kind: sum(map(share, tensors)) for kind, tensors in first_rank.held.items()}
+        largest = max(map(share, first_rank.held["trained weights"]))
+        return ModelStates(kinds, largest, sum(map(size_of, first_rank.saved.values())), parameters, trained)
 
 
 def size_of(x: torch.Tensor) -> int:
@@ -115,20 +115,22 @@ def reward_bytes(config: RecipeConfig) -> tuple[int, tuple[str, ...]]:
     """Of scorers inside the trainer's processes, and those that do not say."""
     total, unknown = 0, []
     for entry in (*config.rewards, *config.monitors):
-        made = None if ":" in entry.type else resolve_reward(entry.type)
-        size = made.device_bytes if made else None  # those built-in ones that say nothing are below 0.2 GB
+        scorer = None if ":" in entry.type else resolve_reward(entry.type)
+        size = scorer.device_bytes if scorer else None  # those built-in ones that say nothing are below 0.2 GB
         path = Path(str(entry.options.get("path", "")))
         files = list(path.glob("*.safetensors")) if entry.options.get("path") and path.is_dir() else []
         if files:
             size = sum(file.stat().st_size for file in files)
         if size is None:
             unknown.append(entry.type)
-        place = torch.device(entry.options.get("device") or HOST)
-        total += (size or 0) if place != HOST else 0
+        device = torch.device(entry.options.get("device") or HOST)
+        total += (size or 0) if device != HOST else 0
     return total, tuple(dict.fromkeys(unknown))
 
 
-def memory(config: RecipeConfig, found: Probe, kept: Held, decoding: Cost | None, *, gpu: bool = True) -> Memory:
+def memory(
+    config: RecipeConfig, passes: Probe, states: ModelStates, decoding: Cost | None, *, gpu: bool = True
+) -> Memory:
     """On a GPU the optimizer takes all tensors at once, and needs room for one more of each; on the host two of one."""
     model, policy = build.outline_model(config), config.policy
     videos = config.rollouts // config.parallel.replicas
@@ -136,24 +138,23 @@ def memory(config: RecipeConfig, found: Probe, kept: Held, decoding: Cost | None
     answer = model.dtype.itemsize  # of a velocity
     steps = stochastic_steps(config)
     frames = video_bytes(model)
-    asked = model.blank_condition(1) or model.encode(config_prompts(config, 1))
-    condition = sum(map(size_of, asked.values()))
-    copies = kept.by_kind["copies"]
+    condition = model.blank_condition(1) or model.encode(config_prompts(config, 1))
+    condition_bytes = sum(map(size_of, condition.values()))
+    copies = states.by_kind["copies"]
+    anchored = videos * latents * answer * config.trained_steps if config.kl.anchor != "none" else 0
     rewards, uncounted = reward_bytes(config)
     parts = {
-        "trained weights": kept.by_kind["trained weights"],
-        "frozen weights": kept.by_kind["frozen weights"] + kept.by_kind["buffers"],
-        "gradients": kept.by_kind["gradients"],
-        "optimizer": kept.by_kind["optimizer"],
+        "trained weights": states.by_kind["trained weights"],
+        "frozen weights": states.by_kind["frozen weights"] + states.by_kind["buffers"],
+        "gradients": states.by_kind["gradients"],
+        "optimizer": states.by_kind["optimizer"],
         "anchor and other copies": 0 if config.tuning.offload_copies else copies,
-        "scratch of the optimizer": kept.by_kind["trained weights"] if gpu else 2 * kept.largest,
-        "activations": round(found.training.memory),
-        "activations of a rollout": round(found.forward.memory),
+        "scratch of the optimizer": states.by_kind["trained weights"] if gpu else 2 * states.largest,
+        "activations": round(passes.training.memory),
+        "activations of a rollout": round(passes.forward.memory),
         "latents of the trajectory": videos * latents * (steps * (2 * FLOAT + answer) + FLOAT),
-        "velocities of the anchor": videos * latents * answer * config.trained_steps // policy.num_minibatches
-        if config.kl.anchor != "none"
-        else 0,
-        "conditions": videos * condition,
+        "velocities of the anchor": anchored // policy.num_minibatches,
+        "conditions": videos * condition_bytes,
         "videos": videos * frames,  # until they are scored and seen
         "videos made before": (videos - policy.batch_size) * frames,
         "text encoders": component_bytes(model, model.encoders),

@@ -31,37 +31,37 @@ def asked_layout(settings: dict[str, Any]) -> tuple[Layout, int]:
     return tuple(map(value, KEYS)), value("policy.num_generations")
 
 
-def candidates(asked: Layout, group: int) -> list[Layout]:
+def candidates(requested: Layout, group: int) -> list[Layout]:
     """Whole numbers that divide, those with the fewest and smallest changes first."""
-    processes, sequence, replicate, batch, prompts = asked
+    processes, sequence, replicate, batch, prompts = requested
     counts = {*range(max(processes - 8, 1), processes + 9), max(processes // 8, 1) * 8, (processes // 8 + 1) * 8}
-    found = set()
+    layouts = set()
     for n, s, r, b in product(counts, {1, 2, 4, 8, sequence}, {1, replicate}, {1, batch}):
         unit = n // s * b  # videos that are made at once
         if n % (s * r):
             continue
         step = unit // math.gcd(unit, group)
-        found |= {(n, s, r, b, p) for p in (prompts, prompts // step * step, (prompts // step + 1) * step) if p}
+        layouts |= {(n, s, r, b, p) for p in (prompts, prompts // step * step, (prompts // step + 1) * step) if p}
 
     def distance(layout: Layout) -> tuple[int, float]:
-        changes = [abs(math.log(new / old)) for new, old in zip(layout, asked, strict=True) if new != old]
+        changes = [abs(math.log(new / old)) for new, old in zip(layout, requested, strict=True) if new != old]
         return len(changes), sum(changes)
 
-    return sorted(found - {asked}, key=distance)
+    return sorted(layouts - {requested}, key=distance)
 
 
 def nearest_layouts(recipe: Any, overrides: Sequence[str], works: Callable[[RecipeConfig], Any]) -> list[list[str]]:
     """Overrides that make the recipe valid, the smallest changes first. `works` raises for what it cannot do."""
-    asked, group = asked_layout(read_settings(recipe, overrides))
-    found: list[list[str]] = []
-    for layout in candidates(asked, group):
-        pairs = zip(KEYS, layout, asked, strict=True)
+    requested, group = asked_layout(read_settings(recipe, overrides))
+    alternatives: list[list[str]] = []
+    for layout in candidates(requested, group):
+        pairs = zip(KEYS, layout, requested, strict=True)
         changes = [f"{key}={new}" for key, new, old in pairs if new != old]
         try:
             works(load_recipe(recipe, [*overrides, *changes]))
         except UserError:
             continue
-        found.append(changes)
-        if len(found) == MANY:
+        alternatives.append(changes)
+        if len(alternatives) == MANY:
             break
-    return found
+    return alternatives

@@ -42,7 +42,7 @@ def sizes(values: Any) -> list[int]:
     return [x.numel() * x.element_size() for x in tree_leaves(values) if isinstance(x, Tensor)]
 
 
-class Watch(TorchDispatchMode):
+class OperationCounter(TorchDispatchMode):
     """Counts operations by their cost, bytes of messages by purpose, and the most memory newly held at once."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Watch(TorchDispatchMode):
         self._now = 0
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "OperationCounter":
         self._resize = resize = torch.UntypedStorage.resize_
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:  # how FSDP2 frees gathered weights
@@ -74,11 +74,11 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        input_storages = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         for x in tree_leaves(out):
             if isinstance(x, Tensor):
                 storage = x.untyped_storage()
-                if storage._cdata in self._live or storage._cdata not in given:  # else it was there before
+                if storage._cdata in self._live or storage._cdata not in input_storages:  # else it was there before
                     self._note(storage)
         if func.namespace in ("c10d", "_c10d_functional"):
             if purpose := MESSAGES.get(func._overloadpacket.__name__):

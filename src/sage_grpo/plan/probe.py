@@ -18,7 +18,7 @@ from sage_grpo.core.protocols import Prompt, VideoModel, networks
 from sage_grpo.distributed.fake_group import pretend
 from sage_grpo.distributed.shard import shard
 from sage_grpo.plan.fake_tensors import imagine_weights, uncollected, without_values
-from sage_grpo.plan.operations import Operation, Watch
+from sage_grpo.plan.operations import Operation, OperationCounter
 from sage_grpo.training import build
 
 SHALLOW = (4, 6)  # with fewer blocks the peak is elsewhere
@@ -68,7 +68,7 @@ def stacks(model: VideoModel) -> list[tuple[nn.Module, str]]:
 
 
 def watched(act: Callable[[], Any]) -> Cost:
-    with Watch() as watch, uncollected():
+    with OperationCounter() as watch, uncollected():
         act()
     return Cost(dict(watch.operations), dict(watch.sent), dict(watch.messages), watch.peak, watch.largest)
 
@@ -77,14 +77,14 @@ def passes(config: RecipeConfig, depth: int | None) -> tuple[int, Cost, Cost]:
     """Tokens of a video, a forward pass and a training pass of one batch, with so many blocks."""
     layout, model = config.parallel, build.outline_model(config)
     shape, policy = model.latent_shape(Prompt("")), config.policy
-    asked = None if model.blank_condition(1) else model.encode(config_prompts(config, 1))
+    example = None if model.blank_condition(1) else model.encode(config_prompts(config, 1))
     for part, name in stacks(model) if depth else ():
         parent, _, last = name.rpartition(".")
         setattr(part.get_submodule(parent), last, nn.ModuleList(list(part.get_submodule(name).children())[:depth]))
-    seen: Counter[str] = Counter()
+    measured: Counter[str] = Counter()
 
     def count_tokens(block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        seen["tokens"] = (inputs[0] if inputs else named["hidden_states"]).shape[1]
+        measured["tokens"] = (inputs[0] if inputs else named["hidden_states"]).shape[1]
 
     hook = model.shard_blocks[0].register_forward_pre_hook(count_tokens, with_kwargs=True)
     together = pretend(layout.processes, layout.sequence, layout.replicate) if layout.processes > 1 else nullcontext()
@@ -97,9 +97,9 @@ def passes(config: RecipeConfig, depth: int | None) -> tuple[int, Cost, Cost]:
 
         def inputs(rows: int) -> tuple[Any, ...]:
             x = torch.zeros(rows, *shape)
-            if asked is None:
+            if example is None:
                 return x, x.new_ones(rows), model.blank_condition(rows)
-            condition = {name: torch.zeros(rows, *v.shape[1:], dtype=v.dtype) for name, v in asked.items()}
+            condition = {name: torch.zeros(rows, *v.shape[1:], dtype=v.dtype) for name, v in example.items()}
             return x, x.new_ones(rows), condition
 
         rolled, replayed = inputs(policy.batch_size), inputs(policy.batch_size * policy.replay_timesteps)
@@ -113,9 +113,9 @@ def passes(config: RecipeConfig, depth: int | None) -> tuple[int, Cost, Cost]:
 
         for weight in model.module.parameters():
             weight.grad = torch.zeros_like(weight) if weight.requires_grad else None  # of batches before this one
-        found = watched(forward), watched(train)
+        costs = watched(forward), watched(train)
         hook.remove()
-    return seen["tokens"], *found
+    return measured["tokens"], *costs
 
 
 def config_prompts(config: RecipeConfig, count: int) -> list[Prompt]:

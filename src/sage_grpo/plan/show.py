@@ -30,30 +30,29 @@ def in_time(seconds: float) -> str:
 
 def disk(plan: Plan) -> dict[str, float]:
     run = plan.config.run
-    shown = run.iterations // run.sample_every + 1 if run.sample_every else 0
+    sample_rounds = run.iterations // run.sample_every + 1 if run.sample_every else 0
     return {
         "checkpoints": float(plan.held.checkpoint * (run.keep + 1)),  # the next is written before the oldest goes
-        "samples": shown * run.samples * run.samples_each * plan.memory.video / 3 * PIXELS,
+        "samples": sample_rounds * run.samples * run.samples_each * plan.memory.video / 3 * PIXELS,
     }
 
 
 def assumptions(plan: Plan, gpu: str) -> list[str]:
-    told = [
+    lines = [
         f"{gpu}: {COMPUTE_SHARE:.0%} of its arithmetic, {MEMORY_SHARE:.0%} of its memory's and {LINK_SHARE:.0%} of its "
         "links' speed; messages of weights travel beside the arithmetic",
         f"a failure every {GPU_HOURS_PER_FAILURE:,.0f} GPU-hours (Llama 3), {plan.saving.restart:.0f} s to start again",
         f"{plan.score_seconds:g} s of waiting for the scores of a video",
     ]
-    told.append(
-        f"seconds as calibrated by a run on {plan.calibrated}"
-        if plan.calibrated
-        else "seconds are not calibrated: run two iterations, then --measured RUN"
-    )
+    if plan.calibrated:
+        lines.append(f"seconds as calibrated by a run on {plan.calibrated}")
+    else:
+        lines.append("seconds are not calibrated: run two iterations, then --measured RUN")
     if plan.typical_text:
-        told.append(f"prompts of {plan.typical_text} tokens: this model computes with as many as a prompt has")
+        lines.append(f"prompts of {plan.typical_text} tokens: this model computes with as many as a prompt has")
     if plan.memory.uncounted:
-        told.append(f"memory of {', '.join(plan.memory.uncounted)} is not known and not counted")
-    return told
+        lines.append(f"memory of {', '.join(plan.memory.uncounted)} is not known and not counted")
+    return lines
 
 
 def warnings(plan: Plan) -> list[str]:
@@ -123,19 +122,19 @@ def summary(plan: Plan, gpu: str, price: float | None) -> dict[str, Any]:
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    made = Table(title=title, title_justify="left")
+    grid = Table(title=title, title_justify="left")
     for i, column in enumerate(header):
-        made.add_column(column, justify="right" if i else "left")
+        grid.add_column(column, justify="right" if i else "left")
     for row in rows:
-        made.add_row(*row)
-    return made
+        grid.add_row(*row)
+    return grid
 
 
 def show(plan: Plan, gpu: str, price: float | None, console: Console) -> None:
-    told, memory = summary(plan, gpu, price), plan.memory
+    figures, memory = summary(plan, gpu, price), plan.memory
     console.print(
-        f"{told['parameters'] / 1e9:.2f}B parameters, {told['trained'] / 1e6:,.0f}M trained; {told['tokens']:,} tokens "
-        f"a video, {told['tflop_per_forward']:,.0f} TFLOP a forward pass",
+        f"{figures['parameters'] / 1e9:.2f}B parameters, {figures['trained'] / 1e6:,.0f}M trained; "
+        f"{figures['tokens']:,} tokens a video, {figures['tflop_per_forward']:,.0f} TFLOP a forward pass",
         highlight=False,
     )
     rows = [[part, in_units(size)] for part, size in memory.parts.items() if size]
@@ -146,7 +145,7 @@ def show(plan: Plan, gpu: str, price: float | None, console: Console) -> None:
     console.print(f"{verdict}: {in_units(memory.peak)} at most; {FRACTION:.0%} of a GPU may be used", highlight=False)
     if not plan.fits:
         console.print(advice(plan), highlight=False)
-    for line in told["warnings"]:
+    for line in figures["warnings"]:
         console.print(f"[yellow]warning:[/] {line}", highlight=False)
     seconds = [
         [phase, in_time(value), f"{value / plan.iteration:.0%}"] for phase, value in plan.seconds.items() if value
@@ -155,14 +154,14 @@ def show(plan: Plan, gpu: str, price: float | None, console: Console) -> None:
     console.print(table("Time of an iteration", ["", "", "share"], seconds))
     counts = plan.counts
     console.print(
-        f"{told['videos_per_iteration']} videos, {counts.forward:,.0f} forward and {counts.backward:,.0f} backward "
-        f"passes, {told['pflop_per_iteration']:,.1f} PFLOP, {plan.mfu:.0%} of the GPUs' arithmetic; bound by "
-        f"{told['bound']}; "
+        f"{figures['videos_per_iteration']} videos, {counts.forward:,.0f} forward and {counts.backward:,.0f} backward "
+        f"passes, {figures['pflop_per_iteration']:,.1f} PFLOP, {plan.mfu:.0%} of the GPUs' arithmetic; bound by "
+        f"{figures['bound']}; "
         + ", ".join(f"{in_units(size)} of {what}" for what, size in plan.moved.items() if size)
         + " moved by a GPU",
         highlight=False,
     )
-    run, stops = told["run"], told["interruptions"]
+    run, stops = figures["run"], figures["interruptions"]
     cost = f", {run['cost']:,.0f} at {price:g} a GPU-hour" if price is not None else ""
     console.print(
         f"{run['iterations']:,} iterations: {in_time(run['hours'] * 3600)}, {run['gpu_hours']:,.0f} GPU-hours{cost}; "
@@ -175,7 +174,7 @@ def show(plan: Plan, gpu: str, price: float | None, console: Console) -> None:
         f"{stops['best_save_every']} {stops['best_lost_share']:.2%}",
         highlight=False,
     )
-    for line in told["assumptions"]:
+    for line in figures["assumptions"]:
         console.print(f"[dim]assumed: {line}[/]", highlight=False)
 
 
@@ -238,22 +237,22 @@ def cell_summary(cell: Cell, price: float | None, cells: Sequence[Cell]) -> dict
 def show_sweep(cells: Sequence[Cell], price: float | None, console: Console) -> None:
     rows = []
     for cell in cells:
-        told = cell_summary(cell, price, cells)
+        figures = cell_summary(cell, price, cells)
         where = [str(cell.gpus), str(cell.sequence)]
-        if not told["works"]:
+        if not figures["works"]:
             rows.append([*where, "", "", "", "", cell.why])
             continue
-        verdict = f"{'yes' if told['pays'] else 'no'}: {cell.why}"
+        verdict = f"{'yes' if figures['pays'] else 'no'}: {cell.why}"
         rows.append(
             [
                 *where,
                 str(cell.videos),
-                in_time(told["seconds_per_iteration"]),
-                f"{told['videos_per_gpu_hour']:.3g}",
-                in_units(told["memory_per_rank"]),
+                in_time(figures["seconds_per_iteration"]),
+                f"{figures['videos_per_gpu_hour']:.3g}",
+                in_units(figures["memory_per_rank"]),
                 verdict,
             ]
         )
-    made = table("", ["GPUs", "sp", "videos", "iteration", "per GPU-h", "memory", "pays?"], rows)
-    made.columns[-1].justify = "left"
-    console.print(made)
+    grid = table("", ["GPUs", "sp", "videos", "iteration", "per GPU-h", "memory", "pays?"], rows)
+    grid.columns[-1].justify = "left"
+    console.print(grid)

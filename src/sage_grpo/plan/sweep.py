@@ -31,18 +31,18 @@ class Cell:
 
 def parse_sweep(texts: Sequence[str]) -> dict[str, list[int]]:
     """`gpus=8,64 sp=1,2` as lists."""
-    found: dict[str, list[int]] = {}
+    axes: dict[str, list[int]] = {}
     for text in " ".join(texts).split():
         axis, _, numbers = text.partition("=")
         if axis not in AXES or not numbers:
             raise ConfigError(f"--sweep {text!r}: use one or more of {', '.join(f'{a}=1,2' for a in AXES)}")
         try:
-            found[axis] = [int(number) for number in numbers.split(",")]
+            axes[axis] = [int(number) for number in numbers.split(",")]
         except ValueError:
             raise ConfigError(f"--sweep {text!r}: {numbers!r} are not whole numbers with commas between them") from None
-        if min(found[axis]) < 1:
+        if min(axes[axis]) < 1:
             raise ConfigError(f"--sweep {text!r}: numbers start at 1")
-    return found
+    return axes
 
 
 def laid_out(config: RecipeConfig, gpus: int, sequence: int, replicate: int) -> RecipeConfig:
@@ -61,7 +61,7 @@ def laid_out(config: RecipeConfig, gpus: int, sequence: int, replicate: int) -> 
     return validate(values, RecipeConfig)
 
 
-def reason(plan: Plan, asked: RecipeConfig) -> str:
+def reason(plan: Plan, requested: RecipeConfig) -> str:
     """What an iteration's time is spent on beside useful arithmetic, the largest first."""
     if not plan.fits:
         return f"needs {plan.memory.peak / 1e9:.0f} GB"
@@ -74,9 +74,9 @@ def reason(plan: Plan, asked: RecipeConfig) -> str:
         "text on every GPU": plan.repeated,
     }
     name, share = max(beside.items(), key=lambda item: item[1])
-    more = plan.config.rollouts / asked.rollouts
-    told = [f"{name} {share:.0%}"] if share > 0.1 else []
-    return ", ".join(([f"{more:g}× videos"] if more > 1 else []) + told) or "arithmetic"
+    more = plan.config.rollouts / requested.rollouts
+    bottleneck = [f"{name} {share:.0%}"] if share > 0.1 else []
+    return ", ".join(([f"{more:g}× videos"] if more > 1 else []) + bottleneck) or "arithmetic"
 
 
 def sweep(

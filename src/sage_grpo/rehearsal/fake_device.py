@@ -130,8 +130,8 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kind = type(out) if isinstance(out, list | tuple) else None
 
         def again(func: Any, args: Any, named: Any) -> Any:
-            made = [self._new(torch.empty_strided(s, t, dtype=d, device=META)) for s, t, d in outlines]
-            return kind(made) if kind else made[0]
+            tensors = [self._new(torch.empty_strided(s, t, dtype=d, device=META)) for s, t, d in outlines]
+            return kind(tensors) if kind else tensors[0]
 
         return again
 
@@ -206,8 +206,8 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if _of_host(x):
                     self.ledger.note("to device", "index", size_of(x))
                 places.append(x)
-        asked = (args[0], places, *args[2:])
-        return self._compute(func, asked, named, _leaves(asked, named))
+        indexed = (args[0], places, *args[2:])
+        return self._compute(func, indexed, named, _leaves(indexed, named))
 
 
 def _leaves(args: Sequence[Any], named: Mapping[str, Any] = MappingProxyType({})) -> list[Any]:
@@ -254,5 +254,5 @@ def _outline(x: Any) -> Any:
 
 
 def _mixture(func: Any, args: Any, named: Any) -> str:
-    told = [described(x) for x in _leaves(args, named) if isinstance(x, Tensor)]
-    return f"{here()}: {func} was given {' and '.join(told)}; move one of them with .to(device)"
+    tensors = [described(x) for x in _leaves(args, named) if isinstance(x, Tensor)]
+    return f"{here()}: {func} was given {' and '.join(tensors)}; move one of them with .to(device)"

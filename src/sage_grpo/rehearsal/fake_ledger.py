@@ -106,8 +106,8 @@ class Ledger:
         self._bytes[entry] += size
 
     def phase(self) -> str:
-        found = (self.phases[frame.f_code] for frame in _caller() if frame.f_code in self.phases)
-        return next(found, "elsewhere")
+        phases = (self.phases[frame.f_code] for frame in _caller() if frame.f_code in self.phases)
+        return next(phases, "elsewhere")
 
     @property
     def totals(self) -> dict[Entry, Total]:

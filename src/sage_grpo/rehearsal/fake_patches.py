@@ -47,8 +47,8 @@ def _constructor(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`torch.tensor` by way of the host."""
 
     def tensor(data: Any, *, device: Any = None, requires_grad: bool = False, **rest: Any) -> Tensor:
-        made = make(data, **rest)
-        return (made if device is None else made.to(device)).requires_grad_(requires_grad)
+        value = make(data, **rest)
+        return (value if device is None else value.to(device)).requires_grad_(requires_grad)
 
     return tensor
 
@@ -83,12 +83,12 @@ def _address(ask: Callable[[Any], int]) -> Callable[[Any], int]:
 
 
 def torch_patches() -> list[Patch]:
-    cuda, one = torch.cuda, torch.accelerator
+    cuda, device = torch.cuda, torch.accelerator
     handle = FakeStreams()
     return [
-        Patch(one, "current_accelerator", _answer(DEVICE), "a CPU build knows no accelerator"),
-        Patch(one, "current_stream", handle.current_stream, "FSDP2 makes it wait for an event of those streams"),
-        Patch(one, "set_device_index", _answer(None), "there is one device, and it is chosen"),
+        Patch(device, "current_accelerator", _answer(DEVICE), "a CPU build knows no accelerator"),
+        Patch(device, "current_stream", handle.current_stream, "FSDP2 makes it wait for an event of those streams"),
+        Patch(device, "set_device_index", _answer(None), "there is one device, and it is chosen"),
         Patch(cuda, "_lazy_init", _answer(None), "there is no driver to start"),
         Patch(cuda, "is_available", _answer(True), "libraries ask before they name a device"),
         Patch(cuda, "is_initialized", _answer(True), "the process group asks before it picks a device"),
@@ -132,9 +132,9 @@ class Progress:
 def project_patches(progress: Progress) -> list[Patch]:
     """Questions about values whose true answer is known without them. They are asked all the same."""
 
-    def without_values(*asked: Any, **named: Any) -> float:
+    def without_values(*args: Any, **named: Any) -> float:
         with suppress(ReplayError):  # made-up values agree with nothing
-            check_replay(*asked, **named)
+            check_replay(*args, **named)
         return 0.0
 
     patches = [Patch(loop, "check_replay", without_values, "there are no velocities to compare")]

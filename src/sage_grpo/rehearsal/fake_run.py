@@ -82,7 +82,7 @@ def smallest(config: RecipeConfig, small: RecipeConfig, record: Rehearsal) -> Re
     return load_recipe(values)
 
 
-class Whereabouts(Callback):
+class DevicePlacementCheck(Callback):
     """Finds weights, copies and optimizer state that wait on the host although the recipe did not ask for that."""
 
     def __init__(self, config: RecipeConfig, gauge: Callable[[], dict[str, Any]]) -> None:
@@ -97,9 +97,9 @@ class Whereabouts(Callback):
 
     def look(self, loop: Loop, when: str) -> None:
         state = loop.state_dict()
-        kept = {name: state[name] for name in ("model", "optimizer", "bank")} | {"gauge": self.gauge()}
+        sections = {name: state[name] for name in ("model", "optimizer", "bank")} | {"gauge": self.gauge()}
         lost: dict[str, list[tuple[str, Any]]] = defaultdict(list)
-        for path, x in tree_flatten_with_path(kept)[0]:
+        for path, x in tree_flatten_with_path(sections)[0]:
             section, *rest = (str(getattr(step, "key", getattr(step, "idx", ""))) for step in path)
             if not isinstance(x, Tensor):
                 continue
@@ -161,7 +161,7 @@ class Stage:
         run = self.small.run.model_copy(update={"iterations": iterations})
         config = self.small.model_copy(update={"run": run})
         trainer = Trainer(config=config, rewards=self.rewards, prompts=self.prompts, console=Console(quiet=True))
-        trainer.callbacks.append(watch := Whereabouts(config, trainer.gauge.state_dict))
+        trainer.callbacks.append(watch := DevicePlacementCheck(config, trainer.gauge.state_dict))
         try:
             reached = trainer.train()
         finally:

@@ -20,10 +20,10 @@ COMPILER = "g++"
 
 def torch_folder() -> Path:
     """Without importing torch: the library must be there before torch first asks about CUDA."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         raise ConfigError("--fake-cuda needs torch: pip install torch")
-    return Path(found.origin).parent
+    return Path(spec.origin).parent
 
 
 def check_build(version: dict[str, Any], platform: str = sys.platform) -> None:

@@ -64,9 +64,9 @@ def keep_values(func: Any, args: Sequence[Any], named: Mapping[str, Any], leaves
     certain = all(values_of(x) is not None for x in tensors) and _plain(func) if tensors else func in FACTORIES
     if func not in FILLS and not certain:
         return
-    asked = tree_map_only(FakeTensor, values_of if certain else _room, tuple(args))
-    place = {name: HOST if isinstance(value, torch.device) else value for name, value in named.items()}
-    out.kept = (out._version, func(*asked, **place))  # type: ignore[attr-defined]
+    host_args = tree_map_only(FakeTensor, values_of if certain else _room, tuple(args))
+    host_kwargs = {name: HOST if isinstance(value, torch.device) else value for name, value in named.items()}
+    out.kept = (out._version, func(*host_args, **host_kwargs))  # type: ignore[attr-defined]
 
 
 def _room(x: FakeTensor) -> Tensor:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
 from sage_grpo.distributed.device import HOST
-from sage_grpo.plan.memory import Memory, held, memory
+from sage_grpo.plan.memory import Memory, memory, model_states
 from sage_grpo.plan.probe import decoding, probe
 from sage_grpo.registry import resolve_model
 from sage_grpo.rehearsal.toy import Rehearsal, shrink
@@ -77,7 +77,7 @@ def at_full_size(config: RecipeConfig, folder: Path, record: Rehearsal) -> Recip
 
 
 def planned_memory(config: RecipeConfig) -> Memory:
-    return memory(config, probe(config), held(config), decoding(config), gpu=False)
+    return memory(config, probe(config), model_states(config), decoding(config), gpu=False)
 
 
 def working(plan: Memory) -> dict[str, int]:
@@ -105,10 +105,10 @@ def rehearse_full_size(
         tell(f"{i + 1} of {len(STAGES)}: {name}")
         stages[name] = run_stage(name, folder)
     tell("planning what was measured")
-    phases, kept = working(planned_memory(small)), held(small)
-    places = {"checkpoint": folder / "checkpoint", "saved": folder / "run" / CHECKPOINTS, "export": folder / "export"}
-    disk = {name: sum(f.stat().st_size for f in place.rglob("*") if f.is_file()) for name, place in places.items()}
-    return FullSize(str(source), kept.parameters, phases, stages, disk, record.reduced)
+    phases, states = working(planned_memory(small)), model_states(small)
+    folders = {"checkpoint": folder / "checkpoint", "saved": folder / "run" / CHECKPOINTS, "export": folder / "export"}
+    disk = {name: sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) for name, path in folders.items()}
+    return FullSize(str(source), states.parameters, phases, stages, disk, record.reduced)
 
 
 def check_room(config: RecipeConfig, planned: int, folder: Path) -> None:
@@ -148,5 +148,5 @@ def run_stage(name: str, folder: Path) -> Stage:
     return Stage(**json.loads((folder / f"{name}.json").read_text()))
 
 
-def summary(found: FullSize) -> dict[str, object]:
-    return asdict(found) | {"planned_peak": found.planned_peak, "ratio": found.ratio}
+def summary(measured: FullSize) -> dict[str, object]:
+    return asdict(measured) | {"planned_peak": measured.planned_peak, "ratio": measured.ratio}

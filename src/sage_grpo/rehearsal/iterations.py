@@ -10,7 +10,7 @@ from rich.console import Console
 
 from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
 from sage_grpo.core.protocols import whole
-from sage_grpo.distributed.launch import failures_told
+from sage_grpo.distributed.launch import recording_failures
 from sage_grpo.distributed.processes import launched, launched_rank, leave
 from sage_grpo.files import atomic_write
 from sage_grpo.models.quiet import quiet_libraries
@@ -71,16 +71,14 @@ def main() -> None:
     folder, rank = Path(sys.argv[1]), launched_rank()
     quiet_libraries()
     record = Rehearsal("")
-    with failures_told(folder, rank, launched()):
+
+    def tell(text: str) -> None:
+        if rank == 0:
+            atomic_write(folder / PROGRESS, text.encode())
+
+    with recording_failures(folder, rank, launched()):
         config, small = load_recipe(folder / ORIGINAL), load_recipe(folder / SMALL)
-        run_iterations(
-            config,
-            small,
-            folder,
-            record,
-            lambda text: atomic_write(folder / PROGRESS, text.encode()) if rank == 0 else None,
-            Console(quiet=True),
-        )
+        run_iterations(config, small, folder, record, tell, Console(quiet=True))
         if rank == 0:
             atomic_write(folder / RECORD, json.dumps(asdict(record)).encode())
     leave()

@@ -201,10 +201,10 @@ def find_rewards(config: RecipeConfig, record: Rehearsal) -> tuple[list[Reward],
         except (ConfigError, MissingWeights) as error:
             if ":" not in entry.type and not isinstance(error, MissingWeights):
                 raise  # a built-in name that is wrong here is wrong everywhere
-            given = {} if isinstance(entry.weights, str) else entry.weights
-            names = tuple(given) or _names_of(entry.type)
+            by_name = {} if isinstance(entry.weights, str) else entry.weights
+            names = tuple(by_name) or _names_of(entry.type)
             record.stand_ins.append(f"reward {entry.type}: brightness under the names {', '.join(names)} ({error})")
-            part, weight = StandIn(names), tuple(given.get(name, 1.0) for name in names)
+            part, weight = StandIn(names), tuple(by_name.get(name, 1.0) for name in names)
         parts.append(part)
         weights += weight
     return parts, tuple(weights)
@@ -212,15 +212,15 @@ def find_rewards(config: RecipeConfig, record: Rehearsal) -> tuple[list[Reward],
 
 def find_monitors(config: RecipeConfig, record: Rehearsal) -> RecipeConfig:
     """Without those that cannot be built here."""
-    kept = []
+    buildable = []
     for entry in config.monitors:
         try:
             build.build_reward(entry)
         except (ConfigError, MissingWeights) as error:
             record.stand_ins.append(f"monitor {entry.type}: left out ({error})")
         else:
-            kept.append(entry)
-    return config.model_copy(update={"monitors": tuple(kept)})
+            buildable.append(entry)
+    return config.model_copy(update={"monitors": tuple(buildable)})
 
 
 def _names_of(reward: str) -> tuple[str, ...]:

@@ -29,14 +29,13 @@ class Group:
 
 
 def value_text(key: str, value: Any) -> str:
-    return (
-        "none"
-        if value is None
-        else shown(key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-    )
+    if value is None:
+        return "none"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return str(presentable(key, text))
 
 
-def shown(key: str, value: Any) -> Any:
+def presentable(key: str, value: Any) -> Any:
     """A setting fit to be shown: a page is handed on, a secret in it is not."""
     last = key.rsplit(".", maxsplit=1)[-1]
     return clean_text(f"{last}: {value}").removeprefix(f"{last}: ") if isinstance(value, str) else value
@@ -56,8 +55,8 @@ def differing(runs: Sequence[RunRecord]) -> list[str]:
     return [key for key in all_keys(runs) if key not in PLACES and any(not same(runs[0], run, key) for run in runs)]
 
 
-def same(one: RunRecord, other: RunRecord, key: str) -> bool:
-    return bool(effective(one, key) == effective(other, key))
+def same(run: RunRecord, other: RunRecord, key: str) -> bool:
+    return bool(effective(run, key) == effective(other, key))
 
 
 def cell(run: RunRecord, key: str) -> str:
@@ -65,10 +64,10 @@ def cell(run: RunRecord, key: str) -> str:
     value = effective(run, key)
     if value is MISSING:
         return "–"
-    told = value_text(key, value)
+    text = value_text(key, value)
     if key not in run.settings:
-        return f"{told} (not in its file: today's default)"
-    return f"{told} (default)" if key in DEFAULTS and value == DEFAULTS[key] else told
+        return f"{text} (not in its file: today's default)"
+    return f"{text} (default)" if key in DEFAULTS and value == DEFAULTS[key] else text
 
 
 def changed(run: RunRecord) -> list[str]:
@@ -89,13 +88,13 @@ def changed_on_resume(run: RunRecord) -> dict[str, tuple[str, str]]:
 
 def grouped(runs: Sequence[RunRecord]) -> tuple[list[Group], list[str]]:
     """Runs that differ in nothing but their seed become one; and what the reader should know about it."""
-    found: dict[tuple[str, ...], list[RunRecord]] = {}
+    by_settings: dict[tuple[str, ...], list[RunRecord]] = {}
     keys = [key for key in all_keys(runs) if key not in PLACES and key != "seed"]
     for run in runs:
-        found.setdefault(tuple(repr(effective(run, key)) for key in keys), []).append(run)
+        by_settings.setdefault(tuple(repr(effective(run, key)) for key in keys), []).append(run)
     groups: list[Group] = []
     notices = []
-    for members in found.values():
+    for members in by_settings.values():
         seeds = [run.seed for run in members]
         if len(members) == 1 or len(set(seeds)) < len(seeds):
             groups += [Group(run.name, [run], len(groups) + i) for i, run in enumerate(members)]

@@ -79,15 +79,15 @@ def plots_of(runs: Sequence[RunRecord]) -> list[Plot]:
     phases = [key for key in keys if key.startswith("seconds/")]
     cut = "" if len(parts) <= MOST else f"The first {MOST} of {len(parts)}."
     less = "" if len(scores) <= MOST else f"The first {MOST} of {len(scores)} monitors are shown."
-    found = [
+    plots = [
         FIXED[0],
         Plot("Parts of the reward", "score", {key: key[7:] for key in parts[:MOST]}, note=cut, named=True),
     ]
-    found += FIXED[1:]
-    found += [
+    plots += FIXED[1:]
+    plots += [
         Plot(title, unit, {f"drift/{name}": name}, smooth=False, limit=name) for name, (title, unit) in DRIFT.items()
     ]
-    found += [
+    plots += [
         Plot(
             f"Held out: {key[9:]}",
             "score",
@@ -97,7 +97,7 @@ def plots_of(runs: Sequence[RunRecord]) -> list[Plot]:
         )
         for key in scores[:MOST]
     ]
-    found.append(
+    plots.append(
         Plot(
             "Seconds of an iteration",
             "seconds",
@@ -107,7 +107,7 @@ def plots_of(runs: Sequence[RunRecord]) -> list[Plot]:
         )
     )
     zero = always_zero(runs)
-    drawn = [replace(p, keys={k: name for k, name in p.keys.items() if k in keys and k not in zero}) for p in found]
+    drawn = [replace(p, keys={k: name for k, name in p.keys.items() if k in keys and k not in zero}) for p in plots]
     return [plot for plot in drawn if plot.keys]
 
 
@@ -187,26 +187,26 @@ def curve_of(group: Group, key: str, plot: Plot, decay: float, x: X, name: str, 
     alone = len(where) == len(steps)
     pick = [w[-1] if decay else w for w in where]  # a smoothed line is read off; what is not smoothed is averaged
 
-    def taken(column: Column | None) -> list[float] | None:
+    def picked(column: Column | None) -> list[float] | None:
         return None if column is None else [mean_of(column, np.atleast_1d(w)) for w in pick]
 
     behind = thin(across, raw.mean(0)) if decay or not alone else []
     at = [float(across[w[-1]]) for w in where]
-    return Curve(name, at, taken(mean) or [], taken(low), taken(high), behind, look)
+    return Curve(name, at, picked(mean) or [], picked(low), picked(high), behind, look)
 
 
 def limits_of(plot: Plot, groups: Sequence[Group]) -> list[tuple[str, float]]:
     """The gauge's limits, once where the runs agree."""
     if not plot.limit:
         return []
-    found: dict[float, list[str]] = {}
+    by_limit: dict[float, list[str]] = {}
     for group in groups:
         limit = group.runs[0].setting(f"gauge.{plot.limit}")
         if isinstance(limit, int | float):
-            found.setdefault(float(limit), []).append(group.name)
+            by_limit.setdefault(float(limit), []).append(group.name)
     lines = []
-    for limit, names in found.items():
-        name = "limit" if len(found) == 1 else f"limit of {', '.join(names)}"
+    for limit, names in by_limit.items():
+        name = "limit" if len(by_limit) == 1 else f"limit of {', '.join(names)}"
         both = (limit, -limit) if plot.limit == "exposure" else (limit,)
         lines += [(f"{'upper' if LIMITS[plot.limit][0] and v > 0 else 'lower'} {name}", v) for v in both]
     return lines
@@ -232,14 +232,14 @@ def charts_of(groups: Sequence[Group], decay: float, x: X, x_label: str) -> list
     for plot in plots_of([run for group in groups for run in group.runs]):
         bare = replace(plot, spread="", note="" if plot.spread else plot.note)  # the band is of seeds, or none
         if len(groups) == 1:
-            shown = bare if groups[0].n > 1 else plot
-            found = [curve_of(groups[0], key, shown, decay, x, name, None) for key, name in plot.keys.items()]
-            if curves := [curve for curve in found if curve]:
-                charts.append(chart_of(shown, plot.title, curves, groups, x, x_label))
+            drawn = bare if groups[0].n > 1 else plot
+            drafts = [curve_of(groups[0], key, drawn, decay, x, name, None) for key, name in plot.keys.items()]
+            if curves := [curve for curve in drafts if curve]:
+                charts.append(chart_of(drawn, plot.title, curves, groups, x, x_label))
             continue
         for key, name in plot.keys.items():
-            found = [curve_of(group, key, bare, decay, x, group.name, group.look) for group in groups]
+            drafts = [curve_of(group, key, bare, decay, x, group.name, group.look) for group in groups]
             title = f"{plot.title}: {name}" if plot.named else plot.title
-            if curves := [curve for curve in found if curve]:
+            if curves := [curve for curve in drafts if curve]:
                 charts.append(chart_of(bare, title, curves, groups, x, x_label))
     return charts

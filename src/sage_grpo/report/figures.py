@@ -69,11 +69,11 @@ class Alarms:
 
 
 def gauge_of(run: RunRecord) -> GaugeConfig:
-    given = {
+    limits = {
         name: run.settings[f"gauge.{name}"] for name in GaugeConfig.model_fields if f"gauge.{name}" in run.settings
     }
     try:
-        return GaugeConfig(**given)
+        return GaugeConfig(**limits)
     except ValidationError:  # of another version
         return GaugeConfig()
 
@@ -90,11 +90,11 @@ def alarms_of(run: RunRecord) -> list[Alarms]:
     done = []
     for i in np.flatnonzero(np.any([np.isfinite(c) for c in measured.values()], axis=0)) if measured else ():
         step = int(run.steps[i])
-        found = {
+        ringing = {
             a.measure: a for a in crossed(gauge, {n: float(c[i]) for n, c in measured.items() if np.isfinite(c[i])})
         }
-        done += [open_now.pop(name) for name in list(open_now) if name not in found]
-        for name, alarm in found.items():
+        done += [open_now.pop(name) for name in list(open_now) if name not in ringing]
+        for name, alarm in ringing.items():
             before = open_now.get(name)
             worst, text = alarm.value, alarm.text
             if before and beyond(before.worst, alarm.limit) >= beyond(worst, alarm.limit):
@@ -118,10 +118,10 @@ def heat_maps(runs: Sequence[RunRecord]) -> list[HeatMap]:
     drafts = []
     for series, title, unit, log, kind in MAPS:
         for run in runs[:HEAT_RUNS]:
-            if found := grid_of(run, series):
-                cells, first, last = gather(found[1], run.steps)
+            if grid := grid_of(run, series):
+                cells, first, last = gather(grid[1], run.steps)
                 name = title if len(runs) == 1 else f"{title}: {run.name}"
-                drafts.append((kind, HeatMap(name, found[0], first, last, cells, 0.0, 1.0, unit, "", log)))
+                drafts.append((kind, HeatMap(name, grid[0], first, last, cells, 0.0, 1.0, unit, "", log)))
     maps = []
     for kind, draft in drafts:
         low, high = span_of([d.cells for k, d in drafts if k == kind], draft.log)

@@ -45,8 +45,8 @@ class HeatMap:
             return f"{self.title}: nothing was measured."
         words = f"{self.unit} by timestep (rows, noise to data) and iteration {self.first[0]} to {self.last[-1]}."
         means = [float(np.mean(row[ok])) if ok.any() else math.nan for row, ok in zip(self.cells, known, strict=True)]
-        told = [(step, mean) for step, mean in zip(self.steps, means, strict=True) if math.isfinite(mean)]
-        smallest, largest = min(told, key=lambda p: p[1]), max(told, key=lambda p: p[1])
+        finite = [(step, mean) for step, mean in zip(self.steps, means, strict=True) if math.isfinite(mean)]
+        smallest, largest = min(finite, key=lambda p: p[1]), max(finite, key=lambda p: p[1])
         return (
             f"{words} Cells lie between {np.nanmin(self.cells):.3g} and {np.nanmax(self.cells):.3g}; on average the "
             f"smallest are at timestep {smallest[0]} ({smallest[1]:.3g}), the largest at {largest[0]} "
@@ -128,8 +128,8 @@ def picture(cells: Grid, low: float, high: float, log: bool) -> str:
 
 def image(cells: Grid, box: tuple[float, float, float, float], low: float, high: float, log: bool, kind: str) -> Markup:
     x, y, width, height = box
-    place: dict[str, str | float] = {"x": x, "y": y, "width": width, "height": height, "preserveAspectRatio": "none"}
-    return tag("image", href=picture(cells, low, high, log), class_=kind, **place)
+    frame: dict[str, str | float] = {"x": x, "y": y, "width": width, "height": height, "preserveAspectRatio": "none"}
+    return tag("image", href=picture(cells, low, high, log), class_=kind, **frame)
 
 
 def draw_heat(heat: HeatMap, key: str) -> Markup:

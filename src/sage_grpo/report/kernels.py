@@ -48,6 +48,6 @@ def draw_regimes(sigmas: Tensor, eta: float, path: Path) -> None:
     axes[0].set_ylabel("noise added by the step, √Σ")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    shown = f"{len(sigmas) - 1} steps from σ = 1 over σ₁ = {sigmas[1].item():.4f} to 0, η = {eta:g}"
-    figure.suptitle(f"Exploration noise of each kernel: {shown}", fontsize=12)
+    schedule_text = f"{len(sigmas) - 1} steps from σ = 1 over σ₁ = {sigmas[1].item():.4f} to 0, η = {eta:g}"
+    figure.suptitle(f"Exploration noise of each kernel: {schedule_text}", fontsize=12)
     figure.savefig(path, dpi=130)

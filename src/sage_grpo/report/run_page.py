@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sage_grpo.report.compare import Group, changed, changed_on_resume, differing, grouped, shown
+from sage_grpo.report.compare import Group, changed, changed_on_resume, differing, grouped, presentable
 from sage_grpo.report.cost import cost_of
 from sage_grpo.report.curves import always_zero, charts_of
 from sage_grpo.report.figures import HEAT_RUNS, alarms_of, heat_maps, last_of, trend_of
 from sage_grpo.report.page import Chart, Headline, HeatMap, Page, Section
 from sage_grpo.report.run_tables import (
-    Told,
+    RunSummary,
     about,
     about_tables,
     alarm_parts,
@@ -22,7 +22,7 @@ from sage_grpo.report.run_tables import (
     short,
     signed,
 )
-from sage_grpo.report.strips import Chosen, choose
+from sage_grpo.report.strips import VideoSelection, choose
 from sage_grpo.runs.private import clean_text
 from sage_grpo.runs.read import Column, RunRecord, duration
 
@@ -39,8 +39,8 @@ def make_report(
     """`by_hours` draws curves over the hours of all processes instead of iterations."""
     groups, notices = grouped(runs)
     several = len(runs) > 1
-    told = [Told(run, cost_of(run, price), alarms_of(run), trend_of(run, "reward/mean")) for run in runs]
-    hours = {t.run.name: t.cost.work / 3600 * t.cost.processes for t in told}
+    summaries = [RunSummary(run, cost_of(run, price), alarms_of(run), trend_of(run, "reward/mean")) for run in runs]
+    hours = {t.run.name: t.cost.work / 3600 * t.cost.processes for t in summaries}
 
     def across(run: RunRecord) -> Column:
         return hours[run.name] if by_hours else run.steps
@@ -54,64 +54,64 @@ def make_report(
         for group in groups
         if group.shortest < max(run.iterations for run in group.runs)
     ]
-    notices += [text for t in told for text in notices_of(t, several)]
+    notices += [text for t in summaries for text in notices_of(t, several)]
     page = Page(
         title=f"{len(runs)} runs compared" if several else f"Run {runs[0].name}",
-        summary=summary_of(told, groups),
-        headlines=[] if several else headlines_of(told[0]),
+        summary=summary_of(summaries, groups),
+        headlines=[] if several else headlines_of(summaries[0]),
         notices=notices,
         sections=[
             Section("changed", "What changed", [difference_table(runs)] if several else []),
-            Section("numbers", "Final numbers", final_tables(told, groups) if several else []),
+            Section("numbers", "Final numbers", final_tables(summaries, groups) if several else []),
             Section("curves", "Curves", charts, curves_note(groups, smooth, always_zero(runs), drawn=bool(charts))),
             Section("timesteps", "Timestep by timestep", maps, heat_note(groups) if maps else ""),
             Section("videos", "Videos over time", videos.strips, videos.note),
-            Section("alarms", "Alarms", *alarm_parts(told)),
-            Section("cost", "Time and cost", cost_tables(told), cost_note(told)),
-            Section("run", "The runs" if several else "The run", about_tables(told)),
+            Section("alarms", "Alarms", *alarm_parts(summaries)),
+            Section("cost", "Time and cost", cost_tables(summaries), cost_note(summaries)),
+            Section("run", "The runs" if several else "The run", about_tables(summaries)),
         ],
         footer=commands_of(runs),
     )
-    return Report(page, figures_of(told, groups, page, videos))
+    return Report(page, figures_of(summaries, groups, page, videos))
 
 
-def summary_of(told: Sequence[Told], groups: Sequence[Group]) -> str:
-    if len(told) == 1:
-        facts = about(told[0])
+def summary_of(summaries: Sequence[RunSummary], groups: Sequence[Group]) -> str:
+    if len(summaries) == 1:
+        facts = about(summaries[0])
         return (
             f"{facts['state']}.\n\nRecipe {facts['recipe']}, seed {facts['seed']}, {facts['processes']}. "
             f"Started {facts['started']}, last line {facts['last line']}. {facts['versions']}; commit "
             f"{facts['commit']}."
         )
     pooled = [g for g in groups if g.n > 1]
-    states = ". ".join(f"{t.run.name}: {t.run.state[1][0].lower()}{t.run.state[1][1:]}" for t in told)
+    states = ". ".join(f"{t.run.name}: {t.run.state[1][0].lower()}{t.run.state[1][1:]}" for t in summaries)
     seeds = " ".join(f"{g.name} pools {', '.join(r.name for r in g.runs)}." for g in pooled)
     return f"{states}.\n\n{seeds}"
 
 
-def notices_of(t: Told, several: bool) -> list[str]:
+def notices_of(t: RunSummary, several: bool) -> list[str]:
     """What is wrong or odd with one run's folder."""
-    run, found = t.run, []
+    run, notices = t.run, []
     who = f"{run.name}: " if several else ""
     if run.torn:
         lines = count(run.torn, "line")
-        found.append(f"{who}{lines} of metrics.jsonl could not be read, torn or just being written: left out.")
+        notices.append(f"{who}{lines} of metrics.jsonl could not be read, torn or just being written: left out.")
     if changes := changed_on_resume(run):
         words = "; ".join(f"{key}: {a} → {b}" for key, (a, b) in changes.items())
-        found.append(f"{who}settings changed when the run was resumed. {words}.")
-    return found
+        notices.append(f"{who}settings changed when the run was resumed. {words}.")
+    return notices
 
 
-def headlines_of(t: Told) -> list[Headline]:
-    way, cost = t.reward, t.cost
-    among = f"± {short(way.first_std, 2)} and ± {short(way.last_std, 2)} among them"
+def headlines_of(t: RunSummary) -> list[Headline]:
+    reward, cost = t.reward, t.cost
+    among = f"± {short(reward.first_std, 2)} and ± {short(reward.last_std, 2)} among them"
     kinds = ", ".join(sorted({alarm.measure for alarm in t.alarms})) or "no limit of the drift gauge was crossed"
     took = f"{count(cost.processes, 'process')}, {short(cost.hours)} hours in all"
     return [
         Headline(
             "Reward of the rollouts",
-            f"{signed(way.first)} → {signed(way.last)}",
-            f"means of the first and last {count(way.window, 'iteration')}; {among}",
+            f"{signed(reward.first)} → {signed(reward.last)}",
+            f"means of the first and last {count(reward.window, 'iteration')}; {among}",
         ),
         Headline("Iterations", f"{t.run.iterations} of {t.run.wanted}", t.run.state[0]),
         Headline("Time at work", duration(cost.seconds), took),
@@ -136,20 +136,17 @@ def curves_note(groups: Sequence[Group], smooth: float, zero: Sequence[str], *, 
 
 def heat_note(groups: Sequence[Group]) -> str:
     left = f" Of {len(groups)} runs, the first {HEAT_RUNS} are shown." if len(groups) > HEAT_RUNS else ""
-    left += (
-        " Of runs that differ by seed, the first is shown, here and in the videos."
-        if any(g.n > 1 for g in groups)
-        else ""
-    )
+    if any(group.n > 1 for group in groups):
+        left += " Of runs that differ by seed, the first is shown, here and in the videos."
     empty = "an empty cell was not trained on in that iteration"
     return f"Bright is large. Maps of one kind share their colours; {empty}.{left}"
 
 
-def cost_note(told: Sequence[Told]) -> str:
-    each = ", ".join(dict.fromkeys(count(t.cost.processes, "process") for t in told))
+def cost_note(summaries: Sequence[RunSummary]) -> str:
+    each = ", ".join(dict.fromkeys(count(t.cost.processes, "process") for t in summaries))
     return (
-        f"{each} × time at work × {money(told[0].cost.price)} an hour (--price). Work that a kill undid and the run "
-        "did again is not in the log, so it is not in the sum."
+        f"{each} × time at work × {money(summaries[0].cost.price)} an hour (--price). Work that a kill undid and the "
+        "run did again is not in the log, so it is not in the sum."
     )
 
 
@@ -161,9 +158,11 @@ def commands_of(runs: Sequence[RunRecord]) -> str:
     return "\n".join([*lines, "sage-grpo report " + " ".join(clean_text(str(run.folder)) for run in runs)])
 
 
-def figures_of(told: Sequence[Told], groups: Sequence[Group], page: Page, videos: Chosen) -> dict[str, Any]:
+def figures_of(
+    summaries: Sequence[RunSummary], groups: Sequence[Group], page: Page, videos: VideoSelection
+) -> dict[str, Any]:
     """All that the page shows, for programs."""
-    runs = [t.run for t in told]
+    runs = [t.run for t in summaries]
     items = [item for section in page.sections for item in section.items]
     return {
         "runs": [
@@ -183,12 +182,12 @@ def figures_of(told: Sequence[Told], groups: Sequence[Group], page: Page, videos
                 "phases": t.cost.phases,
                 "gaps": [asdict(g) for g in t.cost.gaps],
                 "alarms": [asdict(a) for a in t.alarms],
-                "changed": {key: shown(key, t.run.settings[key]) for key in changed(t.run)},
+                "changed": {key: presentable(key, t.run.settings[key]) for key in changed(t.run)},
                 "last": {key: last_of(t.run, key) for key in t.run.columns if not key.startswith("steps/")},
             }
-            for t in told
+            for t in summaries
         ],
-        "differ": {key: {run.name: shown(key, run.setting(key)) for run in runs} for key in differing(runs)},
+        "differ": {key: {run.name: presentable(key, run.setting(key)) for run in runs} for key in differing(runs)},
         "groups": {group.name: [run.name for run in group.runs] for group in groups},
         "curves": {
             c.title: {k.name: {"steps": k.steps, "values": k.values, "low": k.low, "high": k.high} for k in c.curves}

@@ -21,8 +21,8 @@ PHASES = {"rollout": "rollouts, rewards and gauge", "update": "updates", "betwee
 
 
 @dataclass(frozen=True)
-class Told:
-    """What is said of one run."""
+class RunSummary:
+    """What the report says of one run."""
 
     run: RunRecord
     cost: Cost
@@ -59,10 +59,10 @@ def difference_table(runs: Sequence[RunRecord]) -> PageTable:
     )
 
 
-def final_tables(told: Sequence[Told], groups: Sequence[Group]) -> list[PageTable]:
+def final_tables(summaries: Sequence[RunSummary], groups: Sequence[Group]) -> list[PageTable]:
     header = ["run", "iterations", "reward first", "reward last", "change", *ENDS.values(), "alarms", "hours", "cost"]
     rows = []
-    for t in told:
+    for t in summaries:
         reward = [signed(value) for value in (t.reward.first, t.reward.last, t.reward.change)]
         ends = [short(last_of(t.run, key)) for key in ENDS]
         rest = [str(len(t.alarms)), short(t.cost.hours), money(t.cost.total)]
@@ -70,14 +70,14 @@ def final_tables(told: Sequence[Told], groups: Sequence[Group]) -> list[PageTabl
     note = "Reward: means of a fifth of the iterations at each end, ten at most. Others: the last value."
     tables = [PageTable("Each run at its end", header, rows, note)]
     pooled = [group for group in groups if group.n > 1]
-    return [*tables, seeds_table(told, pooled)] if pooled else tables
+    return [*tables, seeds_table(summaries, pooled)] if pooled else tables
 
 
-def seeds_table(told: Sequence[Told], pooled: Sequence[Group]) -> PageTable:
-    ways = {t.run.name: t.reward for t in told}
+def seeds_table(summaries: Sequence[RunSummary], pooled: Sequence[Group]) -> PageTable:
+    trends = {t.run.name: t.reward for t in summaries}
     rows = []
     for group in pooled:
-        sides = [[ways[run.name].first, ways[run.name].last, ways[run.name].change] for run in group.runs]
+        sides = [[trends[run.name].first, trends[run.name].last, trends[run.name].change] for run in group.runs]
         ends = zip(*band_of(np.array(sides)), strict=True)
         cells = [f"{signed(mean)} [{signed(low)}, {signed(high)}]" for mean, low, high in ends]
         rows.append([group.name, str(group.n), *cells])
@@ -85,42 +85,42 @@ def seeds_table(told: Sequence[Told], pooled: Sequence[Group]) -> PageTable:
     return PageTable("Over seeds", ["runs", "n", "reward first", "reward last", "change"], rows, note)
 
 
-def alarm_parts(told: Sequence[Told]) -> tuple[list[PageTable], str]:
+def alarm_parts(summaries: Sequence[RunSummary]) -> tuple[list[PageTable], str]:
     """The table of alarms; where there is none, a sentence."""
-    found = [(t.run.name, alarm) for t in told for alarm in t.alarms]
-    if not found:
-        measured = any(key.startswith("drift/") for t in told for key in t.run.columns)
+    alarms = [(t.run.name, alarm) for t in summaries for alarm in t.alarms]
+    if not alarms:
+        measured = any(key.startswith("drift/") for t in summaries for key in t.run.columns)
         return [], "No limit of the drift gauge was crossed." if measured else "The drift gauge measured nothing."
     rows = []
-    for name, a in found[:MOST_ALARMS]:
-        place = f"{a.first}–{a.last}" if a.last > a.first else str(a.first)
-        row = [place, a.measure, a.text, short(a.limit), short(a.worst), str(a.times)]
-        rows.append([name, *row] if len(told) > 1 else row)
+    for name, a in alarms[:MOST_ALARMS]:
+        iterations = f"{a.first}–{a.last}" if a.last > a.first else str(a.first)
+        row = [iterations, a.measure, a.text, short(a.limit), short(a.worst), str(a.times)]
+        rows.append([name, *row] if len(summaries) > 1 else row)
     header = ["iteration", "measure", "what, at its worst", "limit", "worst value", "measurements"]
-    left = f" The first {MOST_ALARMS} of {len(found)}." if len(found) > MOST_ALARMS else ""
+    left = f" The first {MOST_ALARMS} of {len(alarms)}." if len(alarms) > MOST_ALARMS else ""
     note = f"From the measures in the log and the limits in the recipe; an unbroken stretch is one row.{left}"
-    header = ["run", *header] if len(told) > 1 else header
+    header = ["run", *header] if len(summaries) > 1 else header
     return [PageTable("Limits of the drift gauge that were crossed", header, rows, note)], ""
 
 
-def cost_tables(told: Sequence[Told]) -> list[PageTable]:
-    def cells(t: Told, seconds: float) -> list[str]:
+def cost_tables(summaries: Sequence[RunSummary]) -> list[PageTable]:
+    def cells(t: RunSummary, seconds: float) -> list[str]:
         hours = seconds / 3600 * t.cost.processes
         return [duration(seconds), short(hours), money(hours * t.cost.price)]
 
     header = ["wall time", "process hours", "cost"]
-    if len(told) == 1:
-        parts = [*told[0].cost.phases.items(), ("all", told[0].cost.seconds)]
-        rows = [[PHASES.get(name, name), *cells(told[0], seconds)] for name, seconds in parts]
+    if len(summaries) == 1:
+        parts = [*summaries[0].cost.phases.items(), ("all", summaries[0].cost.seconds)]
+        rows = [[PHASES.get(name, name), *cells(summaries[0], seconds)] for name, seconds in parts]
         tables = [PageTable("Time at work", ["phase", *header], rows)]
     else:
-        phases = list(dict.fromkeys(name for t in told for name in t.cost.phases))
+        phases = list(dict.fromkeys(name for t in summaries for name in t.cost.phases))
         rows = []
-        for t in told:
+        for t in summaries:
             times = [duration(t.cost.phases[name]) if name in t.cost.phases else "–" for name in phases]
             rows.append([t.run.name, *times, *cells(t, t.cost.seconds)])
         tables = [PageTable("Time at work", ["run", *(PHASES.get(name, name) for name in phases), *header], rows)]
-    gaps = [[t.run.name, str(g.before), duration(g.seconds), g.why] for t in told for g in t.cost.gaps]
+    gaps = [[t.run.name, str(g.before), duration(g.seconds), g.why] for t in summaries for g in t.cost.gaps]
     if gaps:
         left = f"The first 20 of {len(gaps)}. " if len(gaps) > 20 else ""
         tables.append(
@@ -129,20 +129,20 @@ def cost_tables(told: Sequence[Told]) -> list[PageTable]:
     return tables
 
 
-def about_tables(told: Sequence[Told]) -> list[PageTable | Details]:
-    rows = [[name, *(about(t)[name] for t in told)] for name in about(told[0])]
-    parts: list[PageTable | Details] = [PageTable("What ran", ["what", *(t.run.name for t in told)], rows)]
-    if len(told) == 1:
-        run = told[0].run
+def about_tables(summaries: Sequence[RunSummary]) -> list[PageTable | Details]:
+    rows = [[name, *(about(t)[name] for t in summaries)] for name in about(summaries[0])]
+    parts: list[PageTable | Details] = [PageTable("What ran", ["what", *(t.run.name for t in summaries)], rows)]
+    if len(summaries) == 1:
+        run = summaries[0].run
         listed = [
             [key, value_text(key, run.settings[key]), value_text(key, DEFAULTS[key]) if key in DEFAULTS else "–"]
             for key in changed(run)
         ]
         parts.append(PageTable("Settings that are not the defaults", ["setting", "value", "default"], listed))
-    return [*parts, *(Details(f"The whole recipe of {t.run.name}", clean_text(t.run.recipe)) for t in told)]
+    return [*parts, *(Details(f"The whole recipe of {t.run.name}", clean_text(t.run.recipe)) for t in summaries)]
 
 
-def about(t: Told) -> dict[str, str]:
+def about(t: RunSummary) -> dict[str, str]:
     run = t.run
     facts: dict[str, Any] = dict(run.environments[-1]) if run.environments else {}
     command = [str(word) for word in facts.get("command") or []]

@@ -14,7 +14,7 @@ Rows = list[tuple[RunRecord, list[tuple[int, Path]]]]  # a run with its files by
 
 
 @dataclass(frozen=True)
-class Chosen:
+class VideoSelection:
     strips: list[VideoStrip]
     note: str
     files: list[Path]
@@ -28,13 +28,13 @@ def evenly(values: Sequence[int], most: int) -> list[int]:
 
 
 def subjects(run: RunRecord) -> dict[tuple[str, int], int]:
-    """Prompt and seed of each video, to its place."""
+    """Prompt and seed of each video, to its number."""
     count = max((len(videos) for videos in run.samples.values()), default=0)
     return {(run.prompts[i] if i < len(run.prompts) else f"video {i}", i): i for i in range(count)}
 
 
-def file_of(run: RunRecord, iteration: int, place: int) -> Path | None:
-    path = next((p for p in run.samples.get(iteration, ()) if p.stem == f"{place:02d}"), None)
+def file_of(run: RunRecord, iteration: int, number: int) -> Path | None:
+    path = next((p for p in run.samples.get(iteration, ()) if p.stem == f"{number:02d}"), None)
     return path if path and path.is_file() else None
 
 
@@ -42,32 +42,32 @@ def rows_of(runs: Sequence[RunRecord], subject: tuple[str, int], iterations: Seq
     """The files of one prompt and seed, a row a run."""
     rows = []
     for run in runs:
-        place = subjects(run).get(subject)
-        found = [(i, path) for i in iterations if place is not None and (path := file_of(run, i, place))]
-        rows += [(run, found)] if found else []
+        number = subjects(run).get(subject)
+        files = [(i, path) for i in iterations if number is not None and (path := file_of(run, i, number))]
+        rows += [(run, files)] if files else []
     return rows
 
 
-def choose(runs: Sequence[RunRecord], megabytes: float) -> Chosen:
+def choose(runs: Sequence[RunRecord], megabytes: float) -> VideoSelection:
     """As many prompts and iterations as fit; fewer prompts first, then fewer iterations, never less than two."""
     runs = [run for run in runs if run.samples]
     if not runs:
-        return Chosen(
+        return VideoSelection(
             [], "No sample videos: the run made none (run.sample_every=0) or its folder came without them.", []
         )
     shared = sorted(set.intersection(*(set(run.samples) for run in runs)))
     every = shared or sorted(set.union(*(set(run.samples) for run in runs)))
-    seen: dict[tuple[str, int], int] = {}
+    runs_with: dict[tuple[str, int], int] = {}
     for run in runs:
         for subject in subjects(run):
-            seen[subject] = seen.get(subject, 0) + 1
-    most = max(seen.values())
-    common = [subject for subject in seen if seen[subject] == most]
+            runs_with[subject] = runs_with.get(subject, 0) + 1
+    most = max(runs_with.values())
+    common = [subject for subject in runs_with if runs_with[subject] == most]
     prompts, columns = min(PROMPTS, len(common)), min(COLUMNS, len(every))
     while True:
         iterations = evenly(every, columns)
         plan = {subject: rows_of(runs, subject, iterations) for subject in common[:prompts]}
-        files = [path for rows in plan.values() for _, found in rows for _, path in found]
+        files = [path for rows in plan.values() for _, clips in rows for _, path in clips]
         size = sum(path.stat().st_size for path in files) / 1e6
         if (size <= megabytes and len(files) <= CLIPS) or not files:
             break
@@ -80,15 +80,15 @@ def choose(runs: Sequence[RunRecord], megabytes: float) -> Chosen:
         note += f"; a page holds at most {CLIPS} videos and {megabytes:g} MB (--megabytes). All are in the run's folder"
     if most < len(runs):
         note += f". No prompt was sampled by all {len(runs)} runs: shown are those of {most}"
-    elif len(common) < len(seen):
-        note += f". {len(seen) - len(common)} more prompts were sampled by some of the runs only"
+    elif len(common) < len(runs_with):
+        note += f". {len(runs_with) - len(common)} more prompts were sampled by some of the runs only"
     strips = [strip(*subject, rows, named=len(runs) > 1) for subject, rows in plan.items() if rows]
-    return Chosen(strips, f"Always the same prompt and seed, so that only the policy changes. {note}.", files)
+    return VideoSelection(strips, f"Always the same prompt and seed, so that only the policy changes. {note}.", files)
 
 
 def strip(prompt: str, seed: int, rows: Rows, *, named: bool) -> VideoStrip:
     clips = [
-        (run.name if named else "", [Clip(f"iteration {i}", path.read_bytes()) for i, path in found])
-        for run, found in rows
+        (run.name if named else "", [Clip(f"iteration {i}", path.read_bytes()) for i, path in files])
+        for run, files in rows
     ]
     return VideoStrip(f"{prompt} · seed {seed}", clips)

@@ -42,7 +42,7 @@ class Curve:
 
     def drawable(self, log: bool) -> list[bool]:
         """Which points have a place on the axes."""
-        return [shown(s) and shown(v, log) for s, v in zip(self.steps, self.values, strict=True)]
+        return [plottable(s) and plottable(v, log) for s, v in zip(self.steps, self.values, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,11 @@ class Chart:
         """What the chart shows, for those who cannot see it."""
         words = f"{self.y_label}{' (logarithmic)' if self.log_y else ''} against {self.x_label}."
         for c in self.curves:
-            kept = [v for v, ok in zip(c.values, c.drawable(self.log_y), strict=True) if ok]
-            span = (
-                f", from {kept[0]:.4g} to {kept[-1]:.4g}, between {min(kept):.4g} and {max(kept):.4g}" if kept else ""
-            )
-            words += f" {c.name}: {len(kept)} of {len(c.values)} values drawn{span}."
+            drawn = [v for v, ok in zip(c.values, c.drawable(self.log_y), strict=True) if ok]
+            words += f" {c.name}: {len(drawn)} of {len(c.values)} values drawn"
+            if drawn:
+                words += f", from {drawn[0]:.4g} to {drawn[-1]:.4g}, between {min(drawn):.4g} and {max(drawn):.4g}"
+            words += "."
         return words + "".join(f" {name}: {value:.4g}." for name, value in self.limits)
 
 
@@ -90,17 +90,17 @@ class Axis:
         return self.start + (self.end - self.start) * (value - low) / (high - low)
 
 
-def shown(value: float, log: bool = False) -> bool:
+def plottable(value: float, log: bool = False) -> bool:
     """Whether a value has a place on an axis: not nan, and within what spans and logarithms can carry."""
     return abs(value) < 1e150 and (value > 1e-150 or not log)
 
 
 def extent(values: Iterable[float], log: bool = False) -> tuple[float, float] | None:
     """Range of what can be drawn, widened where it is a single value."""
-    kept = [v for v in values if shown(v, log)]
-    if not kept:
+    drawable = [v for v in values if plottable(v, log)]
+    if not drawable:
         return None
-    low, high = min(kept), max(kept)
+    low, high = min(drawable), max(drawable)
     if high - low > max(1e-9 * max(abs(low), abs(high)), 1e-150):
         return low, high
     pad = abs(low) / 10 if abs(low) > 1e-150 else 1.0
@@ -182,7 +182,7 @@ def marks(curve: Curve, index: int, x: Axis, y: Axis) -> Markup:
         return " ".join(f"{x.place(curve.steps[i]):.2f},{y.place(v):.2f}" for i, v in where)
 
     out = tag("title", curve.name)
-    for run in runs(ok and shown(a) and shown(b, y.log) for ok, a, b in zip(flags, low, high, strict=False)):
+    for run in runs(ok and plottable(a) and plottable(b, y.log) for ok, a, b in zip(flags, low, high, strict=False)):
         around = [(i, high[i]) for i in run] + [(i, low[i]) for i in reversed(run)]
         edge = {"stroke": "none"} if len(run) > 1 else {}  # a lone value's band has no area: its stroke is an error bar
         out += tag("polygon", points=trace(around), fill_opacity=".18", **edge)
@@ -199,7 +199,7 @@ def marks(curve: Curve, index: int, x: Axis, y: Axis) -> Markup:
 def faint(curve: Curve, index: int, x: Axis, y: Axis) -> Markup:
     """The points behind a curve, as a thin line with gaps."""
     out = Markup("")
-    for run in runs(shown(a) and shown(b, y.log) for a, b in curve.behind):
+    for run in runs(plottable(a) and plottable(b, y.log) for a, b in curve.behind):
         points = " ".join(f"{x.place(a):.1f},{y.place(b):.1f}" for a, b in curve.behind[run[0] : run[-1] + 1])
         out += tag("polyline", points=points, fill="none")
     return tag("g", out, stroke_opacity=".35", **{**ink(index), "class_": f"behind c{index % 7}"})
@@ -262,12 +262,12 @@ def draw_chart(chart: Chart, key: str) -> Markup:
     labels, view = f"{key}-title {key}-desc", f"0 0 {WIDTH:g} {HEIGHT:g}"
     head = {"class_": "chart", "viewBox": view, "role": "img", "aria_labelledby": labels}
     out = tag("title", chart.title, id=f"{key}-title") + tag("desc", chart.in_words(), id=f"{key}-desc")
-    kept = [(c, i) for c in chart.curves for i, ok in enumerate(c.drawable(chart.log_y)) if ok]
-    behind = [point for c in chart.curves for point in c.behind if shown(point[0]) and shown(point[1], chart.log_y)]
-    reach = chart.x_range if kept and chart.x_range else ()
-    x_range = extent([*(c.steps[i] for c, i in kept), *(a for a, _ in behind), *reach])
-    heights = [side[i] for c, i in kept for side in (c.values, c.low, c.high) if side]
-    heights += [b for _, b in behind] + [value for _, value in chart.limits if kept]
+    points = [(c, i) for c in chart.curves for i, ok in enumerate(c.drawable(chart.log_y)) if ok]
+    behind = [(a, b) for c in chart.curves for a, b in c.behind if plottable(a) and plottable(b, chart.log_y)]
+    reach = chart.x_range if points and chart.x_range else ()
+    x_range = extent([*(c.steps[i] for c, i in points), *(a for a, _ in behind), *reach])
+    heights = [side[i] for c, i in points for side in (c.values, c.low, c.high) if side]
+    heights += [b for _, b in behind] + [value for _, value in chart.limits if points]
     y_range = extent(heights, chart.log_y)
     if x_range is None or y_range is None:
         return tag("svg", out + text(WIDTH / 2, HEIGHT / 2, "no finite values to draw", "middle"), **head)
@@ -276,7 +276,7 @@ def draw_chart(chart: Chart, key: str) -> Markup:
     names = beside(chart, x_range, y)
     right = WIDTH - 10 if names is None else WIDTH - 18 - max(breadth(c.name) for c in chart.curves)
     x = Axis(*x_range, start=10 + max((breadth(label) for _, label in y_ticks), default=0.0), end=right)
-    out += frame(chart, x, y, y_ticks, whole=all(c.steps[i] == int(c.steps[i]) for c, i in kept))
+    out += frame(chart, x, y, y_ticks, whole=all(c.steps[i] == int(c.steps[i]) for c, i in points))
     looks = chart.looks()
     for draw in (faint, marks):  # no curve's noise covers another's line
         out += Markup("").join(draw(c, i, x, y) for i, c in zip(looks, chart.curves, strict=True))

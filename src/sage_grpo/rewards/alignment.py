@@ -58,21 +58,21 @@ class AlignmentReward(VideoScorer):
         self.classifier.to(device)
         self.encoder.to(device)
         chances = self.classes(frames[frame_numbers(len(frames), self.frames)].to(device))
-        wanted = self.meaning(bounded(prompt.text))
+        prompt_embedding = self.meaning(bounded(prompt.text))
         cosines = []
         for chance in chances:
             best = chance.topk(BEST)
-            seen = torch.stack([self.meaning(self.labels[i]) for i in best.indices.tolist()])
-            cosines.append(F.cosine_similarity(best.values @ seen, wanted, dim=0))
+            label_embeddings = torch.stack([self.meaning(self.labels[i]) for i in best.indices.tolist()])
+            cosines.append(F.cosine_similarity(best.values @ label_embeddings, prompt_embedding, dim=0))
         return [float(torch.stack(cosines).mean())]
 
     def classes(self, pictures: Tensor) -> Tensor:
         """Probabilities (N, 1000) of uint8 pictures (N, H, W, 3), each by itself: so none depends on its neighbours."""
-        found = []
+        probabilities = []
         for picture in middles(pictures).unsqueeze(1):
             features = self.classifier.extract_features((picture - 127) / 128).mean((2, 3))
-            found.append(self.classifier._fc(features).double().softmax(1).cpu())
-        return torch.cat(found)
+            probabilities.append(self.classifier._fc(features).double().softmax(1).cpu())
+        return torch.cat(probabilities)
 
     def _meaning(self, text: str) -> Tensor:
         tokens = self.tokenizer(text, truncation=True, max_length=MOST_TOKENS, return_tensors="pt")

@@ -22,8 +22,8 @@ SMALL = ((1, HEIGHT, WIDTH), (2, 16, 16), (3, 1, 1), (3, 2, 40), (0, 16, 16))  #
 
 def scorers() -> list[type[VideoScorer]]:
     """Every built-in reward that looks at one video at a time."""
-    made = [resolve_reward(name) for name in rewards()]
-    return [cls for cls in made if issubclass(cls, VideoScorer)]
+    classes = [resolve_reward(name) for name in rewards()]
+    return [cls for cls in classes if issubclass(cls, VideoScorer)]
 
 
 def material() -> tuple[Tensor, list[Prompt]]:
@@ -39,15 +39,15 @@ def _video(number: int, words: str) -> Tensor:
     for t in range(FRAMES):
         shift = (1 + 2 * number) * t
         frame = ground.crop((shift, 0, shift + WIDTH, HEIGHT))
-        place = (WIDTH // 2, HEIGHT // 2)
-        ImageDraw.Draw(frame).text(place, words, "white", ImageFont.load_default(24), anchor="mm")
+        centre = (WIDTH // 2, HEIGHT // 2)
+        ImageDraw.Draw(frame).text(centre, words, "white", ImageFont.load_default(24), anchor="mm")
         frames.append(np.array(frame))
     return torch.from_numpy(np.stack(frames))
 
 
-def same(found: Scores, wanted: Scores, what: str) -> None:
-    assert torch.equal(found.valid, wanted.valid), f"{what}: other videos are masked"
-    off = (found.values - wanted.values)[wanted.valid].abs()
+def same(scores: Scores, expected: Scores, what: str) -> None:
+    assert torch.equal(scores.valid, expected.valid), f"{what}: other videos are masked"
+    off = (scores.values - expected.values)[expected.valid].abs()
     assert not (off > 1e-6).any(), f"{what}: scores differ by up to {off.max():.2g}"
 
 
@@ -132,12 +132,12 @@ def check_broken(reward: Reward) -> None:
     def fail() -> Numbers:
         raise RuntimeError("planted")
 
-    wanted = whole.valid.clone()
-    wanted[1] = False
+    valid = whole.valid.clone()
+    valid[1] = False
     try:
         for how in (fail, lambda: [float("nan")] * len(reward.names)):
             reward.score_video = failing({1}, how)  # type: ignore[method-assign,assignment]
-            same(reward.score(videos, prompts), Scores(whole.values, wanted), "with a broken video among them")
+            same(reward.score(videos, prompts), Scores(whole.values, valid), "with a broken video among them")
         reward.score_video = failing({0, 1, 2}, fail)  # type: ignore[method-assign,assignment]
         try:
             reward.score(videos, prompts)
@@ -156,11 +156,11 @@ def check_long_prompt(reward: Reward) -> None:
     usual = time.monotonic() - started
     for text in ("‘" * 1_000_000, "\x00<|im_end|>" * 80_000):
         prompts[1], started = Prompt(text, {"number": 1}), time.monotonic()
-        found = reward.score(videos, prompts)
-        sound(found, reward, 3)
+        scores = reward.score(videos, prompts)
+        sound(scores, reward, 3)
         others = [0, 2]
         same(
-            Scores(found.values[others], found.valid[others]),
+            Scores(scores.values[others], scores.valid[others]),
             Scores(whole.values[others], whole.valid[others]),
             "beside a prompt of a megabyte",
         )
@@ -182,6 +182,6 @@ CHECKS: Sequence[Callable[[Reward], None]] = (
 
 def check(scorer: type[Any]) -> list[str]:
     """Run the whole contract; the names of what was checked."""
-    for one in CHECKS:
-        one(scorer.tiny())
-    return [one.__name__ for one in CHECKS]
+    for run_check in CHECKS:
+        run_check(scorer.tiny())
+    return [run_check.__name__ for run_check in CHECKS]

@@ -62,12 +62,12 @@ class CutsReward(VideoScorer):
         pictures = frames.to(self.device or frames.device).permute(0, 3, 1, 2).float()
         small = F.interpolate(pictures, (HEIGHT, WIDTH), mode="bilinear", antialias=True)
         small = small.round().clamp(0, 255).byte().permute(0, 2, 3, 1).contiguous()
-        found: Tensor
+        probabilities: Tensor
         if self.padded:
-            found, _ = self.network.predict_frames(small, quiet=True)
+            probabilities, _ = self.network.predict_frames(small, quiet=True)
         else:
-            found = self.network.predict_raw(small[None])[0][0, :, 0]
-        return found
+            probabilities = self.network.predict_raw(small[None])[0][0, :, 0]
+        return probabilities
 
     @classmethod
     def tiny(cls) -> Self:

@@ -22,9 +22,9 @@ class Unscorable(ValueError):
 
 def frame_numbers(total: int, count: int | None = None, fps: float | None = None, video_fps: float = 16) -> list[int]:
     """Frames spread evenly from the first to the last: `count` of them, or so many that they come at `fps`."""
-    wanted = count if fps is None else round(total / video_fps * fps)
-    wanted = total if wanted is None else min(max(wanted, 1), total)
-    numbers: list[int] = torch.linspace(0, total - 1, wanted, dtype=torch.float64).round().long().tolist()
+    frame_count = count if fps is None else round(total / video_fps * fps)
+    frame_count = total if frame_count is None else min(max(frame_count, 1), total)
+    numbers: list[int] = torch.linspace(0, total - 1, frame_count, dtype=torch.float64).round().long().tolist()
     return numbers
 
 
@@ -88,9 +88,9 @@ class VideoScorer(Reward, ABC):
     def _numbers(self, frames: Tensor, prompt: Prompt) -> Tensor:
         if frames.numel() == 0:
             raise Unscorable("it has no pixels")
-        found = self.score_video(frames, prompt)
-        numbers = [math.nan if x is None else float(x) for x in found]
-        names = zip(self.names, found, numbers, strict=True)
+        scores = self.score_video(frames, prompt)
+        numbers = [math.nan if x is None else float(x) for x in scores]
+        names = zip(self.names, scores, numbers, strict=True)
         if wrong := [name for name, x, number in names if x is not None and not math.isfinite(number)]:
             error = ArithmeticError(f"{', '.join(wrong)} is not finite")
             if len(wrong) == len(numbers):
@@ -121,7 +121,7 @@ class VideoScorer(Reward, ABC):
 
 def groups(prompts: Sequence[Prompt]) -> list[list[int]]:
     """Places of the videos that were made of the same text and, if there is one, the same image."""
-    found: dict[tuple[str, str], list[int]] = {}
+    by_prompt: dict[tuple[str, str], list[int]] = {}
     for i, prompt in enumerate(prompts):
-        found.setdefault((prompt.text, str(prompt.columns.get("image"))), []).append(i)
-    return list(found.values())
+        by_prompt.setdefault((prompt.text, str(prompt.columns.get("image"))), []).append(i)
+    return list(by_prompt.values())

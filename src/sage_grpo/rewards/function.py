@@ -26,8 +26,8 @@ class FunctionReward(Reward):
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
         shared = set.intersection(*(set(prompt.columns) for prompt in prompts)) if prompts else set()
-        wanted = shared if self._takes_all else shared & self._takes
-        columns: dict[str, Any] = {name: [p.columns[name] for p in prompts] for name in sorted(wanted)}
+        names = shared if self._takes_all else shared & self._takes
+        columns: dict[str, Any] = {name: [p.columns[name] for p in prompts] for name in sorted(names)}
         answer = self.function(videos, [prompt.text for prompt in prompts], **columns)
         numbers = [float("nan") if x is None else float(x) for x in answer]
         if len(numbers) != len(videos):
@@ -60,11 +60,11 @@ class CompositeReward(Reward):
         begun = [reward.begin(videos, prompts) for reward in self.rewards]
 
         def answer() -> Scores:
-            asked = time.monotonic()
+            started = time.monotonic()
             try:
                 return Scores.columns([ask().on_host() for ask in begun])
             finally:
-                self.waited += time.monotonic() - asked
+                self.waited += time.monotonic() - started
 
         return answer
 

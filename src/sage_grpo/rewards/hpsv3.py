@@ -46,9 +46,9 @@ CHAT = (
 log = logging.getLogger(__name__)
 
 
-def read_instruction(given: str | None, near: Path) -> str:
+def read_instruction(source: str | None, near: Path) -> str:
     """From a wheel of the package `hpsv3`, its data_collator_qwen.py or a text file; read, never run."""
-    path = Path(given).expanduser() if given else next(iter(sorted(near.glob("hpsv3-*.whl"))), None)
+    path = Path(source).expanduser() if source else next(iter(sorted(near.glob("hpsv3-*.whl"))), None)
     if path is None or not path.is_file():
         raise MissingWeights(
             f"hpsv3: the instruction {path or ''} is missing; pip download --no-deps hpsv3==1.0.0 -d {near}"
@@ -59,14 +59,14 @@ def read_instruction(given: str | None, near: Path) -> str:
         raise RewardError(f"hpsv3: {path} is not a wheel of hpsv3 ({error})") from error
     text = raw.decode()
     if path.suffix != ".txt":
-        found = {
+        constants = {
             name.id: ast.literal_eval(node.value)
             for node in ast.parse(text).body
             if isinstance(node, ast.Assign)
             for name in node.targets
             if isinstance(name, ast.Name) and name.id in PARTS
         }
-        text = "".join(str(found.get(part, "")) for part in PARTS)
+        text = "".join(str(constants.get(part, "")) for part in PARTS)
     if text.count(PROMPT_PLACE) != 1 or text.count(TOKEN) != 1:
         raise RewardError(f"hpsv3: {path} is not its instruction: it should have {PROMPT_PLACE} and {TOKEN} once each")
     if hashlib.sha256(text.encode()).hexdigest() != RELEASED:

@@ -25,10 +25,10 @@ def checked_bytes(path: Path, sha256: str, release: str) -> bytes:
         content = path.read_bytes()
     except OSError as error:
         raise RewardError(f"{path} cannot be read ({error}); {_again(release)}") from error
-    found = hashlib.sha256(content).hexdigest()
-    if found != sha256:
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != sha256:
         raise RewardError(
-            f"{path} is not the file of {release}: its sha256 is {found[:12]}…, not {sha256[:12]}…; {_again(release)}"
+            f"{path} is not the file of {release}: its sha256 is {digest[:12]}…, not {sha256[:12]}…; {_again(release)}"
         )
     return content
 

@@ -50,12 +50,12 @@ class Inception:
     def features(self, pictures: Tensor, device: torch.device) -> Tensor:
         """(N, 2048) of uint8 pictures (N, H, W, 3)."""
         self.network.to(device)
-        found = [torch.zeros(0, FEATURES)]
+        batches = [torch.zeros(0, FEATURES)]
         for part in (pictures[i : i + AT_ONCE] for i in range(0, len(pictures), AT_ONCE)):
             x = part.to(device).permute(0, 3, 1, 2).float()
             x = F.interpolate(x, (SIDE, SIDE), mode="bilinear", antialias=True, align_corners=False)
-            found.append(self.network((x - 128) / 128).float().cpu())
-        return torch.cat(found)
+            batches.append(self.network((x - 128) / 128).float().cpu())
+        return torch.cat(batches)
 
 
 def kernel(x: Tensor, y: Tensor) -> Tensor:

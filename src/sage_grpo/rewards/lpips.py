@@ -50,12 +50,12 @@ class LPIPS:
             size = [max(SMALLEST, n) for n in x.shape[2:]]
             x = F.interpolate(x, size, mode="bilinear", align_corners=False)
         shift, scale = (x.new_tensor(values)[:, None, None] for values in (SHIFT, SCALE))
-        x, found = (x / 127.5 - 1 - shift) / scale, []
+        x, layers = (x / 127.5 - 1 - shift) / scale, []
         for i, (kernel, bias) in enumerate(zip(self.kernels, self.biases, strict=True)):
             x = F.max_pool2d(x, 3, 2) if i in POOLED else x
             x = F.conv2d(x, kernel, bias, STRIDES[i], PADDINGS[i]).relu()
-            found.append(x / (x.square().sum(1, keepdim=True).sqrt() + 1e-10))
-        return found
+            layers.append(x / (x.square().sum(1, keepdim=True).sqrt() + 1e-10))
+        return layers
 
     def distance(self, ones: list[Tensor], others: list[Tensor]) -> Tensor:
         """N distances of N pictures each, from their features."""

@@ -30,8 +30,8 @@ def moved(picture: Tensor, flow: Tensor) -> Tensor:
     """The picture at x + flow(x); flows are (N, 2, h, w) in pixels, x first."""
     height, width = picture.shape[2:]
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    place = torch.stack([x, y]).to(flow) + flow
-    grid = torch.stack([(2 * place[:, 0] + 1) / width - 1, (2 * place[:, 1] + 1) / height - 1], -1)
+    position = torch.stack([x, y]).to(flow) + flow
+    grid = torch.stack([(2 * position[:, 0] + 1) / width - 1, (2 * position[:, 1] + 1) / height - 1], -1)
     return F.grid_sample(picture, grid, padding_mode="border", align_corners=False)
 
 

@@ -29,9 +29,9 @@ QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|«([^»]+)»|「([^」]+)」|
 
 def wanted_text(prompt: Prompt, column: str = "text") -> str | None:
     """The prompt's column, else all that it quotes."""
-    given = prompt.columns.get(column)
-    if given is not None and str(given).strip():
-        return bounded(str(given))
+    value = prompt.columns.get(column)
+    if value is not None and str(value).strip():
+        return bounded(str(value))
     quoted = ["".join(groups) for groups in QUOTED.findall(bounded(prompt.text))]
     return " ".join(quoted) or None
 
@@ -41,21 +41,21 @@ def fold(text: str) -> str:
     return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def edit_distance(found: str, wanted: str, anywhere: bool = False) -> int:
-    """Letters to change, add or drop; `anywhere` takes the part of `found` that fits best and forgives the rest."""
-    row = [0] * (len(found) + 1) if anywhere else list(range(len(found) + 1))
-    for i, letter in enumerate(wanted, 1):
+def edit_distance(reading: str, target: str, anywhere: bool = False) -> int:
+    """Letters to change, add or drop; `anywhere` takes the part of `reading` that fits best and forgives the rest."""
+    row = [0] * (len(reading) + 1) if anywhere else list(range(len(reading) + 1))
+    for i, letter in enumerate(target, 1):
         above, row = row, [i]
-        for j, other in enumerate(found, 1):
+        for j, other in enumerate(reading, 1):
             row.append(min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (letter != other)))
     return min(row) if anywhere else row[-1]
 
 
-def similarity(found: str, wanted: str, anywhere: bool = False) -> float:
+def similarity(reading: str, target: str, anywhere: bool = False) -> float:
     """1 − edit distance over the longer length: 1 for the same text, 0 for none of it."""
-    found, wanted = fold(found), fold(wanted)
-    longest = len(wanted) if anywhere else max(len(found), len(wanted))
-    return 1 - edit_distance(found, wanted, anywhere) / longest
+    reading, target = fold(reading), fold(target)
+    longest = len(target) if anywhere else max(len(reading), len(target))
+    return 1 - edit_distance(reading, target, anywhere) / longest
 
 
 @reward("ocr", extra="ocr")
@@ -87,11 +87,11 @@ class OCRReward(VideoScorer):
         )
 
     def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
-        wanted = wanted_text(prompt, self.column)
-        if wanted is None or not fold(wanted):
+        target = wanted_text(prompt, self.column)
+        if target is None or not fold(target):
             raise Unscorable(f"its prompt has no column {self.column!r} and quotes no text")
         chosen = frames[frame_numbers(len(frames), self.frames)].cpu().numpy()
-        scores = [similarity(self.read(picture), wanted, self.anywhere) for picture in chosen]
+        scores = [similarity(self.read(picture), target, self.anywhere) for picture in chosen]
         return [max(scores) if self.over == "best" else sum(scores) / len(scores)]
 
     def read(self, picture: Any) -> str:

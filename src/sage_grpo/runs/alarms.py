@@ -39,12 +39,12 @@ LIMITS = {
 
 def crossed(config: GaugeConfig, now: Mapping[str, float]) -> list[Alarm]:
     """Every limit that is crossed by what was measured; a measure that is missing crosses none."""
-    found = []
+    alarms = []
     for name, (upper, words) in LIMITS.items():
         limit, value = getattr(config, name), now.get(name)
         if limit is None or value is None:
             continue
         compared = abs(value) if name == "exposure" else value
         if compared > limit if upper else compared < limit:
-            found.append(Alarm(name, value, limit, words.format(value=value, limit=limit)))
-    return found
+            alarms.append(Alarm(name, value, limit, words.format(value=value, limit=limit)))
+    return alarms

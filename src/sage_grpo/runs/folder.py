@@ -82,8 +82,8 @@ class RunFolder:
 
     def samples(self) -> dict[int, SampleFolder]:
         """By iteration."""
-        found = sorted((self.path / "samples").glob("[0-9]*"))
-        return {int(path.name): SampleFolder(path) for path in found if path.name.isdigit()}
+        folders = sorted((self.path / "samples").glob("[0-9]*"))
+        return {int(path.name): SampleFolder(path) for path in folders if path.name.isdigit()}
 
     def part(self, name: str, number: int) -> Path:
         """config.yaml, config-1.yaml, …: one for each time that the run was started."""
@@ -93,8 +93,8 @@ class RunFolder:
     def parts(self, name: str) -> list[Path]:
         stem, _, ending = name.partition(".")
         pattern = re.compile(rf"{stem}(?:-(\d+))?\.{ending}")
-        found = {int(m[1] or 0): p for p in self.path.glob(f"{stem}*") if (m := pattern.fullmatch(p.name))}
-        return [found[i] for i in sorted(found)]
+        by_number = {int(m[1] or 0): p for p in self.path.glob(f"{stem}*") if (m := pattern.fullmatch(p.name))}
+        return [by_number[i] for i in sorted(by_number)]
 
     def checkpoints(self, config: RecipeConfig) -> str:
         """Where they lie. The folder may have been moved since; a place of its own for checkpoints has not."""

@@ -29,10 +29,10 @@ def clean_command(arguments: list[str]) -> list[str]:
         elif equals and SECRET_OPTION.match(option):
             out.append(f"{option}={HIDDEN}")
         else:
-            shown = SECRET_VALUE.sub(HIDDEN, argument)
+            cleaned = SECRET_VALUE.sub(HIDDEN, argument)
             home = str(Path.home())
-            shown = shown.replace(home, "~") if len(home) > 1 else shown  # "/" as home is no one's name
-            out.append(HOME.sub("~", shown))
+            cleaned = cleaned.replace(home, "~") if len(home) > 1 else cleaned  # "/" as home is no one's name
+            out.append(HOME.sub("~", cleaned))
         hide_next = not equals and argument.startswith("-") and bool(SECRET_OPTION.match(argument))
     return [Path(out[0]).name, *out[1:]] if out else out
 

@@ -72,8 +72,8 @@ class RunRecord:
     @cached_property
     def starts(self) -> list[float]:
         """When each part began, as far as that was written down."""
-        found = [moment(facts.get("started")) for facts in self.environments]
-        return sorted(t for t in found if math.isfinite(t))
+        moments = [moment(facts.get("started")) for facts in self.environments]
+        return sorted(t for t in moments if math.isfinite(t))
 
     @cached_property
     def state(self) -> tuple[str, str]:
@@ -166,15 +166,15 @@ def read_recipe(path: Path) -> tuple[Settings, str]:
 
 def read_samples(folder: RunFolder) -> tuple[dict[int, list[Path]], list[str]]:
     """Videos by iteration, and the prompts of the newest."""
-    found = {}
+    by_iteration = {}
     prompts: list[str] = []
     for iteration, sample in folder.samples().items():
         if videos := sample.videos():
-            found[iteration] = videos
-            asked = read_json(sample.prompts)
-            if isinstance(asked, list):
-                prompts = [str(row.get("prompt", "")) if isinstance(row, dict) else str(row) for row in asked]
-    return found, prompts
+            by_iteration[iteration] = videos
+            rows = read_json(sample.prompts)
+            if isinstance(rows, list):
+                prompts = [str(row.get("prompt", "")) if isinstance(row, dict) else str(row) for row in rows]
+    return by_iteration, prompts
 
 
 def read_run(folder: Path, name: str = "", now: float | None = None) -> RunRecord:
@@ -226,23 +226,23 @@ def check(folder: Path) -> None:
 
 def nearby(folder: Path) -> Iterator[Path]:
     """A few of the runs directly inside a folder."""
-    found = sorted(folder.glob(f"*/{RECIPE}")) if folder.is_dir() else []
-    yield from (path.parent for path in found[:8])
+    recipes = sorted(folder.glob(f"*/{RECIPE}")) if folder.is_dir() else []
+    yield from (path.parent for path in recipes[:8])
 
 
 def read_runs(
     folders: Sequence[Path], now: float | None = None, tell: Callable[[int, int, str], None] = lambda *_: None
 ) -> list[RunRecord]:
     """Each with a name of its own: the folder's, with as many of those above it as tell them apart."""
-    places = [folder.resolve() for folder in folders]
-    for i, place in enumerate(places):
-        if place in places[:i]:
+    paths = [folder.resolve() for folder in folders]
+    for i, path in enumerate(paths):
+        if path in paths[:i]:
             raise ConfigError(f"{folders[i]} is given twice; each run is shown once")
-    names = [place.name for place in places]
+    names = [path.name for path in paths]
     depth = 1
-    while len(set(names)) < len(names) and depth < max(len(place.parts) for place in places):
+    while len(set(names)) < len(names) and depth < max(len(path.parts) for path in paths):
         depth += 1
-        names = ["/".join(place.parts[-depth:]) for place in places]
+        names = ["/".join(path.parts[-depth:]) for path in paths]
     runs = []
     for i, (folder, name) in enumerate(zip(folders, names, strict=True)):
         tell(i, len(folders), name)

@@ -20,7 +20,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from sage_grpo.config import ConfigError, FleetConfig, RewardConfig, ScorerConfig
 from sage_grpo.errors import UserError
 from sage_grpo.rewards.remote.wire import Limits
-from sage_grpo.serve.gate import Ask, Busy, Door, Gate, fingerprint
+from sage_grpo.serve.gate import Ask, Busy, Gate, ScorerEndpoint, fingerprint
 from sage_grpo.serve.scorer import Scorer
 from sage_grpo.training import build
 
@@ -100,10 +100,10 @@ def gate_deployment(config: FleetConfig, token: str) -> Any:
     limits, seconds, types = limits_of(config), config.seconds, list(scorers)
 
     def make_app() -> Any:  # in the gate's own process
-        async def find() -> dict[str, Door]:
+        async def find() -> dict[str, ScorerEndpoint]:
             handles = {t: serve.get_deployment_handle(deployment_name(t), app_name=APPLICATION) for t in types}
-            told = {t: await call(handle.about) for t, handle in handles.items()}
-            return {t: Door(names, group, asking(handles[t])) for t, (names, group) in told.items()}
+            replies = {t: await call(handle.about) for t, handle in handles.items()}
+            return {t: ScorerEndpoint(names, group, asking(handles[t])) for t, (names, group) in replies.items()}
 
         return Gate(token, limits, seconds, find).app
 
@@ -183,10 +183,10 @@ def check_room(config: FleetConfig) -> None:
     """Ray would wait for ever for what the cluster does not have."""
     has = ray.cluster_resources()
     for kind, field in (("CPU", "cpus"), ("GPU", "gpus")):
-        wanted = sum(getattr(entry, field) * entry.replicas for entry in config.scorers)
-        if wanted > has.get(kind, 0.0):
+        needed = sum(getattr(entry, field) * entry.replicas for entry in config.scorers)
+        if needed > has.get(kind, 0.0):
             raise FleetError(
-                f"the scorers want {wanted:g} {kind}s and the cluster has {has.get(kind, 0.0):g}; lower replicas or "
+                f"the scorers want {needed:g} {kind}s and the cluster has {has.get(kind, 0.0):g}; lower replicas or "
                 f"{field} of a scorer (fractions share one), or add machines"
             )
 

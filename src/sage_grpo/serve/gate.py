@@ -33,7 +33,7 @@ def fingerprint(token: str) -> str:
 
 
 @dataclass(frozen=True)
-class Door:
+class ScorerEndpoint:
     """A scorer as the gate knows it."""
 
     names: Sequence[str]
@@ -45,10 +45,10 @@ class Gate:
     """`find` tells the scorers by name; it is asked with the first request, when they are up."""
 
     def __init__(
-        self, token: str, limits: Limits, seconds: float, find: Callable[[], Awaitable[Mapping[str, Door]]]
+        self, token: str, limits: Limits, seconds: float, find: Callable[[], Awaitable[Mapping[str, ScorerEndpoint]]]
     ) -> None:
         self.token, self.limits, self.seconds, self._find = token, limits, seconds, find
-        self._doors: Mapping[str, Door] = {}
+        self._endpoints: Mapping[str, ScorerEndpoint] = {}
         routes = [
             Route("/about", self.about),
             Route("/score", self.score, methods=["POST"]),
@@ -56,17 +56,17 @@ class Gate:
         ]
         self.app = Starlette(routes=routes, exception_handlers={Refused: _refuse})
 
-    async def doors(self) -> Mapping[str, Door]:
-        if not self._doors:
+    async def endpoints(self) -> Mapping[str, ScorerEndpoint]:
+        if not self._endpoints:
             try:
-                self._doors = await self._find()
+                self._endpoints = await self._find()
             except Busy as error:
                 raise Refused(503, str(error)) from error
-        return self._doors
+        return self._endpoints
 
     def check_token(self, request: Request) -> None:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(fingerprint(given), self.token):  # takes as long for a near miss as for a far one
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(fingerprint(token), self.token):  # takes as long for a near miss as for a far one
             raise Refused(401, "the token is wrong or missing: Authorization: Bearer …")
 
     async def health(self, request: Request) -> Response:
@@ -74,10 +74,10 @@ class Gate:
 
     async def about(self, request: Request) -> Response:
         self.check_token(request)
-        doors = await self.doors()
-        names = [name for door in doors.values() for name in door.names]
-        groupwise = any(door.groupwise for door in doors.values())
-        scorers = {name: list(door.names) for name, door in doors.items()}
+        endpoints = await self.endpoints()
+        names = [name for endpoint in endpoints.values() for name in endpoint.names]
+        groupwise = any(endpoint.groupwise for endpoint in endpoints.values())
+        scorers = {name: list(endpoint.names) for name, endpoint in endpoints.items()}
         return JSONResponse({"names": names, "groupwise": groupwise, "scorers": scorers})
 
     async def score(self, request: Request) -> Response:
@@ -87,12 +87,13 @@ class Gate:
             videos, _, ids = await asyncio.to_thread(unpack_request, body, self.limits)
         except WireError as error:
             raise Refused(400, str(error)) from error
-        doors = list((await self.doors()).values())
+        endpoints = list((await self.endpoints()).values())
         try:
             answers = await asyncio.wait_for(
-                asyncio.gather(*(door.ask(body, len(videos)) for door in doors)), self.seconds
+                asyncio.gather(*(endpoint.ask(body, len(videos)) for endpoint in endpoints)), self.seconds
             )
-            parts = [unpack_answer(answer, door.names, ids) for answer, door in zip(answers, doors, strict=True)]
+            pairs = zip(answers, endpoints, strict=True)
+            parts = [unpack_answer(answer, endpoint.names, ids) for answer, endpoint in pairs]
         except TimeoutError as error:
             raise Refused(504, f"not scored within {self.seconds:.0f} s") from error
         except Busy as error:
@@ -100,15 +101,15 @@ class Gate:
         except Exception as error:  # of a scorer: the trainer masks what has no score
             raise Refused(500, f"{type(error).__name__}: {error}"[:300]) from error
         scores = Scores.columns(parts)
-        names = [name for door in doors for name in door.names]
+        names = [name for endpoint in endpoints for name in endpoint.names]
         return Response(pack_answer(scores, names, ids), media_type="application/octet-stream")
 
     async def read(self, request: Request) -> bytes:
         """No more than is allowed, whatever the header says."""
         most = int(self.limits.megabytes * 1e6)
-        told = request.headers.get("content-length", "0")
-        if not told.isdigit() or int(told) > most:
-            raise Refused(413, f"{told} bytes are more than the {most} that are accepted; send fewer videos at once")
+        length = request.headers.get("content-length", "0")
+        if not length.isdigit() or int(length) > most:
+            raise Refused(413, f"{length} bytes are more than the {most} that are accepted; send fewer videos at once")
         parts, size = [], 0
         try:
             async for part in request.stream():

@@ -33,12 +33,12 @@ class Scorer:
         self._since = time.monotonic()
         try:
             read = [unpack_request(request, self.limits) for request in requests]
-            found: dict[int, Scores | Exception] = {}
+            scores: dict[int, Scores | Exception] = {}
             for together in self._calls([tuple(videos.shape) for videos, _, _ in read]):
-                found |= self._score([(i, *read[i][:2]) for i in together])
+                scores |= self._score([(i, *read[i][:2]) for i in together])
         finally:
             self._since = None
-        answers = [found[i] for i in range(len(read))]
+        answers = [scores[i] for i in range(len(read))]
         failed = sum(isinstance(answer, Exception) for answer in answers)
         self._failures = self._failures + failed if failed == len(answers) else 0
         return [

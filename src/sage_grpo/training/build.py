@@ -24,9 +24,9 @@ from sage_grpo.training.trackers import NAMES as TRACKERS
 from sage_grpo.weights.prepare import initial_weights, prepare, reserve_copies, storage_dtypes
 
 
-def refuse_unknown(given: Iterable[str], known: set[str], sentence: str) -> None:
+def refuse_unknown(names: Iterable[str], known: set[str], sentence: str) -> None:
     """`sentence` has a place for the name."""
-    for name in given:
+    for name in names:
         if name not in known:
             raise ConfigError(f"{sentence.format(name)}; {did_you_mean(name, known)}")
 
@@ -48,8 +48,8 @@ def check_names(config: RecipeConfig, *, model: bool = True, rewards: bool = Tru
 
 def model_settings(config: ModelConfig) -> dict[str, Any]:
     """What the recipe says of the model, without what it leaves to it."""
-    given = config.model_dump(exclude={"type", "path", "options"}, exclude_none=True)
-    return given | dict(config.options)
+    settings = config.model_dump(exclude={"type", "path", "options"}, exclude_none=True)
+    return settings | dict(config.options)
 
 
 def build_model(config: RecipeConfig, processes: Processes | None = None) -> VideoModel:
@@ -138,13 +138,13 @@ def accepted(factory: Any, load: Any) -> set[str]:
 
 def parameters(factory: Any, load: Any) -> dict[str, inspect.Parameter]:
     """Those of its loader and, if that passes others on, of its constructors, the nearest first."""
-    found = dict(inspect.signature(load).parameters)
-    if any(p.kind is p.VAR_KEYWORD for p in found.values()) and isinstance(factory, type):
+    available = dict(inspect.signature(load).parameters)
+    if any(p.kind is p.VAR_KEYWORD for p in available.values()) and isinstance(factory, type):
         for parent in factory.__mro__:
             own = vars(parent).get("__init__")
-            found = (dict(inspect.signature(own).parameters) if own else {}) | found
+            available = (dict(inspect.signature(own).parameters) if own else {}) | available
     plain = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return {name: p for name, p in found.items() if p.kind in plain and name != "self"}
+    return {name: p for name, p in available.items() if p.kind in plain and name != "self"}
 
 
 def as_reward(reward: Reward | Callable[..., Any]) -> Reward:
@@ -165,10 +165,10 @@ def build_rewards(config: RecipeConfig) -> tuple[Reward, tuple[float, ...]]:
             f"rewards: none is given; a recipe needs at least one (built in: {', '.join(registry.rewards())})"
         )
     for entry in config.rewards:
-        found = resolve_reward(entry.type)
-        if isinstance(found, type) and issubclass(found, Reward) and found.monitor_only:
+        reward = resolve_reward(entry.type)
+        if isinstance(reward, type) and issubclass(reward, Reward) and reward.monitor_only:
             raise ConfigError(
-                f"rewards: {entry.type} cannot be trained on: {found.monitor_only}; put it under monitors"
+                f"rewards: {entry.type} cannot be trained on: {reward.monitor_only}; put it under monitors"
             )
     parts = [build_reward(entry) for entry in config.rewards]
     weights = [w for entry, part in zip(config.rewards, parts, strict=True) for w in reward_weights(entry, part)]
@@ -176,25 +176,25 @@ def build_rewards(config: RecipeConfig) -> tuple[Reward, tuple[float, ...]]:
 
 
 def build_reward(entry: RewardConfig) -> Reward:
-    found = find_reward(entry)
-    return as_reward(found(**entry.options) if isinstance(found, type) or entry.options else found)
+    factory = find_reward(entry)
+    return as_reward(factory(**entry.options) if isinstance(factory, type) or entry.options else factory)
 
 
 def find_reward(entry: RewardConfig) -> Any:
     """What makes it, with its options checked: nothing is loaded yet."""
-    found = resolve_reward(entry.type)
+    factory = resolve_reward(entry.type)
     if entry.type in registry.rewards():  # those of outside packages know their own options
         refuse_unknown(
             entry.options,
-            set(parameters(found, found)),
+            set(parameters(factory, factory)),
             f"rewards: {entry.type} has no option {{!r}}",
         )
-    if isinstance(found, type):
+    if isinstance(factory, type):
         try:
-            inspect.signature(found).bind(**entry.options)
+            inspect.signature(factory).bind(**entry.options)
         except TypeError as error:
             raise ConfigError(f"rewards.options: {entry.type}: {error}") from error
-    return found
+    return factory
 
 
 def reward_weights(entry: RewardConfig, reward: Reward) -> list[float]:

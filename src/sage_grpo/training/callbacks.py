@@ -63,11 +63,11 @@ class Log(Callback):
 
     def on_rollout(self, loop: Loop, rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None:
         self.series = {}
-        taken, score = time.perf_counter() - self.clock.began, loop.reward.waited - self.clock.waited
+        elapsed, score = time.perf_counter() - self.clock.began, loop.reward.waited - self.clock.waited
         # what the gauge does counts to the rollout
-        self.seconds = {"seconds/rollout": taken - score, "seconds/score": score}
-        shown = ((name, scores[valid[:, i], i]) for i, name in enumerate(self.names))
-        self.scores = {f"reward/{name}": values.mean().item() for name, values in shown if len(values)}
+        self.seconds = {"seconds/rollout": elapsed - score, "seconds/score": score}
+        columns = ((name, scores[valid[:, i], i]) for i, name in enumerate(self.names))
+        self.scores = {f"reward/{name}": values.mean().item() for name, values in columns if len(values)}
 
     def on_update(self, loop: Loop, result: UpdateResult) -> None:
         for i, step in enumerate(result.steps):
@@ -123,8 +123,8 @@ class Samples(Callback):
         videos = made.frames.cpu()
         folder = self.folder.sample(loop.iteration)
         folder.path.mkdir(parents=True, exist_ok=True)
-        asked = [{"prompt": prompt.text, "seed": i} for i, prompt in enumerate(prompts)]
-        write_json(folder.prompts, asked)
+        entries = [{"prompt": prompt.text, "seed": i} for i, prompt in enumerate(prompts)]
+        write_json(folder.prompts, entries)
         for i, video in enumerate(videos):
             write_mp4(folder.video(i), video)
             for tracker in self.trackers:
@@ -140,7 +140,7 @@ class Samples(Callback):
         return {f"held_out/{name}": values[ok].mean().item() for name, (values, ok) in columns.items() if ok.any()}
 
 
-class Agree(Callback):
+class CollectiveStop(Callback):
     """If one process is asked to stop, all of them stop after the same iteration: a request waits for the next talk."""
 
     def __init__(self) -> None:

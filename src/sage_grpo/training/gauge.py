@@ -25,9 +25,9 @@ def initial_kl(loop: Loop, trajectory: Trajectory) -> float:
     """KL(policy‖initial policy) over the steps of one batch; the policy's velocities are in the rollout."""
     policy, values = loop.config.policy, []
     with torch.no_grad(), loop.bank.using(INITIAL):
-        for step, taken in trajectory.points.items():
-            base = velocity_at(loop.model, taken.x, loop.table.sigma[step].item(), trajectory.condition)
-            values.append(kl(taken.velocity, base, loop.table.k[step].item(), policy.reduction).mean().item())
+        for step, point in trajectory.points.items():
+            base = velocity_at(loop.model, point.x, point.sigma, trajectory.condition)
+            values.append(kl(point.velocity, base, loop.table.k[step].item(), policy.reduction).mean().item())
     return sum(values) / len(values)
 
 
@@ -118,11 +118,11 @@ class DriftGauge(Callback):
         if not self.latest:
             return
         metrics |= {f"drift/{name}": value for name, value in self.latest.items()}
-        found = self.check(self.latest)
-        metrics["drift/alarms"] = float(len(found))
-        self.alarms += [f"iteration {loop.iteration}: {text}" for text in found]
-        if found and self.config.action == "stop":
-            loop.stop(f"drift gauge: {found[0]}")
+        alarms = self.check(self.latest)
+        metrics["drift/alarms"] = float(len(alarms))
+        self.alarms += [f"iteration {loop.iteration}: {text}" for text in alarms]
+        if alarms and self.config.action == "stop":
+            loop.stop(f"drift gauge: {alarms[0]}")
 
     def state_dict(self) -> dict[str, Any]:
         return {"base": self.base, "alarms": self.alarms}

@@ -73,13 +73,13 @@ class JsonlTracker:
     def __init__(self, path: Path, resume_at: int | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            kept = [line + b"\n" for line, row in _rows(path) if resume_at is None or row["step"] < resume_at]
-            atomic_write(path, b"".join(kept))
+            lines = [line + b"\n" for line, row in _rows(path) if resume_at is None or row["step"] < resume_at]
+            atomic_write(path, b"".join(lines))
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        if taken := {"step", "time"} & metrics.keys():
-            raise ValueError(f"{sorted(taken)} are columns of every line; give the metric another name")
+        if reserved := {"step", "time"} & metrics.keys():
+            raise ValueError(f"{sorted(reserved)} are columns of every line; give the metric another name")
         # JSON has no NaN or infinity, and a reader in another language would stumble over Python's.
         numbers = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
         self._file.write(json.dumps({"step": step, "time": time.time(), **numbers}) + "\n")
@@ -179,20 +179,20 @@ def make_trackers(
     names: Sequence[str], folder: Path, *, config: dict[str, Any], name: str, resume_at: int | None
 ) -> list[Tracker]:
     """The trackers of a run, `metrics.jsonl` always first. Either all of them open or none stays open."""
-    for asked in names:
-        if asked not in NAMES:
-            raise ValueError(f"unknown tracker {asked!r}; {did_you_mean(asked, NAMES)}")
+    for kind in names:
+        if kind not in NAMES:
+            raise ValueError(f"unknown tracker {kind!r}; {did_you_mean(kind, NAMES)}")
     folder.mkdir(parents=True, exist_ok=True)
     trackers: list[Tracker] = []
     try:
         files = RunFolder(folder)
         trackers.append(JsonlTracker(files.log, resume_at))
-        for asked in dict.fromkeys(names):
-            if asked == "tensorboard":
+        for kind in dict.fromkeys(names):
+            if kind == "tensorboard":
                 trackers.append(TensorBoardTracker(files.tensorboard, resume_at))
-            elif asked == "wandb":
+            elif kind == "wandb":
                 trackers.append(WandbTracker(folder, PROJECT, name, config))
-            elif asked == "trackio":
+            elif kind == "trackio":
                 trackers.append(TrackioTracker(folder, PROJECT, name, config))
     except BaseException:
         for tracker in trackers:

@@ -25,17 +25,17 @@ from sage_grpo.rewards.function import CompositeReward
 from sage_grpo.runs.folder import ENVIRONMENT, RECIPE, RunFolder
 from sage_grpo.runs.private import clean_text
 from sage_grpo.training import build
-from sage_grpo.training.callbacks import Agree, Clock, Log, Samples, Save, WeightAverage
+from sage_grpo.training.callbacks import Clock, CollectiveStop, Log, Samples, Save, WeightAverage
 from sage_grpo.training.environment import describe_environment
 from sage_grpo.training.gauge import DriftGauge
 from sage_grpo.training.progress import ProgressCallback
-from sage_grpo.training.trackers import make_trackers
+from sage_grpo.training.trackers import Tracker, make_trackers
 from sage_grpo.weights.optimizers import build_optimizer
 from sage_grpo.weights.prepare import make_bank, prepare
 
 
 @contextmanager
-def _stop_on_signal(agree: Agree) -> Iterator[None]:
+def _stop_on_signal(stop: CollectiveStop) -> Iterator[None]:
     """Ctrl-C or SIGTERM finishes the iteration, saves and ends; a second Ctrl-C interrupts at once.
 
     A second SIGTERM does not: schedulers send it to all processes, and torchrun passes its own on to the same ones.
@@ -45,9 +45,9 @@ def _stop_on_signal(agree: Agree) -> Iterator[None]:
         return
 
     def handle(number: int, frame: object) -> None:
-        if agree.request is not None and number == signal.SIGINT:
+        if stop.request is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        agree.request = agree.request or f"{signal.Signals(number).name} received"
+        stop.request = stop.request or f"{signal.Signals(number).name} received"
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -132,24 +132,24 @@ class Trainer:
         self._check_groups()
 
     def _rewards(
-        self, given: Sequence[Reward | Callable[..., Any]] | None, recipe: RecipeConfig
+        self, rewards: Sequence[Reward | Callable[..., Any]] | None, recipe: RecipeConfig
     ) -> tuple[Reward, RecipeConfig]:
         """All of them as one, and the recipe with the weights of its own."""
-        if given is not None:
-            return CompositeReward([build.as_reward(reward) for reward in given]), recipe
+        if rewards is not None:
+            return CompositeReward([build.as_reward(reward) for reward in rewards]), recipe
         reward, weights = build.build_rewards(recipe)
         if recipe.policy.reward_weights is None:
             policy = recipe.policy.model_copy(update={"reward_weights": weights})
             recipe = recipe.model_copy(update={"policy": policy})
         return reward, recipe
 
-    def _model(self, given: VideoModel | None) -> VideoModel:
-        if given is None:
+    def _model(self, model: VideoModel | None) -> VideoModel:
+        if model is None:
             return build.build_model(self.config, self.processes)
-        build.as_model(given)
-        prepare(given, self.config.tuning, self.config.seed)  # a model of your own is trained as the recipe says, too
-        build.share(given, self.config, self.processes)
-        return given
+        build.as_model(model)
+        prepare(model, self.config.tuning, self.config.seed)  # a model of your own is trained as the recipe says, too
+        build.share(model, self.config, self.processes)
+        return model
 
     def _check_groups(self) -> None:
         """A reward that compares the videos of a prompt must get all of them in one process."""
@@ -172,18 +172,16 @@ class Trainer:
         resumed = self._resume()
         if self.main:
             self._describe(resumed)
-        trackers = (
-            []
-            if not self.main
-            else make_trackers(
+        trackers: list[Tracker] = []
+        if self.main:
+            trackers = make_trackers(
                 config.run.trackers,
                 self.folder,
                 config=config.model_dump(mode="json"),
                 name=self.folder.name,
-                resume_at=loop.iteration
-                + 1,  # a run killed before its first checkpoint starts over, and so do its curves
+                # a run killed before its first checkpoint starts over, and so do its curves
+                resume_at=loop.iteration + 1,
             )
-        )
         log = Log(trackers, self.reward.names, clock := Clock())
         parts: list[Callback] = [watchdog]
         parts += [WeightAverage(config.optimizer.ema)] if config.optimizer.ema else []
@@ -192,14 +190,14 @@ class Trainer:
             parts.append(samples)  # before the log: it adds what the monitors say
         parts += [self.gauge, log, *self.callbacks]
         parts.append(ProgressCallback(config.run.iterations, config.rollouts, console=self.console))
-        parts.append(agree := Agree())
+        parts.append(stop := CollectiveStop())
         saver = Saver(self.files.checkpoints(config), config.run.keep, self.processes)
-        kept = {"gauge": self.gauge, "random": self.random}
-        parts.append(Save(saver.save, config, kept))  # after the others: it saves what they did
+        saved = {"gauge": self.gauge, "random": self.random}
+        parts.append(Save(saver.save, config, saved))  # after the others: it saves what they did
         parts.append(clock)
         loop.callbacks = parts
         try:
-            with _stop_on_signal(agree):
+            with _stop_on_signal(stop):
                 loop.run(config.run.iterations)
                 saver.wait()
         except Exception as error:
@@ -214,9 +212,9 @@ class Trainer:
         summarize(result, config, self.console)
         return result
 
-    def _sharded(self, place: str) -> bool:
+    def _sharded(self, path: str) -> bool:
         """Whether a tensor of the saved state is cut like the weights: these are, with their copies and moments."""
-        _, _, section, *rest = place.split("/")
+        _, _, section, *rest = path.split("/")
         return section in ("bank", "optimizer") or (section == "model" and "/".join(rest) in self._parameters)
 
     def _resume(self) -> bool:

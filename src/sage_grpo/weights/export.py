@@ -20,17 +20,17 @@ def export(model: VideoModel, folder: Path, *, merge: bool = False, dtype: torch
 
     Merged layers are float32 unless `dtype` says otherwise, for half precision would lose most of a small update.
     """
-    told: dict[str, Any] = {"kind": "full", "update": None}
+    written: dict[str, Any] = {"kind": "full", "update": None}
     if has_adapters(model.module) and not merge:
         save_adapters(model, folder, dtype)
-        return told | {"kind": "lora"}
+        return written | {"kind": "lora"}
     if has_adapters(model.module):
-        told["update"] = merge_adapters(model.module, dtype or torch.float32)
+        written["update"] = merge_adapters(model.module, dtype or torch.float32)
     if dtype is not None:
         for part in networks(model.module).values():
             round_weights(part, dtype)
     model.save_pretrained(str(folder))
-    return told
+    return written
 
 
 def round_weights(part: nn.Module, dtype: torch.dtype) -> None:
@@ -51,13 +51,13 @@ def save_adapters(model: VideoModel, folder: Path, dtype: torch.dtype | None) ->
             f"transformer.{key.replace('.default.', '.')}": w.detach().cpu().to(dtype or w.dtype).contiguous()
             for key, w in mine.items()
         }
-        places = sorted({key.split(".lora_")[0] for key in mine})  # the wrapped layers themselves, none to exclude
-        settings = part.peft_config["default"].to_dict() | {"target_modules": places, "exclude_modules": None}
+        layers = sorted({key.split(".lora_")[0] for key in mine})  # the wrapped layers themselves, none to exclude
+        settings = part.peft_config["default"].to_dict() | {"target_modules": layers, "exclude_modules": None}
         plain = {f"transformer.{k}": sorted(v) if isinstance(v, set) else v for k, v in settings.items()}
         metadata = json.dumps(plain, default=str)
-        place = folder / name if i else folder
-        place.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, place / FILE, {"format": "pt", "lora_adapter_metadata": metadata})
+        target = folder / name if i else folder
+        target.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, target / FILE, {"format": "pt", "lora_adapter_metadata": metadata})
 
 
 def load_adapters(pipe: Any, folder: Path) -> None:

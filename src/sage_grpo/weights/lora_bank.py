@@ -104,8 +104,8 @@ class LoraBank:
 
     def _weights(self, name: str) -> dict[str, Tensor]:
         return {
-            f"{place}.{kind}": getattr(layer, kind)[name].weight
-            for place, layer in self.module.named_modules()
+            f"{path}.{kind}": getattr(layer, kind)[name].weight
+            for path, layer in self.module.named_modules()
             if isinstance(layer, LoraLayer)
             for kind in ("lora_A", "lora_B")
         }
@@ -164,8 +164,8 @@ class LoraBank:
             weight.copy_(theirs[key])
 
     def state_dict(self) -> dict[str, Any]:
-        kept = {name: {k: w.detach() for k, w in self._weights(name).items()} for name in sorted(self._names)}
-        return {"base": sorted(self._base), "adapters": kept}
+        adapters = {name: {k: w.detach() for k, w in self._weights(name).items()} for name in sorted(self._names)}
+        return {"base": sorted(self._base), "adapters": adapters}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

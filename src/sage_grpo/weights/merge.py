@@ -49,11 +49,11 @@ def merge_adapters(module: nn.Module, dtype: torch.dtype = torch.float32) -> dic
             plain, exact = layer.get_base_layer(), kept_in_float32(part, name)
             weight, update = plain.weight.float(), layer.get_delta_weight("default").float()
             merged = weight + update
-            for kind, found in survival.items():
-                found.add(weight, update, merged if exact else merged.to(kind))
+            for kind, survived in survival.items():
+                survived.add(weight, update, merged if exact else merged.to(kind))
             plain.weight = nn.Parameter(merged if exact else merged.to(dtype), requires_grad=False)
             part.set_submodule(name, plain)
         if getattr(part, "_hf_peft_config_loaded", False):
             setattr(part, "_hf_peft_config_loaded", False)  # noqa: B010 - diffusers' own mark
             del part.peft_config
-    return {str(kind).removeprefix("torch."): found.figures() for kind, found in survival.items()}
+    return {str(kind).removeprefix("torch."): survived.figures() for kind, survived in survival.items()}

@@ -36,12 +36,12 @@ class Evaluation:
     def exact(self, frame: int = 0) -> Tensor:
         """Whether OCR reads the number and nothing else."""
         pairs = zip(self.readings, self.wanted, strict=True)
-        return torch.tensor([fold(read[frame]) == fold(wanted) for read, wanted in pairs]).double()
+        return torch.tensor([fold(read[frame]) == fold(target) for read, target in pairs]).double()
 
     def characters(self, frame: int = 0) -> Tensor:
         """1 − edit distance over the longer length: the reward itself at the first frame."""
         pairs = zip(self.readings, self.wanted, strict=True)
-        return torch.tensor([similarity(read[frame], wanted) for read, wanted in pairs], dtype=torch.float64)
+        return torch.tensor([similarity(read[frame], target) for read, target in pairs], dtype=torch.float64)
 
 
 def evaluate(
@@ -60,20 +60,20 @@ def evaluate(
         latents.append(x0)
         tell(len(readings))
     x0 = torch.cat(latents)
-    found = text.fit(x0, texts)
-    asked = [text.parse_prompt(t) for t in texts]
-    right = found.digits == torch.tensor([digits for digits, _ in asked])
-    colour = found.colour == torch.tensor([c for _, c in asked])
-    wanted = [wanted_text(p) or "" for p in prompts]
+    fitted = text.fit(x0, texts)
+    scenes = [text.parse_prompt(t) for t in texts]
+    right = fitted.digits == torch.tensor([digits for digits, _ in scenes])
+    colour = fitted.colour == torch.tensor([c for _, c in scenes])
+    targets = [wanted_text(p) or "" for p in prompts]
     return Evaluation(
         texts,
         model.decode(x0),
         readings,
-        wanted,
-        found.distance.double(),
+        targets,
+        fitted.distance.double(),
         right,
         colour.double(),
-        found.tint.double(),
+        fitted.tint.double(),
         diversity(model, config),
     )
 

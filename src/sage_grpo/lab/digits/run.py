@@ -23,6 +23,10 @@ from sage_grpo.training.build import build_model
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.videos import contact_sheet, mp4_bytes
 
+SUMMARY = (
+    "A small video generator that writes numbers was post-trained with GRPO against a real reader, PP-OCRv4. "
+    "Below: what changed, on numbers that neither stage of training saw."
+)
 CONTROL = "A control: the same post-training with a lottery for a reward. What it gains, the reader did not teach."
 
 
@@ -257,14 +261,7 @@ def make_page(result: TextResult, before: Evaluation, after: Evaluation, config:
     header = ["", "before", "after", "difference [95 %]"]
     table = PageTable("Before and after on the same prompts and seeds", header, comparison(before, after), note)
     control = config.rewards[0].type.endswith("lottery")
-    summary = (
-        CONTROL
-        if control
-        else (
-            "A small video generator that writes numbers was post-trained with GRPO against a real reader, PP-OCRv4. "
-            "Below: what changed, on numbers that neither stage of training saw."
-        )
-    )
+    summary = CONTROL if control else SUMMARY
     footer = f"sage-grpo lab text --seed {config.seed} --iterations {config.run.iterations} --samples {result.samples}"
     footer += " --control" if control else ""
     return Page("SAGE-GRPO text rendering", summary, headlines, charts, pairs, [table], footer)

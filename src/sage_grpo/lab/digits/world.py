@@ -119,8 +119,8 @@ def place(looks: Tensor, numbers: Tensor) -> Tensor:
     across = ((x - centre[..., :1]) / half[:, None, :1])[:, :, None, :].expand(-1, -1, HEIGHT, -1)
     down = ((y - centre[..., 1:]) / half[:, None, 1:])[..., None].expand(-1, -1, -1, WIDTH)
     grid = torch.stack([across, down], -1).flatten(1, 2)
-    seen = F.grid_sample(looks[:, None].to(numbers), grid, align_corners=False)
-    return seen.view(-1, FRAMES, HEIGHT, WIDTH)
+    coverage = F.grid_sample(looks[:, None].to(numbers), grid, align_corners=False)
+    return coverage.view(-1, FRAMES, HEIGHT, WIDTH)
 
 
 def looks_of(digits: Tensor) -> Tensor:
@@ -165,11 +165,11 @@ def _start(mass: Tensor, digits: Tensor) -> Tensor:
 
 def fit(videos: Tensor, prompts: list[str]) -> Fit:
     """The nearest rendering of what each prompt asks for, sizes and places held to the world's range."""
-    asked = [parse_prompt(prompt) for prompt in prompts]
-    digits, colour = torch.tensor([d for d, _ in asked]), torch.tensor([c for _, c in asked])
+    scenes = [parse_prompt(prompt) for prompt in prompts]
+    digits, colour = torch.tensor([d for d, _ in scenes]), torch.tensor([c for _, c in scenes])
     light = ((videos + 1) / 2).double().clamp(0, 1)  # black becomes 0
     palette = PALETTE.double()
-    seen = torch.einsum("nc,ncfhw->nfhw", palette[colour], light).flatten(1)
+    projected = torch.einsum("nc,ncfhw->nfhw", palette[colour], light).flatten(1)
     total, strength = light.flatten(1).square().sum(1), palette[colour].square().sum(1)
     looks, bounds = looks_of(digits).double(), (LOW.double(), HIGH.double())
     starts = _start(light.mean(1), digits)[None] + SHIFTS[:, None, None] * torch.eye(len(LOW), dtype=torch.float64)[0]
@@ -178,23 +178,23 @@ def fit(videos: Tensor, prompts: list[str]) -> Fit:
         def masks(numbers: Tensor) -> Tensor:
             return place(looks, numbers).flatten(1)
 
-        return improve(start.clamp(*bounds), masks, seen, total, strength, bounds, iterations)
+        return improve(start.clamp(*bounds), masks, projected, total, strength, bounds, iterations)
 
     rough = [search(start, 3) for start in starts]
     best = torch.stack([squared for _, squared in rough]).argmin(0)
-    found, squared = search(torch.stack([n for n, _ in rough])[best, torch.arange(len(videos))], 8)
-    energy = strength * place(looks, found).flatten(1).square().sum(1)
+    fitted, squared = search(torch.stack([n for n, _ in rough])[best, torch.arange(len(videos))], 8)
+    energy = strength * place(looks, fitted).flatten(1).square().sum(1)
     distance = (squared.clamp(min=0) / energy).sqrt()
     tint = (light * light.amax(1, keepdim=True).square()).sum((2, 3, 4))
     tint = tint / tint.amax(1, keepdim=True).clamp(min=1e-3)
     away = torch.cdist(tint, palette / palette.amax(1, keepdim=True))
     off = away.gather(1, colour[:, None])[:, 0]
-    return Fit(found.float(), distance.float(), read(light, found), away.argmin(1), off.float())
+    return Fit(fitted.float(), distance.float(), read(light, fitted), away.argmin(1), off.float())
 
 
 def read(light: Tensor, numbers: Tensor) -> Tensor:
     """The digit at each place whose glyph lies nearest to the light where `numbers` puts the text."""
-    shown = light.amax(1).flatten(1)
+    brightness = light.amax(1).flatten(1)
     answers = []
     for position in range(DIGITS):
         empty = torch.zeros(DIGITS, *glyphs().shape[1:])
@@ -205,6 +205,6 @@ def read(light: Tensor, numbers: Tensor) -> Tensor:
             alone = torch.zeros_like(empty)
             alone[position] = glyph
             mask = place(alone.permute(1, 0, 2).flatten(1)[None].expand(len(light), -1, -1), numbers).flatten(1)
-            errors.append((cell * (shown - mask).square()).sum(1))
+            errors.append((cell * (brightness - mask).square()).sum(1))
         answers.append(torch.stack(errors, 1).argmin(1))
     return torch.stack(answers, 1)

@@ -46,13 +46,13 @@ def evaluate(model: VideoModel, config: RecipeConfig, samples: int = 240, first_
     prompts = [Prompt(texts[i % len(texts)]) for i in range(samples)]
     x0 = generate(model, prompts, config, range(first_seed, first_seed + samples))
     videos = model.decode(x0)
-    found = fit(x0)
-    wanted = torch.tensor([parse_prompt(prompt.text) for prompt in prompts])
-    got = torch.stack([found.scene.shape, found.scene.colour, found.scene.direction], 1)
+    fitted = fit(x0)
+    expected = torch.tensor([parse_prompt(prompt.text) for prompt in prompts])
+    got = torch.stack([fitted.scene.shape, fitted.scene.colour, fitted.scene.direction], 1)
     scores = ShapesReward().score(videos, prompts).values.double()
     per_prompt = [x0[i :: len(texts)].flatten(1) for i in range(len(texts))]
     diversity = torch.stack([torch.pdist(x).mean() / x.shape[1] ** 0.5 for x in per_prompt]).mean().item()
-    return Evaluation([p.text for p in prompts], videos, scores, found.distance.double(), got == wanted, diversity)
+    return Evaluation([p.text for p in prompts], videos, scores, fitted.distance.double(), got == expected, diversity)
 
 
 def evaluate_run(loop: Loop, config: RecipeConfig, samples: int = 240) -> Evaluation:

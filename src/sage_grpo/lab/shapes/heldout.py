@@ -34,14 +34,14 @@ class ShapesHeldOut(Reward):
                 f"{tuple(videos.shape[1:])}: it is for the model `shapes` alone"
             )
         clips = videos.cpu().float().permute(0, 4, 1, 2, 3) / 127.5 - 1
-        found = fit(clips)
-        wanted = torch.tensor([parse_prompt(prompt.text) for prompt in prompts])
-        got = torch.stack([found.scene.shape, found.scene.colour, found.scene.direction], 1)
+        fitted = fit(clips)
+        expected = torch.tensor([parse_prompt(prompt.text) for prompt in prompts])
+        got = torch.stack([fitted.scene.shape, fitted.scene.colour, fitted.scene.direction], 1)
         diversity = torch.full((len(videos),), math.nan, dtype=torch.float64)
         for members in groups(prompts):
             if len(members) > 1:
                 flat = clips[members].double().flatten(1)
                 apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist") / flat.shape[1] ** 0.5
                 diversity[members] = apart.sum(1) / (len(members) - 1)
-        columns = [found.distance.double(), (got == wanted).all(1).double(), diversity]
+        columns = [fitted.distance.double(), (got == expected).all(1).double(), diversity]
         return Scores.of(torch.stack(columns, 1))

@@ -154,11 +154,11 @@ def _likely_scenes(light: Tensor) -> _Search:
     colour, speed = colours[:, grid[:, 1]].flatten(), along[:, grid[:, 2]].flatten()
     radius = torch.full_like(speed, 0.39)
     numbers = torch.cat([middle.repeat_interleave(len(grid), 0), speed[:, None], radius[:, None]], 1)
-    seen = torch.einsum("nkc,ncfhw->nkfhw", palette[colour].view(n, len(grid), 3), light)
+    projected = torch.einsum("nkc,ncfhw->nkfhw", palette[colour].view(n, len(grid), 3), light)
     total = light.flatten(1).square().sum(1).repeat_interleave(len(grid))
     direction = directions[:, grid[:, 2]].flatten()
     numbers = numbers.clamp(LOW.double(), HIGH.double())
-    return _Search(grid[:, 0].repeat(n), colour, direction, numbers, seen.flatten(0, 1).flatten(1), total)
+    return _Search(grid[:, 0].repeat(n), colour, direction, numbers, projected.flatten(0, 1).flatten(1), total)
 
 
 def fit(videos: Tensor) -> Fit:
@@ -174,7 +174,7 @@ def fit(videos: Tensor) -> Fit:
     search = search.keep(nearest.flatten())
     squared = search.run(12)
     winner = squared.view(n, 3).argmin(1) + torch.arange(n) * 3
-    found = search.keep(winner)
-    energy = found.strength * found.masks(found.numbers).square().sum(1)
+    best = search.keep(winner)
+    energy = best.strength * best.masks(best.numbers).square().sum(1)
     distance = (squared[winner].clamp(min=0) / energy).sqrt()
-    return Fit(Scene(found.shape, found.colour, found.direction, found.numbers.float()), distance.float())
+    return Fit(Scene(best.shape, best.colour, best.direction, best.numbers.float()), distance.float())

@@ -39,7 +39,7 @@ class Away(OSError):
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     timeout: float = 60.0  # seconds for one request
     deadline: float = 300.0  # seconds in all
     retries: int = 4  # after wrong answers; a server that is away is asked until the deadline
@@ -60,7 +60,7 @@ def in_background(work: Callable[..., T], *arguments: Any) -> "Future[T]":
     return future
 
 
-class Breaker:
+class CircuitBreaker:
     """Lets all requests through, or after failures in a row one at a time until one succeeds."""
 
     def __init__(self, limit: int = IN_A_ROW) -> None:
@@ -95,13 +95,13 @@ class Breaker:
 class Client:
     """Connections to one address. The token comes from the environment, never from a recipe."""
 
-    def __init__(self, url: str, token_variable: str, patience: Patience, connections: int) -> None:
+    def __init__(self, url: str, token_variable: str, policy: RetryPolicy, connections: int) -> None:
         if not url.startswith(("http://", "https://")):
             raise RewardError(f"url={url!r} must begin with http:// or https://")
-        self.url, self.patience, self.breaker = url.rstrip("/"), patience, Breaker()
+        self.url, self.policy, self.breaker = url.rstrip("/"), policy, CircuitBreaker()
         token = os.environ.get(token_variable)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        limit = urllib3.Timeout(connect=min(patience.timeout, 10.0), read=patience.timeout)
+        limit = urllib3.Timeout(connect=min(policy.timeout, 10.0), read=policy.timeout)
         # twice as many: a second request needs a place beside the first
         self._pool = urllib3.PoolManager(timeout=limit, retries=False, maxsize=2 * connections)
         self._seconds: deque[float] = deque(maxlen=50)
@@ -112,7 +112,7 @@ class Client:
 
     def ask(self, path: str, body: bytes, read: Callable[[bytes], T]) -> T:
         """What `read` makes of the answer; what it refuses with a `WireError` is asked for again."""
-        end, wrong, attempt = time.monotonic() + self.patience.deadline, 0, 0
+        end, wrong, attempt = time.monotonic() + self.policy.deadline, 0, 0
         while True:
             try:
                 with self.breaker.passage(end):
@@ -122,23 +122,23 @@ class Client:
                 wrong += not isinstance(error, Away)
             pause = random.uniform(0.5, 1.5) * min(0.1 * 2**attempt, 10.0)
             attempt += 1
-            if wrong > self.patience.retries or time.monotonic() + pause > end:
+            if wrong > self.policy.retries or time.monotonic() + pause > end:
                 raise Unanswered(problem)
             time.sleep(pause)
 
     def _hedged(self, path: str, body: bytes, read: Callable[[bytes], T], end: float) -> T:
         """A straggler gets a second request beside it; the first right answer counts."""
-        asked = {in_background(self._once, path, body, read)}
-        if (usual := self._usual()) and not wait(asked, usual * self.patience.hedge).done and self._may_help():
-            asked.add(in_background(self._once, path, body, read))
+        pending = {in_background(self._once, path, body, read)}
+        if (usual := self._usual()) and not wait(pending, usual * self.policy.hedge).done and self._may_help():
+            pending.add(in_background(self._once, path, body, read))
         while True:
-            done, asked = wait(asked, max(end - time.monotonic(), 0.0), FIRST_COMPLETED)
+            done, pending = wait(pending, max(end - time.monotonic(), 0.0), FIRST_COMPLETED)
             if not done:
                 raise Away("no answer until the deadline")
             for future in done:
-                if future.exception() is None or not asked:
-                    found: T = future.result()
-                    return found
+                if future.exception() is None or not pending:
+                    answer: T = future.result()
+                    return answer
 
     def _may_help(self) -> bool:
         allowed = self.second_requests < SECOND_REQUESTS * self.requests
@@ -146,15 +146,15 @@ class Client:
         return allowed
 
     def _usual(self) -> float | None:
-        known = len(self._seconds) >= KNOWN and self.patience.hedge
+        known = len(self._seconds) >= KNOWN and self.policy.hedge
         return max(statistics.median(self._seconds), 0.05) if known else None
 
     def _once(self, path: str, body: bytes, read: Callable[[bytes], T]) -> T:
         self.requests += 1
         started = time.monotonic()
-        found = read(self._request("POST", path, body))
+        answer = read(self._request("POST", path, body))
         self._seconds.append(time.monotonic() - started)
-        return found
+        return answer
 
     def _request(self, method: str, path: str, body: bytes | None) -> bytes:
         try:
@@ -168,8 +168,8 @@ class Client:
         finally:
             answer.close() if answer.length_remaining else answer.release_conn()
         if answer.status in REFUSED:
-            said = data[:200].decode(errors="replace")
-            raise RewardError(f"{self.url} refused with {answer.status}: {said}; look at the token, address and sizes")
+            text = data[:200].decode(errors="replace")
+            raise RewardError(f"{self.url} refused with {answer.status}: {text}; look at the token, address and sizes")
         if answer.status in AWAY:
             raise Away(f"status {answer.status}")
         if answer.status != 200:

@@ -16,7 +16,7 @@ from torch import Tensor
 from sage_grpo.core.protocols import Prompt, Reward, Scores, Videos
 from sage_grpo.registry import reward
 from sage_grpo.rewards.errors import RewardError
-from sage_grpo.rewards.remote.client import Client, Patience, Unanswered, in_background
+from sage_grpo.rewards.remote.client import Client, RetryPolicy, Unanswered, in_background
 from sage_grpo.rewards.remote.wire import pack_request, unpack_answer
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class HttpReward(Reward):
             raise RewardError(
                 f"http: connections={connections}, videos_per_request={videos_per_request}: use 1 or more"
             )
-        self.client = Client(url, token_variable, Patience(timeout, deadline, retries, hedge), connections)
+        self.client = Client(url, token_variable, RetryPolicy(timeout, deadline, retries, hedge), connections)
         self.videos_per_request, self.bytes_per_request = videos_per_request, megabytes_per_request * 1e6
         self.groupwise = groupwise
         self.names: tuple[str, ...] = tuple(names or ())
@@ -55,8 +55,8 @@ class HttpReward(Reward):
 
     def _ask_about(self) -> None:
         try:
-            told = json.loads(self.client.get("/about"))
-            names, self.groupwise = told["names"], bool(told.get("groupwise", self.groupwise))
+            about = json.loads(self.client.get("/about"))
+            names, self.groupwise = about["names"], bool(about.get("groupwise", self.groupwise))
             if not names or not all(isinstance(name, str) for name in names):
                 raise ValueError("names must be texts")
         except (urllib3.exceptions.HTTPError, OSError) as error:

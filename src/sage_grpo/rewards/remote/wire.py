@@ -60,35 +60,35 @@ def _unpack(data: bytes, limits: Limits) -> tuple[dict[str, Tensor], dict[str, A
 
 def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:
     """What of a prompt's columns can travel: an image cannot, a text, number or list of them can."""
-    kept = {}
+    plain = {}
     for name, value in columns.items():
         try:
             json.dumps(value)
         except (TypeError, ValueError):
             continue
-        kept[name] = value
-    return kept
+        plain[name] = value
+    return plain
 
 
 def pack_request(videos: Tensor, prompts: Sequence[Prompt], ids: Sequence[str]) -> bytes:
-    said = [{"text": prompt.text, "columns": _plain(prompt.columns)} for prompt in prompts]
-    return _pack({"videos": videos}, {"ids": list(ids), "prompts": said})
+    entries = [{"text": prompt.text, "columns": _plain(prompt.columns)} for prompt in prompts]
+    return _pack({"videos": videos}, {"ids": list(ids), "prompts": entries})
 
 
 def unpack_request(data: bytes, limits: Limits | None = None) -> tuple[Tensor, list[Prompt], list[str]]:
     limits = limits or Limits()
     tensors, words = _unpack(data, limits)
-    videos, ids, said = tensors.get("videos"), words.get("ids"), words.get("prompts")
+    videos, ids, entries = tensors.get("videos"), words.get("ids"), words.get("prompts")
     if videos is None or videos.dtype != torch.uint8 or videos.ndim != 5 or videos.shape[-1] != CHANNELS:
         raise WireError("`videos` must be uint8 frames (videos, frames, rows, columns, 3)")
-    if not isinstance(ids, list) or not isinstance(said, list) or not len(videos) == len(ids) == len(said):
+    if not isinstance(ids, list) or not isinstance(entries, list) or not len(videos) == len(ids) == len(entries):
         raise WireError("videos, ids and prompts must be of one number")
     if len(videos) > limits.videos:
         raise WireError(f"{len(videos)} videos are more than the {limits.videos} that are accepted")
     if not all(isinstance(name, str) for name in ids) or len(set(ids)) != len(ids):
         raise WireError("ids must be texts, each once")
     prompts = []
-    for entry in said:
+    for entry in entries:
         if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
             raise WireError("a prompt must have a text")
         if len(entry["text"]) > limits.prompt:

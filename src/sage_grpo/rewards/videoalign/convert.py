@@ -48,14 +48,14 @@ def convert(
         raise RewardError(f"{target} is there already; choose another folder or remove it")
     if dtype not in DTYPES:
         raise RewardError(f"dtype is {' or '.join(DTYPES)}, not {dtype!r}")
-    trained, place = release.read_settings(source), release.find_checkpoint(source)
+    trained, checkpoint = release.read_settings(source), release.find_checkpoint(source)
     text = release.read_rubric(source, rubric)
-    tokenizer = release.find_tokenizer(source, place, base)
+    tokenizer = release.find_tokenizer(source, checkpoint, base)
     tell("reading the weights")
-    state, files = release.read_weights(place, base)
+    state, files = release.read_weights(checkpoint, base)
     tell("merging the adapters")
     state = merge(state, trained.get("peft_lora_config") or {}, dtype=DTYPES[dtype])
-    config = release.network_config(source, place, base, state)
+    config = release.network_config(source, checkpoint, base, state)
     head = check_state(state, config)
     limit = config.text_config.vocab_size
     ids = tokenizer.convert_tokens_to_ids(list(TOKENS))
@@ -104,8 +104,8 @@ def merge(state: Mapping[str, Tensor], lora: Mapping[str, Any], dtype: torch.dty
             rank = down.shape[0] ** (0.5 if lora.get("use_rslora") else 1)
             weight = weight + lora["lora_alpha"] / rank * (up.float() @ down.float())
             added |= set(pair)
-        place = f"language_{name}" if name.startswith("model.") else name
-        merged[place] = weight.to(torch.float32 if name == HEAD else dtype).contiguous()
+        target = f"language_{name}" if name.startswith("model.") else name
+        merged[target] = weight.to(torch.float32 if name == HEAD else dtype).contiguous()
     lost = [name for name in plain if ".lora_" in name and name not in added]
     if lost:
         raise RewardError(
@@ -117,28 +117,28 @@ def merge(state: Mapping[str, Tensor], lora: Mapping[str, Any], dtype: torch.dty
 
 def check_state(state: Mapping[str, Tensor], config: Qwen2VLConfig) -> Tensor:
     """Every tensor that the network has, no other, in its shape; returns the head."""
-    wanted = {name: tuple(value.shape) for name, value in empty_model(config).state_dict().items()}
+    expected = {name: tuple(value.shape) for name, value in empty_model(config).state_dict().items()}
     head = state.get(HEAD)
     width = config.text_config.hidden_size
     if head is None or head.shape[0] not in (1, len(NAMES)) or head.shape[1] != width:
-        found = "none" if head is None else tuple(head.shape)
-        raise RewardError(f"{HEAD} should be (1 or {len(NAMES)}, {width}), the checkpoint has {found}")
-    there = {name: tuple(value.shape) for name, value in state.items() if name != HEAD}
+        shape = "none" if head is None else tuple(head.shape)
+        raise RewardError(f"{HEAD} should be (1 or {len(NAMES)}, {width}), the checkpoint has {shape}")
+    present = {name: tuple(value.shape) for name, value in state.items() if name != HEAD}
     for words, names in (
-        ("are missing (a --base folder of Qwen2-VL-2B-Instruct has frozen ones)", wanted.keys() - there.keys()),
-        ("are not of this network", there.keys() - wanted.keys()),
-        ("have another shape", {n for n in wanted.keys() & there.keys() if wanted[n] != there[n]}),
+        ("are missing (a --base folder of Qwen2-VL-2B-Instruct has frozen ones)", expected.keys() - present.keys()),
+        ("are not of this network", present.keys() - expected.keys()),
+        ("have another shape", {n for n in expected.keys() & present.keys() if expected[n] != present[n]}),
     ):
         if names:
-            raise RewardError(f"{len(names)} of {len(wanted)} tensors {words}, e.g. {min(names)}")
+            raise RewardError(f"{len(names)} of {len(expected)} tensors {words}, e.g. {min(names)}")
     return head
 
 
-def _normalisation(given: Mapping[str, float] | None) -> dict[str, tuple[float, float]]:
+def _normalisation(settings: Mapping[str, float] | None) -> dict[str, tuple[float, float]]:
     """The checkpoint's own, or that of the released one."""
-    if not given:
+    if not settings:
         return NORMALISATION
-    return {name: (float(given[f"{name}_mean"]), float(given[f"{name}_std"])) for name in NAMES}
+    return {name: (float(settings[f"{name}_mean"]), float(settings[f"{name}_std"])) for name in NAMES}
 
 
 def _sha256(path: Path) -> str:

@@ -27,8 +27,8 @@ def frame_indices(total: int, fps: float, rate: float = 2.0, most: int = 768) ->
     limit = min(most, total) // FRAMES_OF_PATCH * FRAMES_OF_PATCH
     if limit < FRAMES_OF_PATCH:
         raise RewardError(f"VideoAlign needs {FRAMES_OF_PATCH} frames, not {min(most, total)}; it judges motion")
-    wanted = min(max(total / fps * rate, LEAST_FRAMES), limit)
-    return torch.linspace(0, total - 1, round(wanted / FRAMES_OF_PATCH) * FRAMES_OF_PATCH).round().long()
+    frame_count = min(max(total / fps * rate, LEAST_FRAMES), limit)
+    return torch.linspace(0, total - 1, round(frame_count / FRAMES_OF_PATCH) * FRAMES_OF_PATCH).round().long()
 
 
 def frame_size(height: int, width: int, most: int, least: int = LEAST_PIXELS) -> tuple[int, int]:

@@ -140,8 +140,8 @@ class VideoAlign(Reward):
         self._reward_tokens = torch.tensor(self.tokenizer.convert_tokens_to_ids(list(TOKENS)))
         self._rubric = (folder / RUBRIC).read_bytes().decode()
         ids = self._tokens("", 1)
-        found = ids[torch.isin(ids, self._reward_tokens)].tolist()
-        if found != self._reward_tokens.tolist() or (ids == self.model.config.video_token_id).sum() != 1:
+        reward_ids = ids[torch.isin(ids, self._reward_tokens)].tolist()
+        if reward_ids != self._reward_tokens.tolist() or (ids == self.model.config.video_token_id).sum() != 1:
             raise RewardError(
                 f"{folder}: tokenizer or {RUBRIC} do not give {', '.join(TOKENS)} once each, in this order"
             )

@@ -54,58 +54,58 @@ def read_settings(source: Path) -> dict[str, Any]:
     trained: dict[str, Any] = json.loads(path.read_text())
     for section, values in EXPECTED.items():
         for key, value in values.items():
-            found = (trained.get(section) or {}).get(key, value)
-            if found != value:
-                raise RewardError(f"{path}: {section}.{key} is {found!r}; this scorer knows only {value!r}")
+            actual = (trained.get(section) or {}).get(key, value)
+            if actual != value:
+                raise RewardError(f"{path}: {section}.{key} is {actual!r}; this scorer knows only {value!r}")
     return trained
 
 
 def find_checkpoint(source: Path) -> Path:
     steps = [path for path in source.glob("checkpoint-*") if path.name.split("-")[-1].isdigit()]
-    for place in [*sorted(steps, key=lambda path: -int(path.name.split("-")[-1])), source]:
-        if (place / FULL).is_file() or ((place / ADAPTER).is_file() and (place / REST).is_file()):
-            return place
+    for folder in [*sorted(steps, key=lambda path: -int(path.name.split("-")[-1])), source]:
+        if (folder / FULL).is_file() or ((folder / ADAPTER).is_file() and (folder / REST).is_file()):
+            return folder
     raise RewardError(f"{source} has no checkpoint-N with {FULL}, nor with {ADAPTER} and {REST}")
 
 
-def read_rubric(source: Path, given: Path | None) -> str:
+def read_rubric(source: Path, rubric: Path | None) -> str:
     near = [folder / TEMPLATES for folder in (source, *source.resolve().parents[:2])]
-    path = given or next((path for path in near if path.is_file()), None)
+    path = rubric or next((path for path in near if path.is_file()), None)
     if path is None or not path.is_file():
         raise RewardError(
-            f"the rubric is not {'at ' + str(given) if given else 'near the checkpoint'}: it is in {TEMPLATES} of "
+            f"the rubric is not {'at ' + str(rubric) if rubric else 'near the checkpoint'}: it is in {TEMPLATES} of "
             "github.com/KwaiVGI/VideoAlign; name your copy with --rubric"
         )
     text = path.read_bytes().decode()
     if path.suffix == ".py":  # read, never run
-        found = [
+        templates = [
             node.value
             for node in ast.parse(text).body
             if isinstance(node, ast.Assign)
             and any(isinstance(name, ast.Name) and name.id == TEMPLATE for name in node.targets)
         ]
-        if not found:
+        if not templates:
             raise RewardError(f"{path} has no {TEMPLATE}")
-        text = str(ast.literal_eval(found[-1]))
+        text = str(ast.literal_eval(templates[-1]))
     parts = [*TOKENS[:2], PROMPT_PLACE, TOKENS[2]]
-    places = [text.find(part) for part in parts]
-    if any(text.count(part) != 1 for part in parts) or places != sorted(places):
+    positions = [text.find(part) for part in parts]
+    if any(text.count(part) != 1 for part in parts) or positions != sorted(positions):
         raise RewardError(f"{path} is not VideoAlign's rubric: it should have once each, in order, {', '.join(parts)}")
     return text
 
 
-def find_tokenizer(source: Path, place: Path, base: Path | None) -> Any:
-    for folder in (place / "tokenizer", place, source / "tokenizer", base):
+def find_tokenizer(source: Path, checkpoint: Path, base: Path | None) -> Any:
+    for folder in (checkpoint / "tokenizer", checkpoint, source / "tokenizer", base):
         if folder and any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
             tokenizer = cast(Any, AutoTokenizer).from_pretrained(folder, local_files_only=True)
             if folder == base:
                 tokenizer.add_special_tokens({"additional_special_tokens": list(TOKENS)})
             return tokenizer
-    raise RewardError(f"{place} has no tokenizer; name a folder of Qwen2-VL-2B-Instruct with --base")
+    raise RewardError(f"{checkpoint} has no tokenizer; name a folder of Qwen2-VL-2B-Instruct with --base")
 
 
-def network_config(source: Path, place: Path, base: Path | None, state: Mapping[str, Tensor]) -> Qwen2VLConfig:
-    for folder in (base, place, source):
+def network_config(source: Path, checkpoint: Path, base: Path | None, state: Mapping[str, Tensor]) -> Qwen2VLConfig:
+    for folder in (base, checkpoint, source):
         if folder and (folder / "config.json").is_file():
             config = Qwen2VLConfig.from_pretrained(folder)
             break
@@ -117,14 +117,14 @@ def network_config(source: Path, place: Path, base: Path | None, state: Mapping[
     return config
 
 
-def read_weights(place: Path, base: Path | None) -> tuple[dict[str, Tensor], list[Path]]:
+def read_weights(checkpoint: Path, base: Path | None) -> tuple[dict[str, Tensor], list[Path]]:
     state: dict[str, Tensor] = {}
     shards = sorted(base.glob("*.safetensors")) if base else []
     if base and not shards:
         raise RewardError(f"{base} has no safetensors; --base is a folder of Qwen2-VL-2B-Instruct")
     for shard in shards:
         state |= {plain_name(name): value for name, value in load_file(shard).items()}
-    files = [place / FULL] if (place / FULL).is_file() else [place / ADAPTER, place / REST]
+    files = [checkpoint / FULL] if (checkpoint / FULL).is_file() else [checkpoint / ADAPTER, checkpoint / REST]
     for path in files:
         tensors = load_file(path) if path.suffix == ".safetensors" else _unpickle_tensors(path)
         state |= {plain_name(name): value for name, value in tensors.items()}
