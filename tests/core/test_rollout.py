@@ -46,6 +46,7 @@ def test_keys_have_the_same_stream_forever():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [n for n in KERNELS if n in ("ode", "dance", "flow", "sage", "cps", "precise")]
 )

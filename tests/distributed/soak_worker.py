@@ -15,7 +15,6 @@ note(
     PLAN["notes"], "start"
 )  # before all that takes its time to import, so that it can be killed there, too
 
-# ruff: noqa: E402
 import hashlib
 from collections import Counter
 

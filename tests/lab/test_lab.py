@@ -58,6 +58,7 @@ def quick(tmp_path_factory):
     return json.loads(result.stdout), out
 
 
+@pytest.mark.slow
 def test_lab_improves_the_reward_even_at_a_small_size(quick):
     found, _ = quick
     assert {"reward_delta", "reward_se", "samples", "seconds"} <= set(found)
@@ -65,6 +66,7 @@ def test_lab_improves_the_reward_even_at_a_small_size(quick):
     assert found["reward_delta"] > 3 * found["reward_se"] > 0
 
 
+@pytest.mark.slow
 def test_lab_writes_a_report_that_stands_alone(quick):
     _, out = quick
     page = (out / "report.html").read_text()
@@ -74,6 +76,7 @@ def test_lab_writes_a_report_that_stands_alone(quick):
     assert (out / "before_after.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_lab_goes_on_instead_of_starting_over(quick):
     """The same command again finds the finished run and only evaluates it: the same figures."""
     found, out = quick
