@@ -28,9 +28,7 @@ def brought(roots=ROOTS):
         except importlib.metadata.PackageNotFoundError:
             continue  # for another system than this
         for asked in map(Requirement, lines):
-            if asked.marker is None or any(
-                asked.marker.evaluate({"extra": extra}) for extra in extras or ("",)
-            ):
+            if asked.marker is None or any(asked.marker.evaluate({"extra": extra}) for extra in extras or ("",)):
                 queue.append((canonicalize_name(asked.name), tuple(sorted(asked.extras))))
     return {name for name, _ in found}
 

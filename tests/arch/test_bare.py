@@ -44,9 +44,7 @@ def test_everything_is_collected_without_extras():
 
 @pytest.mark.slow
 def test_a_module_that_forgets_to_ask_is_seen(tmp_path):
-    (tmp_path / "test_planted.py").write_text(
-        "from hypothesis import given\n\n\ndef test_one():\n    pass\n"
-    )
+    (tmp_path / "test_planted.py").write_text("from hypothesis import given\n\n\ndef test_one():\n    pass\n")
     done = collect(tmp_path)
     assert done.returncode != 0
     assert "No module named 'hypothesis'" in done.stdout

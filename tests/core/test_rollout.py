@@ -41,9 +41,7 @@ def test_keys_have_the_same_stream_forever():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [n for n in KERNELS if n in ("ode", "dance", "flow", "sage", "cps", "precise")]
-)
+@pytest.mark.parametrize("name", [n for n in KERNELS if n in ("ode", "dance", "flow", "sage", "cps", "precise")])
 def test_chain_has_the_moments_of_the_closed_form(name):
     """4,000 sampled chains on the exact velocity against exactly propagated mean and variance."""
     model, table, n = GaussianModel((1, 1, 1, 2), thin=0.3), kernel_table(name, sigma_schedule(8, 3.0), 0.7), 4000

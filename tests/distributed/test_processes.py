@@ -82,9 +82,7 @@ def test_every_layout_equals_one_process(ends):
         print(f"{case}: weights after 10 updates differ by {off:.1e}; held {two['held']:.3f}")
         assert two["held"] <= 0.6  # of all parameters, anchor and average adapters included
         assert one["held"] == 1.0
-        assert two["before"] == (
-            1.0 if case.startswith("shapes") else 0.0
-        )  # read shard by shard, never whole
+        assert two["before"] == (1.0 if case.startswith("shapes") else 0.0)  # read shard by shard, never whole
         shared = result(ends, f"{case}-shared")
         off = assert_alike(one, shared, spared=SPARED.get(case, 0))
         print(f"{case}: with a shared video they differ by {off:.1e}; held {shared['held']:.3f}")

@@ -53,11 +53,7 @@ def real_bytes(module):
 
 def checkpoint_of(kind, folder):
     path = folder / f"base-{kind}"
-    if (
-        kind != "shapes"
-        and int(os.environ.get("RANK", "0")) == 0
-        and not (path / "model_index.json").exists()
-    ):
+    if kind != "shapes" and int(os.environ.get("RANK", "0")) == 0 and not (path / "model_index.json").exists():
         # the model libraries take seconds, and shapes need none
         from sage_grpo.models import contract
 
