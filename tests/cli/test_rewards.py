@@ -110,6 +110,7 @@ def test_audit_writes_table_picture_and_json(videos, here):
     assert len(found["clips"]) == 2
 
 
+@pytest.mark.slow
 def test_audit_makes_its_own_clips(monkeypatch):
     from sage_grpo.evaluation.audit import natural
 

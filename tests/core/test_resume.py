@@ -47,6 +47,7 @@ def run(folder: Path, iterations: int, kill_at: int = -1) -> int:
     return subprocess.run(arguments, cwd=Path(__file__).parents[1], check=False).returncode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill_at", [9, 10])
 def test_killed_and_restarted_is_bit_equal(tmp_path, kill_at):
     """SIGKILL at update 9 or 10; the restarted run makes more than 20 updates and ends bit-equal."""

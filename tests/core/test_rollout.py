@@ -40,6 +40,7 @@ def test_keys_have_the_same_stream_forever():
     assert keyed_rng(0, 1, 2, "initial").integers(0, 2**31, 3).tolist() == [1124136416, 697255137, 1816036743]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in KERNELS if n in ("ode", "dance", "flow", "sage", "cps", "precise")])
 def test_chain_has_the_moments_of_the_closed_form(name):
     """4,000 sampled chains on the exact velocity against exactly propagated mean and variance."""

@@ -313,6 +313,7 @@ def test_trained_fraction_and_order():
     assert all(d == sorted(d) for d in (trained_steps(steps, ordered, i, 0)[0] for i in range(10)))
 
 
+@pytest.mark.slow
 def test_equalizer_balances_measured_gradients():
     """Per-timestep gradient norms of a small network: far apart without, close together with it."""
 

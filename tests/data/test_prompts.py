@@ -6,8 +6,11 @@ from collections import Counter
 from hashlib import sha256
 from itertools import permutations
 
-import numpy as np
 import pytest
+
+pytest.importorskip("hypothesis")
+
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
@@ -138,6 +141,7 @@ def test_a_missing_image_is_told_at_once(tmp_path, suffix, image):
 # -- order
 
 
+@pytest.mark.slow
 def test_permutation_is_a_bijection():
     for size in range(1, 501):
         assert sorted(permuted(i, size, key(size)) for i in range(size)) == list(range(size))
@@ -152,6 +156,7 @@ def test_permutation_of_any_size_stays_inside_and_apart(size, places, seed):
     assert all(0 <= image < size for image in images)
 
 
+@pytest.mark.slow
 def test_all_orders_are_equally_likely():
     counts = Counter(tuple(permuted(i, 4, key(seed)) for i in range(4)) for seed in range(1000))
     assert chisquare([counts[order] for order in permutations(range(4))]).pvalue > 1e-3
@@ -242,6 +247,7 @@ def test_a_file_that_changes_during_the_run_is_noticed(tmp_path, suffix):
 # -- memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("suffix", "record", "count"),
     [

@@ -13,7 +13,6 @@ from distributed.soak_notes import memory, note
 PLAN = json.loads(Path(sys.argv[1]).read_text())
 note(PLAN["notes"], "start")  # before all that takes its time to import, so that it can be killed there, too
 
-# ruff: noqa: E402
 import hashlib
 from collections import Counter
 

@@ -2,9 +2,12 @@
 
 import random
 
+import pytest
 import torch
 
 from distributed.chaos import run
+
+pytestmark = pytest.mark.slow
 
 
 def test_killed_processes_come_back_and_end_bit_equal(tmp_path):

@@ -60,6 +60,7 @@ def test_pytorchjob():
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [False, True], ids=["runs to its end", "its time is over"])
 def test_sbatch(tmp_path, asked):
     """The script itself, between stand-ins for SLURM and torchrun."""

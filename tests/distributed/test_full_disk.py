@@ -7,6 +7,8 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
+import pytest
+
 from distributed.test_checkpoint import STATE, equal, save_checkpoint
 from sage_grpo.distributed.checkpoint import CheckpointError, checkpoints, load_newest
 
@@ -78,6 +80,7 @@ def test_a_failure_at_every_sync(tmp_path, monkeypatch):
     print(f"{place - 1} syncs of a checkpoint failed in turn")
 
 
+@pytest.mark.slow
 def test_a_run_on_a_full_disk_ends_with_a_sentence(tmp_path):
     with small_disk(tmp_path / "disk", 400) as disk:
         command = [

@@ -7,6 +7,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+
+pytest.importorskip("diffusers")
+pytest.importorskip("peft")
+
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -40,6 +44,7 @@ def payload_by_file(checkpoint):
     return found
 
 
+@pytest.mark.slow
 def test_a_plan_is_what_two_real_processes_hold_and_write(tmp_path):
     command = torchrun(2, "distributed.plan_worker", tmp_path, *CASES)
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
@@ -66,6 +71,7 @@ def tiny_contents(processes):
     return Contents({"weights": named.values()}, named | {"alone": next(iter(named.values())).new_zeros(()).to_local()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicate", [1, 4])
 def test_shards_of_all_ranks_are_the_whole(replicate):
     plan = plan_layout(tiny_contents, 64, 64, replicate=replicate)
@@ -133,6 +139,7 @@ def test_groups_over_replicas():
     assert layout(24, 4).groups(4) == (2, 2)  # one and a half
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "mode", "uneven"),
     [(64, "full", 1.01), (512, "full", 1.01), (64, "lora", 1.01)],

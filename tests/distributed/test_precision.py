@@ -8,6 +8,8 @@ from distributed.precision_worker import MODELS, MODES
 from sage_grpo.distributed.launch import launch
 from sage_grpo.registry import resolve_model
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):

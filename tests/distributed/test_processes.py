@@ -13,16 +13,17 @@ from torch.distributed import TCPStore
 
 from distributed.launcher import environment, torchrun
 from distributed.test_checkpoint import spoil
+from once import once
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.distributed.checkpoint import load_newest
 from sage_grpo.distributed.device import DeviceError, backend_for, choose_device
 from sage_grpo.distributed.processes import join, meeting_place
 
 
-def launch(folder, processes, *cases, **more):
+def launch(folder, processes, *cases):
     worker = ["distributed.worker", str(folder), *cases]
     command = torchrun(processes, *worker) if processes > 1 else [sys.executable, "-m", *worker]
-    done = subprocess.run(command, env=environment(**more), capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
@@ -48,39 +49,59 @@ SPARED = {"wan-full": 4}  # of 19,832; the others of this and all weights of the
 COPIED = ("shapes-full", "wan-lora")
 
 
+def run_all(folder):
+    """Every case of the two tests below. A launch serves all cases of its number of processes, which lay themselves out
+    anew for each; the legs of the run whose number changes go along where they can."""
+
+    def leg(iterations):
+        return [f"{case}:{iterations}/suffix=parts" for case in COPIED]
+
+    everything = (*EXACT, *(f"{case}:2" for case in HALF))
+    shared = [f"{case}/sequence=2/suffix=shared" for case in EXACT]
+    copies = [f"{case}/replicate=2" for case in COPIED]
+    both = [f"{case}/sequence=2/suffix=both" for case in COPIED]
+    launch(folder, 1, *everything)
+    launch(folder, 2, *everything, *shared, *leg(2))
+    launch(folder, 1, *leg(3))
+    launch(folder, 4, *copies, *both, *leg(4))
+    launch(folder, 2, *leg(5))
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory):
+    return once(tmp_path_factory, "every-layout", run_all)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_every_layout_equals_one_process(tmp_path):
-    """Two shards; copies of shards (HSDP); one video for two; half precision with recomputation. A launch a layout."""
-    launch(tmp_path, 1, *EXACT, *(f"{case}:2" for case in HALF))
-    launch(tmp_path, 2, *EXACT, *(f"{case}:2" for case in HALF))
-    launch(tmp_path, 4, *COPIED, REPLICATE="2")
-    launch(tmp_path, 2, *EXACT, SEQUENCE="2", SUFFIX="shared")
-    launch(tmp_path, 4, *COPIED, SEQUENCE="2", SUFFIX="both")
+def test_every_layout_equals_one_process(ends):
+    """Two shards; copies of shards (HSDP); one video for two; half precision with recomputation."""
     for case in EXACT:
-        one, two = result(tmp_path, f"{case}-1"), result(tmp_path, f"{case}-2")
+        one, two = result(ends, f"{case}-1"), result(ends, f"{case}-2")
         off = assert_alike(one, two, spared=SPARED.get(case, 0))
         print(f"{case}: weights after 10 updates differ by {off:.1e}; held {two['held']:.3f}")
         assert two["held"] <= 0.6  # of all parameters, anchor and average adapters included
         assert one["held"] == 1.0
         assert two["before"] == (1.0 if case.startswith("shapes") else 0.0)  # read shard by shard, never whole
-        shared = result(tmp_path, f"{case}-shared")
+        shared = result(ends, f"{case}-shared")
         off = assert_alike(one, shared, spared=SPARED.get(case, 0))
         print(f"{case}: with a shared video they differ by {off:.1e}; held {shared['held']:.3f}")
         assert shared["held"] <= 0.6
     for case in COPIED:
-        four, both = result(tmp_path, f"{case}-4"), result(tmp_path, f"{case}-both")
-        assert_alike(result(tmp_path, f"{case}-1"), four)
-        assert_alike(result(tmp_path, f"{case}-1"), both)
+        four, both = result(ends, f"{case}-4"), result(ends, f"{case}-both")
+        assert_alike(result(ends, f"{case}-1"), four)
+        assert_alike(result(ends, f"{case}-1"), both)
         assert four["held"] <= 0.6
         assert both["held"] <= 0.35
     for case in HALF:  # the gate held in both, or they would not have ended
-        one, two = result(tmp_path, f"{case}-1"), result(tmp_path, f"{case}-2")
+        one, two = result(ends, f"{case}-1"), result(ends, f"{case}-2")
         assert {w.dtype for w in two["weights"].values()} == {torch.float32}
         assert torch.equal(one["noise"][0], two["noise"][0])
         off = max((one["weights"][n] - two["weights"][n]).abs().max().item() for n in one["weights"])
         assert off <= 8e-5  # four updates of at most 1e-5 each, in opposite directions
 
 
+@pytest.mark.slow
 def test_the_command_under_torchrun(tmp_path):
     command = torchrun(
         2,
@@ -117,13 +138,13 @@ def test_the_command_under_torchrun(tmp_path):
     assert load_newest(folder)[0] == "step-00000002"
 
 
-def test_number_of_processes_may_change_between_resumes(tmp_path):
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_number_of_processes_may_change_between_resumes(ends):
     """2 → 1 → 4 → 2 processes end as one that never changed."""
-    launch(tmp_path, 1, *(f"{case}:5" for case in COPIED), SUFFIX="whole")
-    for iterations, processes in ((2, 2), (3, 1), (4, 4), (5, 2)):
-        launch(tmp_path, processes, *(f"{case}:{iterations}" for case in COPIED), SUFFIX="parts")
     for case in COPIED:
-        one, other = result(tmp_path, f"{case}-whole"), result(tmp_path, f"{case}-parts")
+        one, other = result(ends, f"{case}-1"), result(ends, f"{case}-parts")
+        assert len(other["noise"]) == 2  # of one iteration: the last leg went on from the others
         assert torch.equal(one["noise"][-1], other["noise"][-1])
         off = max((one["weights"][n] - other["weights"][n]).abs().max().item() for n in one["weights"])
         assert off <= 1e-6

@@ -5,6 +5,9 @@ import subprocess
 
 import pytest
 
+pytest.importorskip("diffusers")
+pytest.importorskip("peft")
+
 from distributed.launcher import environment, torchrun
 from sage_grpo import registry
 from sage_grpo.config import ConfigError, load_recipe
@@ -14,6 +17,7 @@ from sage_grpo.models.wan import Wan
 from tiny_models import tiny_model
 
 
+@pytest.mark.slow
 def test_sharing_a_video_is_exact(tmp_path):
     file = tmp_path / "found.json"
     command = torchrun(2, "distributed.sequence_worker", file)

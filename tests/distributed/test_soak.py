@@ -7,6 +7,9 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("urllib3")
+
 import torch
 
 from distributed import soak, soak_checks
@@ -15,6 +18,7 @@ from sage_grpo.core.protocols import Prompt
 from serve.faults import began, kill_all, living
 
 
+@pytest.mark.slow
 def test_a_round_of_kills_and_faults(tmp_path):
     counts = tmp_path / "counts.json"
     options = Namespace(

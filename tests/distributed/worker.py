@@ -1,7 +1,8 @@
 """What a process of a distributed test does: `python -m distributed.worker FOLDER CASE…`, alone or under torchrun.
 
-A case is `name:iterations`; it is run as a user would run it, goes on from its folder's checkpoint if there is one, and
-leaves its end weights and what it drew in FOLDER.
+A case is `name:iterations`, or `name:iterations/sequence=2/suffix=shared` for a layout. It is run as a user would run
+it, goes on from its folder's checkpoint if there is one, and leaves its end weights and what it drew in FOLDER. Layouts
+of the same number of processes share a launch, for to import everything takes longer than most cases.
 """
 
 import os
@@ -15,7 +16,6 @@ from distributed.layouts import bytes_held
 from sage_grpo.core.loop import Callback
 from sage_grpo.core.protocols import whole
 from sage_grpo.distributed.processes import launched, leave
-from sage_grpo.models import contract
 from sage_grpo.registry import resolve_model
 from sage_grpo.training import build
 from sage_grpo.training.trainer import Trainer
@@ -54,6 +54,9 @@ def real_bytes(module):
 def checkpoint_of(kind, folder):
     path = folder / f"base-{kind}"
     if kind != "shapes" and int(os.environ.get("RANK", "0")) == 0 and not (path / "model_index.json").exists():
+        # the model libraries take seconds, and shapes need none
+        from sage_grpo.models import contract
+
         contract.make_checkpoint(resolve_model(kind), path)
     return str(path)
 
@@ -88,8 +91,17 @@ def recipe(folder, case, out, iterations, layout):
     }
 
 
-def run(folder, case, iterations, **layout):
-    out = folder / f"{case}-{os.environ.get('SUFFIX', launched())}"
+def read(words):
+    """A case's name, its iterations, the end of its folder's name, and its layout."""
+    named, *settings = words.split("/")
+    name, _, iterations = named.partition(":")
+    values = dict(setting.split("=") for setting in settings)
+    suffix = values.pop("suffix", os.environ.get("SUFFIX", launched()))
+    return name, int(iterations or 5), suffix, {key: int(n) for key, n in values.items()}
+
+
+def run(folder, case, iterations, suffix, layout):
+    out = folder / f"{case}-{suffix}"
     drawn = Drawn()
     settings, before, inner = recipe(folder, case, out, iterations, layout), [0], build.shard
     build.shard = lambda model, *rest: (before.append(real_bytes(model.module)), inner(model, *rest))
@@ -116,10 +128,8 @@ def main():
     if "TRAPS" in os.environ:
         traps.lay(Path(os.environ["TRAPS"]))
     folder, *cases = sys.argv[1:]
-    layout = {key: int(os.environ[key.upper()]) for key in ("replicate", "sequence") if key.upper() in os.environ}
     for case in cases:
-        name, _, iterations = case.partition(":")
-        run(Path(folder), name, int(iterations or 5), **layout)
+        run(Path(folder), *read(case))
     leave()
 
 

@@ -45,6 +45,7 @@ def first_run(tmp_path_factory):
     return folder / "runs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
 def test_a_page_can_be_followed(page, tmp_path, request):
     """Files are written where the page says so, and what is not marked is run in the order of the page."""

@@ -47,6 +47,7 @@ def known(quoted: str) -> bool:
     return any(stands_in(quoted, text) for text in strings())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quoted", QUOTED)
 def test_a_quoted_message_is_printed_somewhere(quoted):
     assert known(quoted)

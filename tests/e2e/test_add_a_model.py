@@ -5,12 +5,17 @@ import sys
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("diffusers")
+
 import yaml
 from typer.testing import CliRunner
 
 from documentation.blocks import blocks
 from sage_grpo.cli import app
 from sage_grpo.models import contract
+
+pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-model.md"
 PYTHON, YAML = ([block.code for block in blocks(PAGE) if block.language == kind] for kind in ("python", "yaml"))

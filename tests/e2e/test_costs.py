@@ -1,6 +1,10 @@
 """What an iteration costs: transformer passes counted by hooks, memory of the trust region, time beside the network."""
 
 import pytest
+
+pytest.importorskip("diffusers")
+pytest.importorskip("peft")
+
 import torch
 
 from e2e.overhead import measure
@@ -11,6 +15,8 @@ from sage_grpo.models.wan import Wan
 from sage_grpo.weights.prepare import make_bank
 from support import make_config, make_loop
 from tiny_models import disturb, tiny_model
+
+pytestmark = pytest.mark.slow
 
 
 def started_loop(model, steps=8, policy=None, kl=None):

@@ -3,6 +3,9 @@
 import json
 
 import pytest
+
+pytest.importorskip("diffusers")
+
 import torch
 from safetensors import safe_open
 from typer.testing import CliRunner
@@ -17,6 +20,8 @@ from sage_grpo.models import contract
 from sage_grpo.registry import resolve_model
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.weights.export import load_adapters
+
+pytestmark = pytest.mark.slow
 
 runner = CliRunner()
 TYPES = ("hunyuan15", "hunyuan15-i2v", "wan", "wan2.2", "ltx", "sd3")

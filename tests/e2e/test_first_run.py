@@ -14,6 +14,7 @@ from sage_grpo.first_run.run import guess_gpu
 runner = CliRunner()
 
 
+@pytest.mark.slow
 def test_the_whole_path(tmp_path):
     out = tmp_path / "first"
     asked = ["first-run", "lab-fast", "--iterations", "3", "--gpu", "rtx4090-24g", "--out", str(out), "--json"]

@@ -6,6 +6,8 @@ import pytest
 
 from e2e.trust_regions import LEVELS, STRATEGIES, measure
 
+pytestmark = pytest.mark.slow
+
 FAR = LEVELS[1]
 
 

@@ -41,6 +41,7 @@ def panel(*weights, advantages=False):
     return Panel(judges, {}, advantages)
 
 
+@pytest.mark.slow
 def test_known_weaknesses_are_found():
     told = []
     result = audit(CLIPS, panel(), tell=lambda *x: told.append(x))
@@ -122,6 +123,7 @@ def test_a_video_that_cannot_be_read_is_left_out():
         audit([bad], panel(), ["static"])
 
 
+@pytest.mark.slow
 def test_scorers_that_compare_see_all_clips_spoilt_alike():
     judges = Panel([Judge(Rank(), RewardConfig(type="rank"), ("rank",))], {})
     result = audit(CLIPS, judges, ["bright", "flat"])

@@ -141,6 +141,7 @@ def test_what_is_no_clip_is_refused():
         degrade("blur", CLIP.float())
 
 
+@pytest.mark.slow
 def test_the_clips_made_here_move_have_texture_and_are_the_same_each_time():
     clips = [(name, scene.prompt, clip(name, scene)) for name, scene in scenes().items()]
     assert len(clips) >= 8

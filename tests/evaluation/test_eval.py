@@ -21,6 +21,8 @@ from sage_grpo.evaluation import videos
 from sage_grpo.evaluation.sources import find_sources
 from sage_grpo.evaluation.videos import Folder, hash_of, load_frames, lossless, read_record
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["--limit", "6", "--seeds", "2"]
 
 

@@ -7,6 +7,8 @@ from itertools import combinations
 
 import pytest
 
+pytest.importorskip("rapidocr_onnxruntime")
+
 from sage_grpo.config import ConfigError
 from sage_grpo.data.prompts import PromptError
 from sage_grpo.evaluation.prompts import find_tasks

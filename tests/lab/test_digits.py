@@ -4,6 +4,9 @@ import json
 import sys
 
 import pytest
+
+pytest.importorskip("rapidocr_onnxruntime")
+
 import torch
 from scipy import stats
 from typer.testing import CliRunner
@@ -51,6 +54,7 @@ def small(tmp_path_factory):
     return json.loads(run(out, "--json")), out
 
 
+@pytest.mark.slow
 def test_the_base_reads_as_stated(small):
     found, _ = small
     low, high = stats.binom.interval(0.999, SAMPLES, STATED)
@@ -58,6 +62,7 @@ def test_the_base_reads_as_stated(small):
     assert found["colour_before"] > 0.9
 
 
+@pytest.mark.slow
 def test_figures_and_report_agree(small):
     found, out = small
     assert found["iterations"] == 2
@@ -69,6 +74,7 @@ def test_figures_and_report_agree(small):
     assert (out / "before_after.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_and_says_the_same(small):
     found, out = small
     said = run(out)

@@ -1,6 +1,9 @@
 """The world of numbers: a tenth is held out, true renderings are read, and the distance to them is exact."""
 
 import pytest
+
+pytest.importorskip("rapidocr_onnxruntime")
+
 import torch
 
 from sage_grpo.core.protocols import Prompt
@@ -39,6 +42,7 @@ def test_prompts_are_read_back(real):
             text.parse_prompt(wrong)
 
 
+@pytest.mark.slow
 def test_ocr_reads_true_renderings(real):
     """What is missing from 1 in a model's accuracy is the model's."""
     scene, clips = real

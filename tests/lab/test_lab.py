@@ -56,6 +56,7 @@ def quick(tmp_path_factory):
     return json.loads(result.stdout), out
 
 
+@pytest.mark.slow
 def test_lab_improves_the_reward_even_at_a_small_size(quick):
     found, _ = quick
     assert {"reward_delta", "reward_se", "samples", "seconds"} <= set(found)
@@ -63,6 +64,7 @@ def test_lab_improves_the_reward_even_at_a_small_size(quick):
     assert found["reward_delta"] > 3 * found["reward_se"] > 0
 
 
+@pytest.mark.slow
 def test_lab_writes_a_report_that_stands_alone(quick):
     _, out = quick
     page = (out / "report.html").read_text()
@@ -72,6 +74,7 @@ def test_lab_writes_a_report_that_stands_alone(quick):
     assert (out / "before_after.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_lab_goes_on_instead_of_starting_over(quick):
     """The same command again finds the finished run and only evaluates it: the same figures."""
     found, out = quick

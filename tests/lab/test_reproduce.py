@@ -26,6 +26,7 @@ def test_every_experiment_is_a_valid_recipe(name, tmp_path):
     assert config.run.iterations == (7 if name != "best" else iterations_of("lab-fast", 7))
 
 
+@pytest.mark.slow
 def test_a_job_is_run_once(tmp_path):
     job = Job("kl-none", tuple(experiments(MATCHED)["kl-none"]), 0, 2, 8, tmp_path)
     path = run_job(job)
@@ -55,6 +56,7 @@ def fake_run(name, seed, gain):
     }
 
 
+@pytest.mark.slow
 def test_claims_and_figures_from_known_answers(tmp_path, monkeypatch):
     """Planted effects come out with the right verdicts, and every figure is drawn."""
     gains = {"kl-moving": 1.0, "kl-fixed": 0.0, "kernel-sage": 1.0, "kl-none": 2.0, "best": 3.0}
@@ -91,6 +93,7 @@ def test_claims_and_figures_from_known_answers(tmp_path, monkeypatch):
     assert judge(Results(runs, base), direct) == claims
 
 
+@pytest.mark.slow
 def test_direct_measurements_agree_with_theory():
     """A small sample already lies on the closed form, and the equalizer closes the spread."""
     found = noise_after_a_step("sage", clips=32)
@@ -99,11 +102,13 @@ def test_direct_measurements_agree_with_theory():
     assert max(raw) / min(raw) > 2 * max(equal) / min(equal)
 
 
+@pytest.mark.slow
 def test_noise_left_by_the_last_step_is_seen():
     noisy, clean = (rollout_quality("dance", 0.7, noisy_end=n, prompts=8, group=2).distance for n in (True, False))
     assert sum(noisy) > sum(clean)
 
 
+@pytest.mark.slow
 def test_the_two_recipes_cost_the_same_forward_passes():
     """Counted by calls of the network, not by our own formula."""
     calls = {}

@@ -17,6 +17,7 @@ def frames(clips):
     return ShapesModel.decode(None, clips)
 
 
+@pytest.mark.slow
 def test_real_clips_are_near_and_right_and_noise_is_its_own_distance():
     scene = random_scene(24, torch.Generator().manual_seed(0))
     clips, prompts = render(scene), [Prompt(text) for text in scene.prompts]

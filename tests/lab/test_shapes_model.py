@@ -1,5 +1,6 @@
 """The shipped generator: loads, follows prompts, and behaves as a `VideoModel` must."""
 
+import pytest
 import torch
 
 from sage_grpo.core.protocols import Prompt
@@ -16,6 +17,7 @@ def generate(model, prompts, steps=8):
     return sample(model, prompts, table, keys, keys).x0
 
 
+@pytest.mark.slow
 def test_shipped_checkpoint_makes_recognisable_videos():
     model, prompts = ShapesModel.from_pretrained(), [Prompt(text) for text in all_prompts()]
     found = fit(generate(model, prompts))

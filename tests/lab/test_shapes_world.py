@@ -41,6 +41,7 @@ def test_shapes_of_one_radius_have_one_area():
     assert light.max() / light.min() < 1.03
 
 
+@pytest.mark.slow
 def test_real_clips_have_distance_zero_and_are_read_back(real):
     scene, clips = real
     found = fit(clips)
@@ -50,6 +51,7 @@ def test_real_clips_have_distance_zero_and_are_read_back(real):
     assert (found.scene.numbers - scene.numbers).abs().max() < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.02, 0.1])
 def test_distance_of_noisy_clips_is_the_noise(real, noise):
     """Relative to the clip: |noise| / |clip|, as the definition says."""

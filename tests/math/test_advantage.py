@@ -1,6 +1,9 @@
 """A failed reward is a mask: it never reaches the advantages of the others."""
 
 import pytest
+
+pytest.importorskip("hypothesis")
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -5,6 +5,9 @@ import math
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("hypothesis")
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

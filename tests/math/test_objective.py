@@ -3,6 +3,9 @@
 import statistics
 
 import pytest
+
+pytest.importorskip("hypothesis")
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

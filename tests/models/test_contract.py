@@ -2,8 +2,11 @@
 
 import math
 
-import diffusers as df
 import pytest
+
+pytest.importorskip("diffusers")
+
+import diffusers as df
 import torch
 from PIL import Image
 

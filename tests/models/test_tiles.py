@@ -2,8 +2,12 @@
 
 from types import SimpleNamespace
 
-import diffusers as df
 import pytest
+
+pytest.importorskip("diffusers")
+pytest.importorskip("peft")
+
+import diffusers as df
 import torch
 
 from sage_grpo.config import load_recipe
@@ -22,6 +26,7 @@ def test_recipes_decode_in_tiles(name):
     assert load_recipe(name).tuning.vae_tiling
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "at_once"), SIZES.items())
 def test_no_convolution_of_a_tile_is_too_large(size, at_once):
     """The real decoder's own tiles, without values."""
@@ -53,6 +58,7 @@ def test_a_plan_warns_of_a_convolution_that_is_too_large():
     assert "use tuning.vae_tiling=true" in said
 
 
+@pytest.mark.slow
 def test_tiles_give_nearly_the_same_picture():
     """Tiles of the real size. The tiny decoder has random weights, to which a border means more than to a trained one:
     most differs where tiles are blended, and none of a corner if its attention over all pixels is taken away."""

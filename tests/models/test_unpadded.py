@@ -1,6 +1,10 @@
 """HunyuanVideo-1.5 without padding: no mask, no waiting for the device, one graph for all lengths, exact timesteps."""
 
 import pytest
+
+pytest.importorskip("diffusers")
+pytest.importorskip("peft")
+
 import torch
 from diffusers.models import attention_dispatch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
@@ -99,6 +103,7 @@ def test_no_pass_waits_for_the_device(adapter, mixed):
         contract.through_pipeline(model, prompt, noise, "latent", steps=1)
 
 
+@pytest.mark.slow
 def test_blocks_are_compiled_once_for_all_lengths():
     torch._dynamo.reset()
     model = tiny_model(tuning={"gradient_checkpointing": True}, text_tokens=60, guidance_scale=1.0)
@@ -119,6 +124,7 @@ def test_blocks_are_compiled_once_for_all_lengths():
     assert len(set(counts)) == 1, f"graphs after each length: {counts}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["lora", "full"])
 def test_texts_of_different_lengths_in_one_batch_pass_the_gate(mode):
     model = tiny_model(tuning={"mode": mode, "precision": "bfloat16", "gradient_checkpointing": True})

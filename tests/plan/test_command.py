@@ -20,6 +20,7 @@ def run(*arguments):
     return CliRunner().invoke(app, ["plan", *arguments])
 
 
+@pytest.mark.slow
 def test_json_for_programs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     told = json.loads(run("lab", "--json", "--price", "2.5", "--gpu", "rtx4090-24g").stdout)

@@ -2,7 +2,11 @@
 
 import pytest
 
+pytest.importorskip("diffusers")
+
 from plan.reality import MEASURED, measure, planned
+
+pytestmark = pytest.mark.slow
 
 CASES = (
     "hunyuan15 full, 2 shards",

@@ -1,6 +1,9 @@
 """Tokens, FLOPs and depth: the plan against torch's own counter, a count by hand and a network with all its blocks."""
 
 import pytest
+
+pytest.importorskip("diffusers")
+
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -13,6 +16,8 @@ from sage_grpo.plan.estimate import alone
 from sage_grpo.plan.fake_tensors import imagine_weights, without_values
 from sage_grpo.plan.probe import passes, probe
 from sage_grpo.training import build
+
+pytestmark = pytest.mark.slow
 
 SIZES = {(352, 624): (18_018, 248), (480, 848): (33_390, 685), (720, 1280): (75_600, 2_961)}
 PADDING = 1000 + 256 + 729  # tokens of text, glyphs and image, up to which the library fills

@@ -76,6 +76,7 @@ def test_every_adapter_is_among_them():
     assert tiny == {name for group in ADAPTERS.values() for name in group}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", ADAPTERS)
 def test_every_adapter_and_several_processes(group, tmp_path):
     cases = [{"recipe": recipe(tmp_path, name, tuning)} for name, tuning in ADAPTERS[group].items()]
@@ -104,6 +105,7 @@ FOUND = {  # plant: what else its sentence says
 }
 
 
+@pytest.mark.slow
 def test_planted_faults_are_found_by_file_and_line(tmp_path):
     """And a user's mistake is a sentence without a place; a scorer that picks frames by a list is no fault."""
     mistaken = recipe(tmp_path, "ltx", {"mode": "lora", "targets": ["to_query"]})
@@ -118,6 +120,7 @@ def test_planted_faults_are_found_by_file_and_line(tmp_path):
             assert any(word in error for error in report["errors"]), (plant, word, report["errors"])
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     """Counts of the laboratory: two iterations of one batch, one trained timestep, nine columns of eight bytes."""
     tensor = torch.tensor

@@ -5,6 +5,9 @@ import subprocess
 import sys
 
 import pytest
+
+pytest.importorskip("diffusers")
+
 import torch
 from typer.testing import CliRunner
 
@@ -18,6 +21,7 @@ from sage_grpo.rehearsal.stage import random_weights
 SETTINGS = ["model.options={text_tokens: 24}", "tuning.rank=8", "rewards=[{type: motion}]"]
 
 
+@pytest.mark.slow
 def test_every_stage_is_measured(tmp_path):
     path = contract.make_checkpoint(Wan, tmp_path / "wan")
     asked = ["rehearse", "wan-1.3b-24gb-lora", f"model.path={path}", *SETTINGS, "--full-size", "--json"]
@@ -61,6 +65,7 @@ assert most() < before + 2**26
 """
 
 
+@pytest.mark.slow
 def test_memory_is_the_systems_count():
     """In a process of its own, as every stage is: what other tests left to the allocator must not count."""
     done = subprocess.run([sys.executable, "-c", COUNTED], capture_output=True, text=True, check=False)

@@ -28,6 +28,7 @@ LAYOUTS = {  # rehearsed by the command, as a user would; the others share one l
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "processes"), LAYOUTS.items())
 def test_a_recipe_runs_in_its_own_layout(name, processes, tmp_path):
     result, told = rehearse(name, "--out", tmp_path / "r")
@@ -48,6 +49,7 @@ def check_facts(facts, processes):
     assert facts["changed tensors"] > 0.8 * facts["of tensors"]
 
 
+@pytest.mark.slow
 def test_every_other_recipe_runs_on_two_processes(tmp_path):
     others = [name for name in shipped_recipes() if name not in LAYOUTS]
     for name in others:
@@ -65,6 +67,7 @@ def test_every_other_recipe_runs_on_two_processes(tmp_path):
         check_facts(told, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lab", "wan-1.3b-24gb-lora"])
 def test_the_quick_form_is_one_process(name, tmp_path):
     result, told = rehearse(name, "--processes", 1, "--out", tmp_path / "r")
@@ -96,6 +99,7 @@ def test_every_axis_of_a_layout_is_kept(real, processes, small):
     assert toy_layout(layout(**real), processes) == layout(**small)
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_is_named(tmp_path, monkeypatch):
     """One of two processes fails in its reward: its words reach the user, not those of the one that waited."""
     (tmp_path / "moody_rewards.py").write_text(
@@ -138,6 +142,7 @@ RECIPE = {
 }
 
 
+@pytest.mark.slow
 def test_stand_ins_are_told(tmp_path):
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(RECIPE | {"parallel": {"processes": 4}}))
     result, told = rehearse(tmp_path / "r.yaml", "policy.prompts_per_iteration=4", "--processes", 1)
@@ -175,6 +180,7 @@ def test_folder_of_its_own(tmp_path):
     assert "is not empty" in " ".join((result.stderr or result.output).split())
 
 
+@pytest.mark.slow
 def test_a_reward_that_is_always_the_same(tmp_path, monkeypatch):
     """Nothing would be learned: told in a sentence."""
     (tmp_path / "flat_rewards.py").write_text("def one(videos, prompts):\n    return [1.0] * len(videos)\n")

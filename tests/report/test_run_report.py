@@ -173,6 +173,7 @@ def test_before_and_after_the_equalizer_share_their_colours(run):
     assert (before.low, before.high) == (after.low, after.high)
 
 
+@pytest.mark.slow
 def test_thousands_of_iterations_stay_small_and_quick(tmp_path):
     count = 4500
     folder = make_run(tmp_path / "long", make_rows(count, 20))
@@ -319,6 +320,7 @@ def test_hours_as_axis(tmp_path):
     assert charts["Reward"].x_label == "process hours"
 
 
+@pytest.mark.slow
 def test_a_report_needs_no_torch(run):
     code = f"import sys; from sage_grpo.cli import app; app(['report', {str(run)!r}], standalone_mode=False); "
     code += "assert 'torch' not in sys.modules"

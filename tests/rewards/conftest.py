@@ -1,13 +1,13 @@
-"""A toy VideoAlign, as released and converted."""
+"""A toy VideoAlign, as released and converted. Its libraries are asked for here alone: most rewards need none."""
 
 import pytest
-
-from sage_grpo.rewards.videoalign.convert import convert
-from videoalign_original import release, weights
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
+    from sage_grpo.rewards.videoalign.convert import convert
+    from videoalign_original import release, weights
+
     place = tmp_path_factory.mktemp("videoalign")
     source, _ = release(place, weights(1))
     convert(source, place / "converted")
@@ -16,4 +16,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def source(tmp_path):
+    from videoalign_original import release, weights
+
     return release(tmp_path, weights(1))[0]

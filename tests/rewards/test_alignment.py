@@ -1,6 +1,10 @@
 """Captions find their pictures and pictures their captions, with the real weights on real photographs."""
 
 import pytest
+
+pytest.importorskip("efficientnet_lite_pytorch")
+pytest.importorskip("transformers")
+
 import torch
 
 from rewards.pictures import CAPTIONS, picture

@@ -7,6 +7,10 @@ from concurrent.futures import Future
 from http.server import ThreadingHTTPServer
 
 import pytest
+
+pytest.importorskip("hypothesis")
+pytest.importorskip("urllib3")
+
 import torch
 
 from rewards.test_http import NAMES, PROMPTS, VIDEOS, Server, truth, url  # noqa: F401 - a fixture

@@ -3,6 +3,9 @@
 import json
 
 import pytest
+
+pytest.importorskip("transformers")
+
 import torch
 import transformers as hf
 from PIL import Image

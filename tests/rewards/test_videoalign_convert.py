@@ -6,6 +6,10 @@ import pickle
 import sys
 
 import pytest
+
+pytest.importorskip("peft")
+pytest.importorskip("transformers")
+
 import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner

@@ -4,6 +4,10 @@ import asyncio
 import hmac
 
 import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("urllib3")
+
 import torch
 from starlette.testclient import TestClient
 

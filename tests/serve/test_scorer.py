@@ -3,6 +3,9 @@
 import time
 
 import pytest
+
+pytest.importorskip("urllib3")
+
 import torch
 
 from sage_grpo.core.protocols import Prompt, Reward, Scores

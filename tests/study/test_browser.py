@@ -8,11 +8,16 @@ import sys
 import threading
 
 import pytest
+
+pytest.importorskip("playwright")
+
 from playwright.sync_api import expect, sync_playwright
 
 from sage_grpo.evaluation.study.server import Server
 from sage_grpo.evaluation.study.store import Store
 from study.material import PROMPTS, SOURCES, rater_of, write_eval
+
+pytestmark = pytest.mark.slow
 
 expect.set_options(timeout=30_000)  # a busy machine
 ORDER = ["visual", "motion", "semantic"]

@@ -1,12 +1,18 @@
 """Compiled blocks with the real compiler, on the CPU in bfloat16: the gate takes its rounding, and training goes on."""
 
 import pytest
+
+pytest.importorskip("diffusers")
+pytest.importorskip("peft")
+
 import torch
 
 from sage_grpo.models.hunyuan15 import HunyuanVideo15
 from sage_grpo.models.wan import Wan
 from tiny_models import disturb, tiny_model
 from weights.test_start_checks import loop_for
+
+pytestmark = pytest.mark.slow
 
 
 def compiled(adapter, mode, recompute):

@@ -1,6 +1,10 @@
 """Merged adapters: what survives of a small update, against weights in float64."""
 
 import pytest
+
+pytest.importorskip("diffusers")
+pytest.importorskip("peft")
+
 import torch
 
 from sage_grpo.models.hunyuan15 import HunyuanVideo15

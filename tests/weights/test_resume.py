@@ -1,11 +1,16 @@
 """A run of a real model class that is stopped and goes on ends as one that was never stopped, to the bit."""
 
 import pytest
+
+pytest.importorskip("diffusers")
+
 import torch
 
 from sage_grpo.models import contract
 from sage_grpo.models.wan import Wan22
 from sage_grpo.training.trainer import Trainer
+
+pytestmark = pytest.mark.slow
 
 
 def brightness(videos, prompts):

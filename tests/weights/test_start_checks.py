@@ -3,6 +3,10 @@
 import dataclasses
 
 import pytest
+
+pytest.importorskip("diffusers")
+pytest.importorskip("peft")
+
 import torch
 
 from sage_grpo.core import checks
@@ -32,6 +36,7 @@ def rollout_of(model):
     return loop, loop.rollout(loop.table).trajectories
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["lora", "full"])
 @pytest.mark.parametrize("adapter", contract.adapters(), ids=lambda a: a.__name__)
 def test_replay_is_exact_for_every_adapter(adapter, mode):
