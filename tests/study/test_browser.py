@@ -324,7 +324,7 @@ def test_a_link_that_is_not_known_starts_anew(browser, make):
     assert calm.locator("[type=radio]:checked").count() == 0
     calm.keyboard.press("Space")  # nothing moves before it is asked to
     expect(calm.locator("fieldset:disabled")).to_have_count(0)
-    store.wanted = 1
+    store.target_raters = 1
     other = browser.new_context().new_page()
     other.goto(server.url)
     expect(other.locator("#why")).to_contain_text("Enough people")
