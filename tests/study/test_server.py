@@ -59,13 +59,13 @@ class Client:
 def start():
     running = []
 
-    def started(*made, **options):
-        running.append(Client(*made, **options))
+    def started(*study, **options):
+        running.append(Client(*study, **options))
         return running[-1]
 
     yield started
-    for one in running:
-        one.close()
+    for client in running:
+        client.close()
 
 
 def lines(folder, token):
@@ -187,9 +187,9 @@ def test_sides_shown_are_sides_told(make, start):
     folder, plan, plan_hash = make()
     client = start(folder, plan, plan_hash)
     token = client.join()
-    for i, one in enumerate(client.store.find(token).showings):
-        pair = plan.by_id[one.comparison]
-        right, left = (pair.first, pair.second) if one.swapped else (pair.second, pair.first)
+    for i, showing in enumerate(client.store.find(token).showings):
+        pair = plan.by_id[showing.comparison]
+        right, left = (pair.first, pair.second) if showing.swapped else (pair.second, pair.first)
         for side, clip in (("left", left), ("right", right)):
             status, headers, data = client.ask("GET", f"/api/videos/{i}/{side}", token=token)
             assert (status, headers["Content-Type"]) == (200, "video/mp4")
