@@ -43,8 +43,8 @@ def panel(*weights, advantages=False):
 
 @pytest.mark.slow
 def test_known_weaknesses_are_found():
-    told = []
-    result = audit(CLIPS, panel(), tell=lambda *x: told.append(x))
+    progress = []
+    result = audit(CLIPS, panel(), tell=lambda *x: progress.append(x))
     assert {"noise", "sharpen"} <= set(result.those("detail", "gamed"))
     assert {"shuffle", "half", "static"} <= set(result.those("detail", "blind"))  # it has no eye for time
     assert result.cells["detail"]["flat"].verdict == "caught"
@@ -54,18 +54,18 @@ def test_known_weaknesses_are_found():
     assert {"static", "flat"} <= set(result.those("stillness", "gamed"))
     for name in DEGRADATIONS:  # what one score gains the other loses
         assert result.cells["change"][name].change == pytest.approx(-result.cells["stillness"][name].change)
-    assert told[-1][:2] == (75, 75)
+    assert progress[-1][:2] == (75, 75)
     again = audit(CLIPS, panel())
-    assert again.as_dict() == result.as_dict()
-    assert audit(CLIPS, panel(), seed=1).as_dict()["cells"] != result.as_dict()["cells"]
+    assert again.to_json() == result.to_json()
+    assert audit(CLIPS, panel(), seed=1).to_json()["cells"] != result.to_json()["cells"]
 
 
 def test_the_interval_is_students_and_pairs_clips():
     natural = np.array([1.0, 2.0, 4.0, 7.0])
     copies = natural + np.array([0.5, 0.1, 0.4, 0.6])
     cell = cell_of(natural, copies, 2.0)
-    wanted = stats.ttest_rel(copies / 2, natural / 2).confidence_interval(0.95)
-    assert (cell.change, cell.low, cell.high) == pytest.approx((0.2, wanted.low, wanted.high))
+    expected = stats.ttest_rel(copies / 2, natural / 2).confidence_interval(0.95)
+    assert (cell.change, cell.low, cell.high) == pytest.approx((0.2, expected.low, expected.high))
     assert (cell.verdict, cell.clips, cell.not_lower) == ("gamed", 4, 4)
 
 
@@ -106,7 +106,7 @@ def test_a_sum_is_audited_as_the_recipe_adds():
         assert result.cells["sum"][name].change == pytest.approx(result.cells["detail"][name].change)
     apart = audit(CLIPS, panel(1.0, 3.0, 0.0, advantages=True), ["noise"])
     parts = {key: apart.cells[key]["noise"].change for key in apart.keys}
-    spread = apart.natural["sum"]["spread"]
+    spread = apart.natural["sum"].spread
     assert parts["sum"] * spread == pytest.approx((parts["detail"] + 3 * parts["change"]) / 4)
 
 
@@ -127,7 +127,7 @@ def test_a_video_that_cannot_be_read_is_left_out():
 def test_scorers_that_compare_see_all_clips_spoilt_alike():
     judges = Panel([Judge(Rank(), RewardConfig(type="rank"), ("rank",))], {})
     result = audit(CLIPS, judges, ["bright", "flat"])
-    assert result.natural["rank"]["mean"] == 2.0
+    assert result.natural["rank"].mean == 2.0
     assert result.cells["rank"]["flat"].clips == 1  # the group
     with pytest.raises(ConfigError, match=r"no clip has any score, as it is; .* several of one size"):
         audit([*CLIPS, Clip("small", Prompt("x"), lambda: pan()[:3, :16, :16])], judges, ["flat"])
@@ -145,7 +145,23 @@ def test_picture_table_and_json(tmp_path):
     assert table[0] == "| score | clips | static | noise | flat |"
     assert len(table) == 2 + 4
     assert "▲" in table[2 + 2]  # stillness
-    written = json.loads(json.dumps(result.as_dict(), allow_nan=False))
+    written = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert list(written) == [
+        "keys",
+        "degradations",
+        "clips",
+        "natural",
+        "cells",
+        "masked",
+        "unreadable",
+        "seed",
+        "values",
+        "scores",
+        "unit",
+    ]
+    assert list(written["natural"]["change"]) == ["clips", "mean", "sd", "spread"]
+    assert list(written["cells"]["change"]["flat"]) == ["verdict", "clips", "change", "low", "high", "not_lower"]
+    assert list(written["scores"]["change"]) == ["gamed_by", "blind_to"]
     plain, still = written["values"]["change"]["clip 1"][:2]
     assert (plain > 1, still) == (True, 0)
     empty = cell_of(np.array([np.nan]), np.array([np.nan]), 1.0)

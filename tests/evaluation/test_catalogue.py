@@ -12,34 +12,34 @@ from sage_grpo.evaluation.catalogue import catalogue, entry
 from sage_grpo.evaluation.declared import Declared
 from sage_grpo.training import build
 
-ENTRIES = {one.name: one for one in catalogue()}
+ENTRIES = {known.name: known for known in catalogue()}
 
 
 @pytest.mark.parametrize("name", list(registry.rewards()))
 def test_what_is_read_is_what_the_class_says(name):
     """The file is read without importing it; the imported class must say the same."""
-    found, cls = ENTRIES[name], registry.resolve_reward(name)
-    assert found.missing is None
-    assert found.summary
-    assert "\n" not in found.summary
-    assert (found.scores or ()) == tuple(cls.names)
-    assert (found.groupwise, found.laboratory) == (cls.groupwise, cls.laboratory)
-    assert found.presets == dict(cls.presets)
+    known, cls = ENTRIES[name], registry.resolve_reward(name)
+    assert known.missing is None
+    assert known.summary
+    assert "\n" not in known.summary
+    assert (known.scores or ()) == tuple(cls.names)
+    assert (known.groupwise, known.laboratory) == (cls.groupwise, cls.laboratory)
+    assert known.presets == dict(cls.presets)
     options = build.parameters(cls, cls)
-    assert set(found.required) == {name for name, p in options.items() if p.default is p.empty}
-    assert found.defaults == {name: p.default for name, p in options.items() if p.default is not p.empty}
-    if not found.required and not found.downloads:
-        reward = cls(**found.defaults)
-        assert tuple(reward.names) == found.scores
-        assert reward.groupwise == found.groupwise
+    assert set(known.required) == {name for name, p in options.items() if p.default is p.empty}
+    assert known.defaults == {name: p.default for name, p in options.items() if p.default is not p.empty}
+    if not known.required and not known.downloads:
+        reward = cls(**known.defaults)
+        assert tuple(reward.names) == known.scores
+        assert reward.groupwise == known.groupwise
 
 
 def test_nothing_heavy_is_imported():
     code = (
         "import sys; from sage_grpo.evaluation.catalogue import catalogue; catalogue(); print('torch' in sys.modules)"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "False"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_what_cannot_be_read_plainly_is_said(tmp_path, monkeypatch):
@@ -65,7 +65,7 @@ def test_options_that_are_passed_on_are_told_with_the_nearest_default():
 
 
 def test_only_what_works_as_it_is_counts_as_ready():
-    ready = {name for name, one in ENTRIES.items() if one.ready}
+    ready = {name for name, known in ENTRIES.items() if known.ready}
     assert {"motion", "sharpness", "ocr"} <= ready
     assert not ready & {"videoalign", "http", "clip", "pickscore", "shapes"}
 
@@ -78,12 +78,12 @@ def test_only_what_works_as_it_is_counts_as_ready():
     ],
 )
 def test_a_missing_package_is_told_with_the_line_that_installs_it(name, package, line, monkeypatch):
-    def without(asked):
-        if asked == package:
-            raise PackageNotFoundError(asked)
-        return distribution(asked)
+    def without(name):
+        if name == package:
+            raise PackageNotFoundError(name)
+        return distribution(name)
 
     monkeypatch.setattr("sage_grpo.registry.distribution", without)
-    found = entry(name)
-    assert (found.missing, found.install, found.ready) == (package, line, False)
-    assert found.summary
+    known = entry(name)
+    assert (known.missing, known.install, known.ready) == (package, line, False)
+    assert known.summary

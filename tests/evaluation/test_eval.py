@@ -36,7 +36,7 @@ def evaluated(*arguments):
     return json.loads(done.stdout)
 
 
-def said(result):
+def plain_output(result):
     return " ".join(result.output.split())
 
 
@@ -48,7 +48,7 @@ def whole(run, tmp_path_factory):
 
 
 def test_the_folder_holds_what_was_promised(whole):
-    out, found = whole
+    out, results = whole
     manifest = json.loads((out / "manifest.json").read_text())
     assert (manifest["version"], manifest["sources"], manifest["seeds"]) == (1, ["base", "new"], [0, 1])
     assert manifest["prompts"][0] == {
@@ -60,10 +60,10 @@ def test_the_folder_holds_what_was_promised(whole):
     for source in ("base", "new"):
         assert {path.name for path in (out / "videos" / source).iterdir()} == names
         assert len(list((out / "scores" / source).glob("*.jsonl"))) == 6
-    assert found == json.loads((out / "results.json").read_text()) | {"out": str(out)}
+    assert results == json.loads((out / "results.json").read_text()) | {"out": str(out)}
     assert "Difference to base" in (out / "table.md").read_text()
     assert (out / "report.html").read_text().count("<video") == 24
-    assert [(s["name"], s["trained"]) for s in found["scores"]] == [
+    assert [(s["name"], s["trained"]) for s in results["scores"]] == [
         ("Overall", True),
         ("VQ", True),
         ("MQ", True),
@@ -72,35 +72,35 @@ def test_the_folder_holds_what_was_promised(whole):
         ("accuracy", False),
         ("diversity", False),
     ]
-    assert all(one["masked"] == 0 for means in found["means"].values() for one in means.values())
-    assert found["sources"]["new"]["checkpoint"] == "step-00000002"
-    assert found["sources"]["base"]["checkpoint"] == "untrained"
+    assert all(mean["masked"] == 0 for means in results["means"].values() for mean in means.values())
+    assert results["sources"]["new"]["checkpoint"] == "step-00000002"
+    assert results["sources"]["base"]["checkpoint"] == "untrained"
 
 
 def test_figures_are_those_of_the_scores(whole):
     """The mean of the table, worked out anew from the lines of the scorer."""
-    out, found = whole
+    out, results = whole
     values = []
     for path in sorted((out / "scores" / "new").glob("*.jsonl")):
         line = next(line for line in map(json.loads, path.read_text().splitlines()) if line["type"] == "shapes")
         parts = [video["scores"] for video in line["videos"].values()]
         values.append(sum(0.5 * p["VQ"] + 0.5 * p["MQ"] + p["TA"] for p in parts) / len(parts))
-    assert found["means"]["new"]["Overall"]["mean"] == pytest.approx(sum(values) / 6, abs=1e-12)
+    assert results["means"]["new"]["Overall"]["mean"] == pytest.approx(sum(values) / 6, abs=1e-12)
 
 
 def test_sources_are_pairs_and_differ(whole):
     """Equal seeds give equal noise: the untrained model named twice makes the same videos, the trained one others."""
     out, _ = whole
     again = out.parent / "again"
-    found = evaluated("base=lab-paper", "twin=lab-paper", "--steps", "4", *SMALL, "--out", again)
+    results = evaluated("base=lab-paper", "twin=lab-paper", "--steps", "4", *SMALL, "--out", again)
     folder = Folder(out)
     for seed in (0, 1):
         twin = read_record(Folder(again), "twin", "03", seed).frames
         assert read_record(folder, "base", "03", seed).frames == twin
         assert read_record(folder, "new", "03", seed).frames != twin
     assert read_record(folder, "base", "03", 0).frames != read_record(folder, "base", "03", 1).frames
-    assert all(pair["mean"] == 0 and pair["wins"]["mean"] == 0.5 for pair in found["comparisons"])
-    assert not any(pair["stands"] for pair in found["comparisons"])
+    assert all(pair["mean"] == 0 and pair["wins"]["mean"] == 0.5 for pair in results["comparisons"])
+    assert not any(pair["stands"] for pair in results["comparisons"])
 
 
 def test_all_sources_start_from_the_same_noise(run, tmp_path, monkeypatch):
@@ -116,8 +116,8 @@ def test_weights_of_the_policy_come_first(run, tmp_path):
     recipe = yaml.safe_load((run / "config.yaml").read_text())
     recipe["policy"]["reward_weights"] = [1.0, 0.0, 2.0]
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(recipe))
-    found = evaluated(f"base={tmp_path}/other.yaml", "--limit", "2", "--seeds", "1", "--out", tmp_path / "e")
-    means = {key: one["mean"] for key, one in found["means"]["base"].items()}
+    results = evaluated(f"base={tmp_path}/other.yaml", "--limit", "2", "--seeds", "1", "--out", tmp_path / "e")
+    means = {key: mean["mean"] for key, mean in results["means"]["base"].items()}
     assert means["Overall"] == pytest.approx(means["VQ"] + 2 * means["TA"])
 
 
@@ -151,10 +151,10 @@ def test_killed_and_called_again_it_goes_on(run, whole, tmp_path):
 
 
 def test_a_finished_one_makes_and_asks_nothing(run, whole, monkeypatch):
-    out, found = whole
+    out, results = whole
     monkeypatch.setattr(videos, "open_source", None)  # no model is loaded
     monkeypatch.setattr("sage_grpo.evaluation.scores.ask", None)
-    assert evaluated(f"new={run}", *SMALL, "--out", out) == found
+    assert evaluated(f"new={run}", *SMALL, "--out", out) == results
 
 
 @pytest.mark.parametrize("what", ["videos", "frames", "made"])
@@ -174,11 +174,11 @@ def test_another_checkpoint_or_more_seeds_use_what_still_holds(run, whole, tmp_p
     out = tmp_path / "eval"
     shutil.copytree(whole[0], out)
     before = {path: path.stat().st_mtime_ns for path in out.glob("made/*/*.json")}
-    found = evaluated(f"new={run}/checkpoints/step-00000001", "--limit", 6, "--seeds", 3, "--out", out)
-    made = {path.parent.name for path, moment in before.items() if path.stat().st_mtime_ns != moment}
-    assert made == {"new"}
-    assert found["means"]["base"]["diversity"]["videos"] == 18  # compared with the third, too
-    assert found["sources"]["new"]["checkpoint"] == "step-00000001"
+    results = evaluated(f"new={run}/checkpoints/step-00000001", "--limit", 6, "--seeds", 3, "--out", out)
+    remade = {path.parent.name for path, moment in before.items() if path.stat().st_mtime_ns != moment}
+    assert remade == {"new"}
+    assert results["means"]["base"]["diversity"]["videos"] == 18  # compared with the third, too
+    assert results["sources"]["new"]["checkpoint"] == "step-00000001"
     for line in map(json.loads, (out / "scores" / "new" / "03.jsonl").read_text().splitlines()):
         for seed, video in line["videos"].items():  # scored are the new pixels
             assert video["frames"] == read_record(Folder(out), "new", "03", int(seed)).frames
@@ -198,15 +198,15 @@ def test_failures_are_masked_counted_and_never_numbers(run, whole, tmp_path, mon
     scorers = tmp_path / "scorers.yaml"
     scorers.write_text("- type: evaluation.moody:Moody\n")
     call = [f"new={run}", *SMALL, "--out", out, "--scorers", scorers]
-    found = evaluated(*call)
-    mood, steady = (found["means"]["new"][key] for key in ("mood", "steady"))
+    results = evaluated(*call)
+    mood, steady = (results["means"]["new"][key] for key in ("mood", "steady"))
     assert (mood["videos"], mood["masked"], mood["prompts"]) == (8, 4, 4)
     assert (steady["videos"], steady["masked"], steady["prompts"]) == (10, 2, 5)
-    reasons = found["masked"]["new"]["mood"]
+    reasons = results["masked"]["new"]["mood"]
     assert reasons == {"OSError: the server is away": 2, "the scorer gives no score for it": 2}
     assert "mood of 8 videos" in (out / "table.md").read_text()
     monkeypatch.setattr(Moody, "calls", 0)
-    assert (evaluated(*call), Moody.calls) == (found, 0)
+    assert (evaluated(*call), Moody.calls) == (results, 0)
     monkeypatch.setattr(Moody, "mended", True)
     assert evaluated(*call, "--retry")["means"]["new"]["mood"]["masked"] == 0
     assert Moody.calls == 8  # and what it had said stays
@@ -225,19 +225,19 @@ def test_kept_frames_are_the_frames(tmp_path, shape):
 
 
 def test_noise_is_of_prompt_and_seed_alone():
-    one, other = Prompt("a cat", {"tags": 1}), Prompt("a dog")
-    seeds = {videos.noise_seed(p, s) for p in (one, other) for s in range(3)}
+    cat, dog = Prompt("a cat", {"tags": 1}), Prompt("a dog")
+    seeds = {videos.noise_seed(p, s) for p in (cat, dog) for s in range(3)}
     assert len(seeds) == 6
-    assert videos.noise_seed(Prompt("a cat"), 2) == videos.noise_seed(one, 2)
+    assert videos.noise_seed(Prompt("a cat"), 2) == videos.noise_seed(cat, 2)
 
 
 def test_the_screen_fits_and_names_everything(run, whole):
     out, _ = whole
-    shown = invoke(f"new={run}", *SMALL, "--out", out)
-    assert shown.exit_code == 0
-    assert max(map(len, shown.stdout.splitlines())) <= 80
+    done = invoke(f"new={run}", *SMALL, "--out", out)
+    assert done.exit_code == 0
+    assert max(map(len, done.stdout.splitlines())) <= 80
     for word in ("Overall ↑", "distance ↓", "held out", "difference to base", "wins, %", "report.html"):
-        assert word in said(shown)
+        assert word in plain_output(done)
 
 
 def test_mistakes(run, tmp_path, monkeypatch):
@@ -257,19 +257,19 @@ def test_mistakes(run, tmp_path, monkeypatch):
     ):
         done = invoke(*arguments)
         assert done.exit_code == 2, (arguments, done.output)
-        assert message in said(done), (message, done.output)
+        assert message in plain_output(done), (message, done.output)
         assert "Traceback" not in done.output
 
 
 def test_names_of_their_own(run, tmp_path):
-    found = evaluated(
+    results = evaluated(
         run, f"{run}/checkpoints/step-00000001", "--limit", "1", "--seeds", "1", "--no-base", "--out", tmp_path / "e"
     )
-    assert list(found["sources"]) == ["trained", "trained-step-00000001"]
-    assert found["reference"] == "trained"
-    assert found["masked"]["trained"]["diversity"] == {"the scorer gives no score for it": 1}
-    assert found["comparisons"][0]["low"] is None
+    assert list(results["sources"]) == ["trained", "trained-step-00000001"]
+    assert results["reference"] == "trained"
+    assert results["masked"]["trained"]["diversity"] == {"the scorer gives no score for it": 1}
+    assert results["comparisons"][0]["low"] is None
 
 
 def test_help_has_an_example_and_needs_no_torch():
-    assert "sage-grpo eval paper=runs/paper" in said(invoke("--help"))
+    assert "sage-grpo eval paper=runs/paper" in plain_output(invoke("--help"))

@@ -11,7 +11,7 @@ from rewards.clips import pan, written
 from sage_grpo.config import ConfigError, RewardConfig
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.data.prompts import PromptError
-from sage_grpo.evaluation.folder import document, number, score_videos, summarise
+from sage_grpo.evaluation.folder import folder_scores, number, score_videos, summarise
 from sage_grpo.evaluation.panel import Judge, ask, choose
 from sage_grpo.evaluation.pictures import draw_distributions
 from sage_grpo.evaluation.texts import NoPrompt, find_prompts
@@ -52,30 +52,35 @@ def folder(tmp_path):
 def test_broken_videos_stop_no_other(folder):
     videos = sorted(folder.glob("*.mp4"))
     judges = [judge(SharpnessReward()), judge(MotionReward()), judge(ReadsPrompt())]
-    seen = []
+    progress = []
     prompts = find_prompts(videos, folder, None)
-    rows = score_videos(videos, prompts, judges, folder, tell=lambda *x: seen.append(x))
+    rows = score_videos(videos, prompts, judges, folder, tell=lambda *x: progress.append(x))
     by = {row.file: row for row in rows}
     assert list(by) == ["0.mp4", "1.mp4", "2.mp4", "empty.mp4", "text.mp4", "torn.mp4"]
     for name, reason in {"empty": "empty", "text": "damaged", "torn": "damaged"}.items():
         row = by[f"{name}.mp4"]
         assert not row.scores
         assert len(row.masked) == 6
-        assert all(reason in told for told in row.masked.values())
+        assert all(reason in message for message in row.masked.values())
     assert set(by["0.mp4"].scores) == {"sharpness", "dynamic", "acceleration", "cut", "flicker", "words"}
     assert by["0.mp4"].scores["words"] == 4
     assert by["1.mp4"].masked == {"words": "there is no prompt for it"}
     assert (by["1.mp4"].frames, by["1.mp4"].height, by["1.mp4"].width) == (9, 48, 48)
     alone = score_videos(videos[:1], prompts[:1], judges, folder)[0]
     assert alone.scores == by["0.mp4"].scores
-    assert seen[-1][:2] == (6, 6)
+    assert progress[-1][:2] == (6, 6)
     summary = summarise(rows, ["words", "sharpness"])
     assert (summary["words"].scored, summary["words"].masked, summary["words"].sd) == (1, 5, None)
     assert summary["words"].reasons["there is no prompt for it"] == 2
     values = [by[f"{i}.mp4"].scores["sharpness"] for i in range(3)]
     assert summary["sharpness"].sd == pytest.approx(torch.tensor(values).double().std().item())
-    written_out = json.loads(json.dumps(document(rows, judges), allow_nan=False))
+    written_out = json.loads(json.dumps(folder_scores(rows, judges).to_json(), allow_nan=False))
     assert written_out["videos"] == len(written_out["rows"]) == 6
+    assert list(written_out) == ["rewards", "videos", "summary", "rows"]
+    assert written_out["rewards"][0] == {"type": "SharpnessReward", "scores": ["sharpness"]}
+    assert list(written_out["summary"]["words"]) == ["scored", "masked", "mean", "sd", "min", "max", "reasons"]
+    row = ["file", "prompt", "frames", "height", "width", "fps", "scores", "masked"]
+    assert [list(written) for written in written_out["rows"]] == [row] * 6
     draw_distributions(folder / "x.png", rows, ["words", "sharpness", "dynamic", "cut"])
     assert (folder / "x.png").stat().st_size > 10_000
 
@@ -125,11 +130,11 @@ def test_scorers_that_compare_get_the_videos_of_one_prompt(tmp_path):
 def test_prompts_by_the_name_of_the_file(tmp_path, name, content):
     (tmp_path / name).write_text(content)
     videos = [tmp_path / "1.mp4", tmp_path / "b" / "2.mp4", tmp_path / "3.mp4"]
-    found = find_prompts(videos, tmp_path, tmp_path / name)
-    assert [p.text for p in found[:2]] == ["a cat, grey", "a dog"]
-    assert isinstance(found[2], NoPrompt)
+    prompts = find_prompts(videos, tmp_path, tmp_path / name)
+    assert [p.text for p in prompts[:2]] == ["a cat, grey", "a dog"]
+    assert isinstance(prompts[2], NoPrompt)
     if name == "p.csv":
-        assert found[0].columns["text"] == "y"
+        assert prompts[0].columns["text"] == "y"
 
 
 def test_a_file_without_a_row_for_any_video_is_a_mistake(tmp_path):

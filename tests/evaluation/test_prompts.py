@@ -40,9 +40,9 @@ def words(text):
 def test_the_set_is_large_and_unique():
     assert len(TASKS) >= 240
     assert len({task.id for task in TASKS}) == len({task.prompt.text for task in TASKS}) == len(TASKS)
-    for one, other in combinations(TASKS, 2):  # not by filling a template
-        a, b = set(words(one.prompt.text)), set(words(other.prompt.text))
-        assert len(a & b) / len(a | b) < 0.5, (one.prompt.text, other.prompt.text)
+    for task, other in combinations(TASKS, 2):  # not by filling a template
+        a, b = set(words(task.prompt.text)), set(words(other.prompt.text))
+        assert len(a & b) / len(a | b) < 0.5, (task.prompt.text, other.prompt.text)
 
 
 @pytest.mark.parametrize("tag", TAGS)
@@ -55,8 +55,8 @@ def test_every_prompt_has_every_tag_and_every_value_enough_prompts(tag):
 @pytest.mark.parametrize("other", ["motion", "camera", "text"])
 def test_subjects_are_not_confounded_with(other):
     """Every subject comes with every value."""
-    found = {(task.tags["subject"], task.tags[other]) for task in TASKS}
-    assert len(found) == TAGS["subject"] * TAGS[other]
+    pairs = {(task.tags["subject"], task.tags[other]) for task in TASKS}
+    assert len(pairs) == TAGS["subject"] * TAGS[other]
 
 
 def test_length_and_ending():

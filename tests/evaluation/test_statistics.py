@@ -13,27 +13,27 @@ from sage_grpo.statistics import bootstrap, discoveries, p_of_zero
 
 def test_a_mean_of_many_has_the_interval_of_the_normal_law():
     values = np.random.default_rng(1).normal(0.3, 2.0, 4000)
-    found = bootstrap(values)
+    effect = bootstrap(values)
     half = stats.norm.ppf(0.975) * values.std(ddof=1) / 4000**0.5
-    assert found.mean == pytest.approx(values.mean())
-    assert found.low == pytest.approx(values.mean() - half, abs=0.04 * half)
-    assert found.high == pytest.approx(values.mean() + half, abs=0.04 * half)
-    assert found.se == pytest.approx(half / 1.96, rel=0.03)
+    assert effect.mean == pytest.approx(values.mean())
+    assert effect.low == pytest.approx(values.mean() - half, abs=0.04 * half)
+    assert effect.high == pytest.approx(values.mean() + half, abs=0.04 * half)
+    assert effect.se == pytest.approx(half / 1.96, rel=0.03)
 
 
 def test_skew_moves_the_interval_as_theory_says():
     """Of a skewed sample the interval leans to the long tail, and more than the plain percentiles do."""
     values = np.random.default_rng(2).exponential(1.0, 30)
-    found = bootstrap(values)
+    effect = bootstrap(values)
     percentile = stats.bootstrap((values,), np.mean, method="percentile", random_state=np.random.default_rng(0))
-    assert found.high - found.mean > found.mean - found.low
-    assert found.high > percentile.confidence_interval.high
+    assert effect.high - effect.mean > effect.mean - effect.low
+    assert effect.high > percentile.confidence_interval.high
 
 
 def coverage(draw, interval, truth, times=150):
     rng = np.random.default_rng(3)
-    found = [interval(draw(rng)) for _ in range(times)]
-    return np.mean([f.low <= truth <= f.high for f in found])
+    effects = [interval(draw(rng)) for _ in range(times)]
+    return np.mean([effect.low <= truth <= effect.high for effect in effects])
 
 
 def test_coverage_over_prompts_and_the_fault_of_drawing_videos():
@@ -80,23 +80,30 @@ def test_a_masked_video_takes_its_pair_with_it():
     """The reference's value of a pair without its other half would shift the difference."""
     before = as_array([[0.0, 100.0]] * 6)
     after = as_array([[1.0, None]] * 5 + [[None, None]])
-    found = compare(after, before, lower=False)
-    assert (found["mean"], found["low"], found["high"]) == (1.0, 1.0, 1.0)
-    assert (found["prompts"], found["videos"], found["p"]) == (5, 5, 0.0)
-    assert found["wins"]["mean"] == 1.0
+    difference = compare(after, before, lower=False)
+    assert (difference.mean, difference.low, difference.high) == (1.0, 1.0, 1.0)
+    assert (difference.prompts, difference.videos, difference.p) == (5, 5, 0.0)
+    assert difference.wins.mean == 1.0
 
 
 def test_too_few_prompts_have_no_interval():
-    found = compare(as_array([[1.0]] * 4), as_array([[0.5]] * 4), lower=False)
-    assert (found["mean"], found["low"], found["p"]) == (0.5, None, None)
-    flag([found])
-    assert not found["excludes_zero"]
+    (difference,) = flag([compare(as_array([[1.0]] * 4), as_array([[0.5]] * 4), lower=False)])
+    assert (difference.mean, difference.low, difference.p) == (0.5, None, None)
+    assert not difference.excludes_zero
+    assert not difference.stands
+
+
+def test_each_difference_gets_its_own_flag():
+    """One without a p between two that have one shifts neither."""
+    clear, few, none = ([[1.0]] * 9, [[1.0]] * 3, [[0.0]] * 9)
+    rows = [compare(as_array(a), as_array([[0.0]] * len(a)), lower=False) for a in (none, few, clear)]
+    assert [(row.p, row.stands) for row in flag(rows)] == [(1.0, False), (None, False), (0.0, True)]
 
 
 def test_overall_is_the_weighted_sum_and_missing_where_a_part_is():
     scores = [Score("a", "x", True, False, 0.5), Score("b", "x", True, False, -2.0), Score("c", "y", False, False)]
-    found = with_overall({"a": as_array([[1.0, 2.0]]), "b": as_array([[3.0, None]]), "c": as_array([[9, 9]])}, scores)
-    assert np.array_equal(found["Overall"], [[-5.5, np.nan]], equal_nan=True)
+    values = with_overall({"a": as_array([[1.0, 2.0]]), "b": as_array([[3.0, None]]), "c": as_array([[9, 9]])}, scores)
+    assert np.array_equal(values["Overall"], [[-5.5, np.nan]], equal_nan=True)
 
 
 def test_results_of_a_known_effect():
@@ -104,17 +111,18 @@ def test_results_of_a_known_effect():
     tasks = [Task(str(i), Prompt(f"p{i}"), {"kind": "odd" if i % 2 else "even"}) for i in range(20)]
     base = np.random.default_rng(5).normal(size=(20, 3))
     new = base + np.array([[float(i % 2)] for i in range(20)])
-    found = compute({"base": {"s": base}, "new": {"s": new}}, [Score("s", "x", False, False)], tasks)
-    (pair,) = found["comparisons"]
-    assert (pair["source"], pair["against"], pair["mean"]) == ("new", "base", pytest.approx(0.5))
-    assert pair["wins"]["mean"] == pytest.approx(0.75)
-    assert pair["low"] < 0.5 < pair["high"]
-    by = {row["value"]: row for row in found["tags"]}
-    assert by["odd"]["mean"] == pytest.approx(1.0)
-    assert by["odd"]["stands"]
-    assert by["odd"]["excludes_zero"]
-    assert (by["even"]["mean"], by["even"]["stands"], by["even"]["prompts"]) == (0.0, False, 10)
-    assert found["means"]["base"]["s"]["mean"] == pytest.approx(base.mean())
+    figures = compute({"base": {"s": base}, "new": {"s": new}}, [Score("s", "x", False, False)], tasks)
+    (pair,) = figures.comparisons
+    assert (pair.source, pair.against, pair.difference.mean) == ("new", "base", pytest.approx(0.5))
+    assert pair.difference.wins.mean == pytest.approx(0.75)
+    assert pair.difference.low < 0.5 < pair.difference.high
+    by_value = {row.value: row.difference for row in figures.tags}
+    odd, even = by_value["odd"], by_value["even"]
+    assert odd.mean == pytest.approx(1.0)
+    assert odd.stands
+    assert odd.excludes_zero
+    assert (even.mean, even.stands, even.prompts) == (0.0, False, 10)
+    assert figures.means["base"]["s"].mean == pytest.approx(base.mean())
 
 
 def test_tags_keep_their_order():

@@ -1,7 +1,19 @@
 """Marks and cells of the tables, against answers worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
+from sage_grpo.evaluation.results import (
+    Comparison,
+    Difference,
+    EvaluationResults,
+    Interval,
+    Mean,
+    SourceSummary,
+    TagComparison,
+)
+from sage_grpo.evaluation.scores import Score
 from sage_grpo.evaluation.table import (
     ALONE,
     STANDS,
@@ -17,7 +29,7 @@ from sage_grpo.evaluation.table import (
 
 
 @pytest.mark.parametrize(
-    ("values", "lower", "places"),
+    ("values", "lower", "ranks"),
     [
         ([0.1, 0.4, 0.2, 0.3], False, [None, 1, 3, 2]),
         ([0.1, 0.4, 0.2, 0.3], True, [1, None, 2, 3]),
@@ -26,8 +38,8 @@ from sage_grpo.evaluation.table import (
         ([0.0, 0.0, 0.0, 0.0], False, [1, 1, 1, 1]),
     ],
 )
-def test_places(values, lower, places):
-    assert ranked(values, lower) == places
+def test_ranks(values, lower, ranks):
+    assert ranked(values, lower) == ranks
 
 
 @pytest.mark.parametrize(("values", "digits"), [([0.5], 3), ([12.0, 0.1], 2), ([0.0123], 4), ([0.0], 2), ([None], 2)])
@@ -39,54 +51,44 @@ def test_numbers_are_typeset():
     assert plain(-0.0004, 3, "+") == "+0.000"
     assert plain(-1.5, 2) == "−1.50"
     assert plain(None, 2) == "–"
-    assert percent({"mean": 0.625, "low": 0.5, "high": 0.75}) == "62 [50, 75]"
+    assert percent(Interval(0.625, 0.5, 0.75, 20)) == "62 [50, 75]"
 
 
-def result(**more):
-    def one(mean):
-        return {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "prompts": 20, "videos": 40, "masked": 0}
-
-    def pair(source, against, score, mean, stands, excludes):
-        return {
-            "source": source,
-            "against": against,
-            "score": score,
-            **one(mean),
-            "p": 0.01,
-            "stands": stands,
-            "excludes_zero": excludes,
-            "wins": one(0.6),
-        }
+def evaluated():
+    def difference(mean, stands):
+        wins = Interval(0.6, 0.5, 0.7, 20)
+        return Difference(mean, mean - 0.1, mean + 0.1, 20, videos=40, p=0.01, wins=wins, stands=stands)
 
     scores = [
-        {"name": "Overall", "type": "", "trained": True, "lower": False, "weight": None},
-        {"name": "VQ", "type": "shapes", "trained": True, "lower": False, "weight": 0.5},
-        {"name": "MQ", "type": "shapes", "trained": True, "lower": False, "weight": -1.0},
-        {"name": "distance", "type": "held", "trained": False, "lower": True, "weight": None},
+        Score("Overall", "", trained=True, lower=False),
+        Score("VQ", "shapes", trained=True, lower=False, weight=0.5),
+        Score("MQ", "shapes", trained=True, lower=False, weight=-1.0),
+        Score("distance", "held", trained=False, lower=True),
     ]
     means = {"base": (0.1, 0.2, 0.1, 0.30), "paper": (0.5, 0.3, 0.1, 0.32), "best": (0.7, 0.1, 0.1, 0.31)}
-    return {
-        "reference": "base",
-        "sources": {name: {} for name in means},
-        "prompts": 20,
-        "seeds": [0, 1],
-        "scores": scores,
-        "note": None,
-        "masked": {"base": {"VQ": {"it has no pixels": 3}}, "paper": {"VQ": {"timeout": 1}}},
-        "means": {n: {s["name"]: one(v) for s, v in zip(scores, row, strict=True)} for n, row in means.items()},
-        "comparisons": [
-            pair(a, b, s["name"], 0.4, a == "best", True)
+    return EvaluationResults(
+        {
+            name: {s.name: Mean(v, v - 0.1, v + 0.1, 20, videos=40, masked=0) for s, v in zip(scores, row, strict=True)}
+            for name, row in means.items()
+        },
+        [
+            Comparison(a, b, s.name, difference(0.4, a == "best"))
             for a, b in (("paper", "base"), ("best", "base"), ("best", "paper"))
             for s in scores
         ],
-        "tags": [
-            {"tag": "kind", "value": "x|y", **pair("best", "base", s["name"], 0.05, False, False)} for s in scores
-        ],
-    } | more
+        [TagComparison("kind", "x|y", "best", s.name, difference(0.05, False)) for s in scores],
+        reference="base",
+        sources={name: SourceSummary("untrained", "shapes", 8, 3.0, "0123") for name in means},
+        prompts=20,
+        seeds=[0, 1],
+        scores=scores,
+        note=None,
+        masked={"base": {"VQ": {"it has no pixels": 3}}, "paper": {"VQ": {"timeout": 1}}},
+    )
 
 
 def test_the_main_table_has_the_shape_of_the_papers():
-    text = markdown(result())
+    text = markdown(evaluated())
     lines = text.splitlines()
     assert lines[2] == "| source | Overall ↑ | VQ ↑ | MQ ↑ | distance ↓ (held out) |"
     assert lines[4] == "| base | *0.100* | <u>0.200</u> | **0.100** | **0.300** |"
@@ -97,7 +99,7 @@ def test_the_main_table_has_the_shape_of_the_papers():
 
 
 def test_differences_wins_and_tags():
-    text = markdown(result())
+    text = markdown(evaluated())
     assert f"| paper | +0.400 [+0.300, +0.500] {ALONE} |" in text
     assert f"| best | +0.400 [+0.300, +0.500] {STANDS} |" in text
     assert "| best | 60 [50, 70] | 60 [50, 70] | – |" in text  # row against column
@@ -108,12 +110,12 @@ def test_differences_wins_and_tags():
 
 
 def test_what_got_worse_is_said():
-    assert losses(result()) == "Worse than base by a difference that stands (●): distance, held out (best)."
+    assert losses(evaluated()) == "Worse than base by a difference that stands (●): distance, held out (best)."
 
 
 def test_a_score_without_any_value_is_a_dash():
-    found = result()
-    for one in found["means"].values():
-        one["VQ"] |= {"mean": None, "low": None, "high": None}
-    assert [row[2] for row in main_table(found).rows] == ["–"] * 3
-    assert len(grids(found)) == 6
+    results = evaluated()
+    for means in results.means.values():
+        means["VQ"] = replace(means["VQ"], mean=None, low=None, high=None)
+    assert [row[2] for row in main_table(results).rows] == ["–"] * 3
+    assert len(grids(results)) == 6

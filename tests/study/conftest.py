@@ -17,7 +17,7 @@ def dimensions():
 
 @pytest.fixture
 def make(evaluated, tmp_path, dimensions):
-    def made(out="study", method="methodzeta", against=None, **changes):
+    def plan_study(out="study", method="methodzeta", against=None, **changes):
         sources, items = from_eval(evaluated)
         options = {
             "prompts": 32,
@@ -31,4 +31,4 @@ def make(evaluated, tmp_path, dimensions):
         make_study(tmp_path / out, sources, items, choose_pairs(sources, method, against), **options | changes)
         return (tmp_path / out, *read_plan(tmp_path / out))
 
-    return made
+    return plan_study

@@ -22,15 +22,15 @@ def clip(colour, shift=0):
     return frames
 
 
-def mp4(frames, told="", codec="libx264", pix_fmt="yuv420p"):
+def mp4(frames, source="", codec="libx264", pix_fmt="yuv420p"):
     """A file that tells where it is from, in each place that a file has for it."""
     out = io.BytesIO()
     with av.open(out, "w", format="mp4", options={"movflags": "use_metadata_tags"}) as container:
         stream = container.add_stream(codec, rate=Fraction(FPS))
         stream.height, stream.width, stream.pix_fmt = *frames.shape[1:3], pix_fmt
-        if told:
-            container.metadata.update(title=told, comment=told, made_by=told)
-            stream.metadata["handler_name"] = told
+        if source:
+            container.metadata.update(title=source, comment=source, made_by=source)
+            stream.metadata["handler_name"] = source
         for picture in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format=pix_fmt)))
         container.mux(stream.encode())
@@ -46,7 +46,7 @@ def write_eval(folder, seeds=(0,)):
         (folder / "videos" / source).mkdir(parents=True, exist_ok=True)
         for i, key in enumerate(PROMPTS):
             for seed in seeds:
-                data = mp4(clip(colour, shift=3 * i + seed), told=source)
+                data = mp4(clip(colour, shift=3 * i + seed), source=source)
                 (folder / "videos" / source / f"{key}-{seed}.mp4").write_bytes(data)
     return folder
 

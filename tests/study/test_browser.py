@@ -60,10 +60,10 @@ LOOK = """side => {
 
 @pytest.fixture(scope="module")
 def browser():
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    assert found, "the study's page is tested in Chromium: apt-get install chromium"
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    assert chromium, "the study's page is tested in Chromium: apt-get install chromium"
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        running = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield running
         running.close()
 
@@ -121,7 +121,7 @@ class Person:
         self.page.locator("#start").click()
         self.page.wait_for_selector("#rate:not([hidden])")
 
-    def place(self):
+    def position(self):
         here, whole = self.page.locator("#where").inner_text().split(",")[0].split(" of ")
         return int(here), int(whole)
 
@@ -143,9 +143,9 @@ class Person:
         other = right if left == METHOD else left
         mine = "left" if left == METHOD else "right"
         text = self.page.locator("#prompt").inner_text()
-        said = KEY[other][self.which][list(PROMPTS.values()).index(text)]
+        verdicts = KEY[other][self.which][list(PROMPTS.values()).index(text)]
         theirs = {"left": "right", "right": "left"}[mine]
-        return [{"w": mine, "s": "same", "l": theirs}[one] for one in said]
+        return [{"w": mine, "s": "same", "l": theirs}[verdict] for verdict in verdicts]
 
     def by_mouse(self, choices):
         for key, choice in zip(ORDER, choices, strict=True):
@@ -161,13 +161,13 @@ class Person:
 
     def answer(self, how):
         self.watch()
-        here = self.place()[0]
+        here = self.position()[0]
         how(self.choices())
         moved = "n => !document.querySelector('#thanks').hidden || where.textContent.startsWith(n + ' of')"
         self.page.wait_for_function(moved, arg=here + 1)
 
     def finish(self, how, until=None):
-        while self.page.locator("#rate").is_visible() and (until is None or self.place()[0] < until):
+        while self.page.locator("#rate").is_visible() and (until is None or self.position()[0] < until):
             self.answer(how)
         if until is None:
             expect(self.page.locator("#saved")).to_contain_text("answers are saved")
@@ -195,16 +195,16 @@ def first_rater(person, study):
     person.context.set_offline(False)
     expect(person.page.locator("#trouble")).to_be_hidden()
     expect(person.page.locator("#trouble")).to_have_text("")
-    seen = []
+    statuses = []
 
     def lost(route):
-        seen.append(route.fetch().status)  # the server has it; the page never hears of it
+        statuses.append(route.fetch().status)  # the server has it; the page never hears of it
         route.abort()
 
     person.page.route("**/api/answers/*", lost, times=1)
     person.answer(person.by_keys)
     person.finish(person.by_keys)
-    assert seen == [200]
+    assert statuses == [200]
     rows = person.rows(study)[1:]
     assert [row["position"] for row in rows] == list(range(9))
 
@@ -213,7 +213,7 @@ def second_rater(person, study, running):
     """Mouse; goes back and changes an answer, reloads, and is there when the server is restarted."""
     person.consent()
     person.watch()
-    wrong = [{"left": "right", "same": "left", "right": "same"}[one] for one in person.choices()]
+    wrong = [{"left": "right", "same": "left", "right": "same"}[choice] for choice in person.choices()]
     person.by_mouse(wrong)
     person.watch()
     person.page.locator("#back").click()
@@ -225,7 +225,7 @@ def second_rater(person, study, running):
     person.finish(person.by_mouse, until=5)
     person.page.reload()
     person.page.wait_for_selector("#rate:not([hidden])")
-    assert person.place() == (5, 9)
+    assert person.position() == (5, 9)
     person.watch()
     assert running.end()["finished"] == 1
     person.answer(person.by_mouse)
@@ -253,19 +253,19 @@ def third_rater(person):
 
 def assert_blind(person, study):
     plan = json.loads((study / "plan.json").read_text())
-    ids = [one["id"] for one in plan["comparisons"] + plan["checks"]]
+    ids = [comparison["id"] for comparison in plan["comparisons"] + plan["checks"]]
     names = [*SOURCES, *PROMPTS, *plan["videos"], *plan["videos"].values(), *ids, "swapped", '"repeat', str(study)]
-    told = [person.page.content().encode()]
+    replies = [person.page.content().encode()]
     for reply in person.heard:
-        told.append(f"{reply.url} {reply.headers}".encode())
+        replies.append(f"{reply.url} {reply.headers}".encode())
         if reply.url.startswith("http") and "/videos/" not in reply.url:
-            told.append(reply.body())
-    assert len(told) > 20
-    spoken = b"\n".join(told)
-    assert [name for name in names if name.encode() in spoken] == []
+            replies.append(reply.body())
+    assert len(replies) > 20
+    text = b"\n".join(replies)
+    assert [name for name in names if name.encode() in text] == []
     videos = [path.read_bytes() for path in (study / "videos").iterdir()]
-    assert [name for name in SOURCES if any(name.encode() in one for one in videos)] == []
-    assert not any(b"x264" in one or b"Lavf" in one for one in videos)
+    assert [name for name in SOURCES if any(name.encode() in data for data in videos)] == []
+    assert not any(b"x264" in data or b"Lavf" in data for data in videos)
     lengths = {len(reply.url) for reply in person.heard if "/api/videos/" in reply.url}
     assert len(lengths) == 2  # left and right; positions have one digit
 
@@ -283,21 +283,21 @@ def test_three_raters_and_the_answer_key(browser, study, tmp_path):
         assert running.end() == {"raters": 3, "finished": 3, "answers": 27, "asked": 27}
     finally:
         running.process.kill()
-    found = cli("study", "results", study, "--out", tmp_path / "out")
-    assert found == json.loads((tmp_path / "out" / "results.json").read_text())
-    assert found["raters"] == {"joined": 3, "answered": 3, "kept": 2, "left_out": 1, "finished": 3}
+    results = cli("study", "results", study, "--out", tmp_path / "out")
+    assert results == json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["raters"] == {"joined": 3, "answered": 3, "kept": 2, "left_out": 1, "finished": 3}
     bad = rater_of(people[2].page.evaluate("Object.entries(localStorage).find(([key]) => key.endsWith('-token'))[1]"))
-    assert {one["rater"]: one["left_out"] for one in found["checks"] if one["left_out"]} == {
+    assert {check["rater"]: check["left_out"] for check in results["checks"] if check["left_out"]} == {
         bad: "failed 2 of 2 checks"
     }
     for part, rates in (("kept", RATES), ("all", RATES_OF_ALL)):
         for (key, other), rate in rates.items():
-            (pair,) = [one for one in found[part]["dimensions"][key]["pairs"] if one["second"] == other]
+            (pair,) = [row for row in results[part]["dimensions"][key]["pairs"] if row["second"] == other]
             assert pair["rate"]["value"] == pytest.approx(rate, abs=1e-12)
             assert pair["rate"]["low"] <= rate <= pair["rate"]["high"]
             if part == "kept":
                 assert (pair["wins"], pair["ties"], pair["losses"]) == COUNTS[key, other]
-    assert found["kept"]["repeats"] == {"same": 6, "of": 6}
+    assert results["kept"]["repeats"] == {"same": 6, "of": 6}
     assert "| methodzeta vs. baselinealpha | 91.7 [" in (tmp_path / "out" / "results.md").read_text()
     page = browser.new_page(viewport={"width": 390, "height": 844})
     page.goto((tmp_path / "out" / "results.html").as_uri())
@@ -329,7 +329,7 @@ def test_a_link_that_is_not_known_starts_anew(browser, make):
     assert calm.locator("[type=radio]:checked").count() == 0
     calm.keyboard.press("Space")  # nothing moves before it is asked to
     expect(calm.locator("fieldset:disabled")).to_have_count(0)
-    store.wanted = 1
+    store.target_raters = 1
     other = browser.new_context().new_page()
     other.goto(server.url)
     expect(other.locator("#why")).to_contain_text("Enough people")

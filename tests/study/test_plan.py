@@ -21,8 +21,8 @@ METHOD, ALPHA, BETA = SOURCES
 
 
 def shown_to(plan, number, before=()):
-    taken = Counter(one.comparison for rater in before for one in rater if not one.repeat)
-    return assign(plan, number, taken, taken)
+    assigned = Counter(showing.comparison for rater in before for showing in rater if not showing.repeat)
+    return assign(plan, number, assigned, assigned)
 
 
 def test_pairs():
@@ -38,27 +38,27 @@ def test_a_plan_holds_every_comparison_and_its_videos(make, evaluated):
         (key, METHOD, other) for key in PROMPTS for other in (ALPHA, BETA)
     ]
     check_videos(folder, plan)
-    kept = [path.read_bytes() for path in (folder / "videos").iterdir()]
-    assert len(kept) == len(plan.videos) == 9 + 3
-    assert not [word for word in (*SOURCES, "x264", "Lavf") if any(word.encode() in data for data in kept)]
-    for one in plan.comparisons:
-        for side in (one.first, one.second):
-            original = read_mp4(evaluated / "videos" / side.source / f"{one.prompt_id}-0.mp4")
+    videos = [path.read_bytes() for path in (folder / "videos").iterdir()]
+    assert len(videos) == len(plan.videos) == 9 + 3
+    assert not [word for word in (*SOURCES, "x264", "Lavf") if any(word.encode() in data for data in videos)]
+    for comparison in plan.comparisons:
+        for side in (comparison.first, comparison.second):
+            original = read_mp4(evaluated / "videos" / side.source / f"{comparison.prompt_id}-0.mp4")
             assert np.array_equal(read_mp4(folder / "videos" / side.video), original)
-    assert [one.check for one in plan.checks] == ["noise", "flat", "noise"]
-    for i, one in enumerate(plan.checks):
-        good = open_video(folder / "videos" / one.first.video).frames
-        bad = open_video(folder / "videos" / one.second.video).frames
+    assert [check.check for check in plan.checks] == ["noise", "flat", "noise"]
+    for i, check in enumerate(plan.checks):
+        good = open_video(folder / "videos" / check.first.video).frames
+        bad = open_video(folder / "videos" / check.second.video).frames
         assert bad.shape == good.shape
-        grey = [frames.float().mean(-1).numpy() for frames in (bad, good, degrade(one.check, good, plan.seed + i))]
-        made, meant = grey[0] - grey[1], grey[2] - grey[1]
-        assert np.abs(meant).mean() > 10
-        assert np.corrcoef(made.ravel(), meant.ravel())[0, 1] > 0.8  # H.264 is in between
+        grey = [frames.float().mean(-1).numpy() for frames in (bad, good, degrade(check.check, good, plan.seed + i))]
+        change, expected = grey[0] - grey[1], grey[2] - grey[1]
+        assert np.abs(expected).mean() > 10
+        assert np.corrcoef(change.ravel(), expected.ravel())[0, 1] > 0.8  # H.264 is in between
 
 
 def test_files_lose_what_tells_their_source(tmp_path):
     path = tmp_path / "a.mp4"
-    path.write_bytes(mp4(clip((9, 99, 199)), told="secretsource"))
+    path.write_bytes(mp4(clip((9, 99, 199)), source="secretsource"))
     assert path.read_bytes().count(b"secretsource") >= 3  # the fault is planted
     clean = stripped(path)
     for word in (b"secretsource", b"x264", b"Lavf"):
@@ -79,31 +79,31 @@ def test_sides_are_balanced_over_raters_and_within_each(make):
     before = []
     for number in range(20):
         before.append(shown_to(plan, number, before))
-    real = {one.id: (one.first.source, one.second.source) for one in plan.comparisons}
+    real = {comparison.id: (comparison.first.source, comparison.second.source) for comparison in plan.comparisons}
     for rater in before:
         for pair in set(real.values()):
-            swapped = [one.swapped for one in rater if real.get(one.comparison) == pair and not one.repeat]
+            swapped = [s.swapped for s in rater if real.get(s.comparison) == pair and not s.repeat]
             assert abs(2 * sum(swapped) - len(swapped)) <= 1
     for key in real:
-        swapped = [one.swapped for rater in before for one in rater if one.comparison == key and not one.repeat]
+        swapped = [s.swapped for rater in before for s in rater if s.comparison == key and not s.repeat]
         assert sum(swapped) == 10
         assert swapped[::2] != [swapped[0]] * 10  # and not simply in turn
-    assert len({tuple(one.comparison for one in rater) for rater in before}) == 20
+    assert len({tuple(showing.comparison for showing in rater) for rater in before}) == 20
 
 
 def test_order_has_checks_not_first_and_the_repeat_late_with_sides_exchanged(make):
     _, plan, _ = make(checks=3)
-    checks, places = {one.id for one in plan.checks}, Counter()
+    checks, positions = {check.id for check in plan.checks}, Counter()
     for number in range(100):
         rater = shown_to(plan, number)
         assert len(rater) == len(plan.comparisons) + 3 + 1
         assert rater[0].comparison not in checks
-        places.update(i for i, one in enumerate(rater) if one.comparison in checks)
-        ((at, repeat),) = [(i, one) for i, one in enumerate(rater) if one.repeat]
-        (first,) = [i for i, one in enumerate(rater) if one.comparison == repeat.comparison and not one.repeat]
+        positions.update(i for i, showing in enumerate(rater) if showing.comparison in checks)
+        ((at, repeat),) = [(i, showing) for i, showing in enumerate(rater) if showing.repeat]
+        (first,) = [i for i, s in enumerate(rater) if s.comparison == repeat.comparison and not s.repeat]
         assert first < at
         assert rater[first].swapped is not repeat.swapped
-    assert len(places) == 9  # anywhere but first
+    assert len(positions) == 9  # anywhere but first
 
 
 def test_a_few_comparisons_each_fill_up_alike(make):
@@ -112,12 +112,12 @@ def test_a_few_comparisons_each_fill_up_alike(make):
     for number in range(9):
         before.append(shown_to(plan, number, before))
         pairs = {
-            plan.by_id[one.comparison].second.source + plan.by_id[one.comparison].first.source
-            for one in before[0]
-            if one.comparison.startswith("c")
+            plan.by_id[showing.comparison].second.source + plan.by_id[showing.comparison].first.source
+            for showing in before[0]
+            if showing.comparison.startswith("c")
         }
         assert len(pairs) == 3
-    counts = Counter(one.comparison for rater in before for one in rater if not one.repeat and one.comparison[0] == "c")
+    counts = Counter(s.comparison for rater in before for s in rater if not s.repeat and s.comparison[0] == "c")
     assert set(counts.values()) == {3}
     assert len(counts) == 9
 
@@ -128,7 +128,7 @@ def test_plain_folders(tmp_path):
         (tmp_path / name / "x.mp4").write_bytes(mp4(clip(SOURCES[METHOD])))
     (tmp_path / "b" / "x.txt").write_text("a text beside one of them")
     sources, items = from_folders({"a": tmp_path / "a", "b": tmp_path / "b"})
-    assert (sources, [(one.id, one.text) for one in items]) == (["a", "b"], [("x", "a text beside one of them")])
+    assert (sources, [(item.id, item.text) for item in items]) == (["a", "b"], [("x", "a text beside one of them")])
     (tmp_path / "a" / "lonely.mp4").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"lonely.mp4 has no partner"):
         from_folders({"a": tmp_path / "a", "b": tmp_path / "b"})
@@ -205,5 +205,5 @@ def test_own_dimensions(evaluated, tmp_path):
     )
     assert done.exit_code == 0
     plan, _ = read_plan(tmp_path / "s")
-    assert [(one.key, one.name) for one in plan.dimensions] == [("style", "Style"), ("motion", "Motion quality")]
+    assert [(d.key, d.name) for d in plan.dimensions] == [("style", "Style"), ("motion", "Motion quality")]
     assert "'Style'" in plan.rule

@@ -13,7 +13,7 @@ import pytest
 from sage_grpo.config import ConfigError
 from sage_grpo.evaluation.study import server as serving
 from sage_grpo.evaluation.study import store as storing
-from sage_grpo.evaluation.study.results import study_results
+from sage_grpo.evaluation.study.results import dump_results, study_results
 from sage_grpo.evaluation.study.server import Server
 from sage_grpo.evaluation.study.store import Store, rater_id, read_rater
 
@@ -59,13 +59,13 @@ class Client:
 def start():
     running = []
 
-    def started(*made, **options):
-        running.append(Client(*made, **options))
+    def started(*study, **options):
+        running.append(Client(*study, **options))
         return running[-1]
 
     yield started
-    for one in running:
-        one.close()
+    for client in running:
+        client.close()
 
 
 def lines(folder, token):
@@ -187,9 +187,9 @@ def test_sides_shown_are_sides_told(make, start):
     folder, plan, plan_hash = make()
     client = start(folder, plan, plan_hash)
     token = client.join()
-    for i, one in enumerate(client.store.find(token).showings):
-        pair = plan.by_id[one.comparison]
-        right, left = (pair.first, pair.second) if one.swapped else (pair.second, pair.first)
+    for i, showing in enumerate(client.store.find(token).showings):
+        pair = plan.by_id[showing.comparison]
+        right, left = (pair.first, pair.second) if showing.swapped else (pair.second, pair.first)
         for side, clip in (("left", left), ("right", right)):
             status, headers, data = client.ask("GET", f"/api/videos/{i}/{side}", token=token)
             assert (status, headers["Content-Type"]) == (200, "video/mp4")
@@ -248,13 +248,47 @@ def test_a_restart_mends_a_torn_line_and_goes_on(make, start):
     with path.open("ab") as file:
         file.write(b'{"position": 1, "choi')  # the power went off
     (folder / "answers" / "0123.jsonl").write_bytes(b'{"rat')
-    assert study_results(folder)["raters"]["answered"] == 1  # is read as it is
+    assert study_results(folder).raters.answered == 1  # is read as it is
     again = start(folder, plan, plan_hash)
     assert again.put(token, 1, LEFT) == 200
     assert [row["choices"] for row in lines(folder, token)[1:]] == [SAME, LEFT]
     path.write_text(path.read_text().replace('"choices"', '"chioces"', 1))
     with pytest.raises(ConfigError, match="line 2 is damaged"):
         study_results(folder)
+
+
+def test_keys_of_what_is_written(make, start):
+    """Others read answers and results: every key, in its order."""
+    folder, plan, plan_hash = make()
+    client = start(folder, plan, plan_hash)
+    token = client.join()
+    for i in range(9):
+        client.put(token, i, LEFT)
+    head, answer, *_ = lines(folder, token)
+    assert list(head) == ["rater", "number", "plan", "time", "showings"]
+    assert list(head["showings"][0]) == ["comparison", "swapped", "repeat"]
+    assert list(answer) == [
+        *("position", "comparison", "swapped", "repeat"),
+        *("choices", "revision", "milliseconds", "time"),
+    ]
+    results = json.loads(dump_results(study_results(folder)))
+    assert list(results) == [
+        *("version", "title", "plan", "rule", "method", "notes"),
+        *("raters", "checks", "kept", "all"),
+    ]
+    assert results["raters"] == {"joined": 1, "answered": 1, "kept": 0, "left_out": 1, "finished": 1}
+    assert list(results["checks"][0]) == ["rater", "answered", "finished", "checks", "failed", "left_out"]
+    assert results["kept"] is None
+    group = results["all"]
+    assert list(group) == [
+        *("raters", "prompts", "comparisons", "median_seconds"),
+        *("left_share", "repeats", "dimensions"),
+    ]
+    assert (group["left_share"][0], group["repeats"]) == (1.0, {"same": 0, "of": 3})
+    dimension = group["dimensions"]["motion"]
+    assert list(dimension) == ["name", "pairs", "ties", "alpha", "scores", "separated", "separated_resamples"]
+    assert list(dimension["pairs"][0]) == ["first", "second", "wins", "ties", "losses", "rate"]
+    assert list(dimension["scores"]["methodzeta"]) == list(dimension["pairs"][0]["rate"]) == ["value", "low", "high"]
 
 
 def test_a_full_disk_is_told_and_leaves_whole_lines(make, start, monkeypatch):

@@ -42,9 +42,9 @@ def test_scores_are_the_optimum_of_a_likelihood_written_otherwise():
             ).x,
         ]
     )
-    (found,), (separated,) = fit(wins, pairs)
+    (scores,), (separated,) = fit(wins, pairs)
     assert not separated
-    assert found == pytest.approx(best - best.mean(), abs=1e-5)
+    assert scores == pytest.approx(best - best.mean(), abs=1e-5)
 
 
 def test_separation_is_told_and_finite():
@@ -55,15 +55,15 @@ def test_separation_is_told_and_finite():
     gap = scores.scores[0].value - scores.scores[1].value
     assert gap == pytest.approx(math.log(12.5 / 0.5))  # half a win each way
     ties = bradley_terry(table_of([(0, 0, 0, 0.5), (0, 0, 1, 0.5)], 1, 1, 2), [(0, 1), (0, 2)], 3, resamples=5)
-    assert [one.value for one in ties.scores] == pytest.approx([0, 0, 0])
+    assert [score.value for score in ties.scores] == pytest.approx([0, 0, 0])
     assert not ties.separated
 
 
 def test_extreme_records_converge():
     wins = np.zeros((2, 3, 3))
     wins[:, 0, 1], wins[:, 1, 0], wins[:, 1, 2], wins[:, 2, 1] = 1e6, 0.5, 1e6, 0.5
-    found, _ = fit(wins, [(0, 1), (1, 2)])
-    assert found[0] == pytest.approx(np.array([1, 0, -1]) * math.log(2e6), abs=1e-6)
+    scores, _ = fit(wins, [(0, 1), (1, 2)])
+    assert scores[0] == pytest.approx(np.array([1, 0, -1]) * math.log(2e6), abs=1e-6)
 
 
 def test_alpha_of_krippendorffs_own_example():
@@ -93,8 +93,8 @@ def test_win_rates_by_hand():
 @pytest.mark.parametrize(("worth", "low", "high"), [(1.0, 0.2065, 1.0), (0.0, 0.0, 0.7935), (0.5, 0.1033, 0.8967)])
 def test_answers_that_all_agree_have_an_interval(worth, low, high):
     """Wilson of one cluster in one: from 1 / (1 + 1.96²) = 0.2065 on."""
-    (found,) = win_rates(table_of([(0, p, 0, worth) for p in range(9)], 1, 9))
-    assert (found.value, found.low, found.high) == pytest.approx((worth, low, high), abs=1e-4)
+    (rate,) = win_rates(table_of([(0, p, 0, worth) for p in range(9)], 1, 9))
+    assert (rate.value, rate.low, rate.high) == pytest.approx((worth, low, high), abs=1e-4)
 
 
 def simulated(random, raters, prompts, rate, by_rater, by_prompt):
@@ -115,11 +115,12 @@ def test_intervals_cover_the_truth(raters, prompts):
     widths, estimates = [], []
     for _ in range(runs):
         table = simulated(random, raters, prompts, rate, 0.05, 0.15)
-        (found,) = win_rates(table, resamples=300)
-        hits += found.low <= rate <= found.high
-        widths.append((found.high - found.low) / 2)
-        estimates.append(found.value)
-        naive += abs(found.value - rate) <= 1.96 * math.sqrt(found.value * (1 - found.value) / (raters * prompts))
+        (estimate,) = win_rates(table, resamples=300)
+        value = estimate.value
+        hits += estimate.low <= rate <= estimate.high
+        widths.append((estimate.high - estimate.low) / 2)
+        estimates.append(value)
+        naive += abs(value - rate) <= 1.96 * math.sqrt(value * (1 - value) / (raters * prompts))
     print(
         f"{raters} × {prompts}: {hits / runs:.3f} covered, naive {naive / runs:.3f}, half width {np.mean(widths):.3f}"
     )
@@ -142,9 +143,9 @@ def test_planted_strengths_are_found():
             for p in range(10)
             for k, (i, j) in enumerate(pairs)
         ]
-        found = bradley_terry(table_of(rows, 12, 10, 6), pairs, 4, resamples=200).scores
-        hits += [one.low <= t <= one.high for one, t in zip(found, truth, strict=True)]
-        means += [one.value / runs for one in found]
+        scores = bradley_terry(table_of(rows, 12, 10, 6), pairs, 4, resamples=200).scores
+        hits += [score.low <= t <= score.high for score, t in zip(scores, truth, strict=True)]
+        means += [score.value / runs for score in scores]
     print("coverage", hits / runs, "means", means)
     assert means == pytest.approx(truth, abs=0.05)
     assert (hits / runs).min() >= 0.9  # the two-way bootstrap is wide where there are no clusters

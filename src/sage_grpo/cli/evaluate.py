@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,8 @@ from sage_grpo.cli.errors import user_errors
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from sage_grpo.evaluation.results import EvaluationResults
 
 SOURCES = typer.Argument(
     metavar="NAME=PATH",
@@ -78,18 +80,18 @@ def evaluate(
         processes = meet(candidates[0].config.tuning.device)
         main = processes is None or processes.main
         console = Console(stderr=as_json, quiet=not main)
-        found = run(plan, lambda what: progress_of(what, console), processes)
-    if found:
-        _print(found, out, as_json, console)
+        results = run(plan, lambda what: progress_of(what, console), processes)
+    if results:
+        _print(results, out, as_json, console)
     if processes:
         leave()
 
 
-def _print(found: dict[str, Any], out: Path, as_json: bool, console: Console) -> None:
+def _print(results: EvaluationResults, out: Path, as_json: bool, console: Console) -> None:
     if as_json:
         import json
 
-        print(json.dumps(found | {"out": str(out)}, ensure_ascii=False))
+        print(json.dumps(results.to_json() | {"out": str(out)}, ensure_ascii=False))
         return
     from rich import box
     from rich.table import Table
@@ -108,26 +110,23 @@ def _print(found: dict[str, Any], out: Path, as_json: bool, console: Console) ->
         with_interval,
     )
 
-    names, reference, digits = list(found["sources"]), found["reference"], digits_of(found)
-    pairs = {(p["score"], p["source"]): p for p in found["comparisons"] if p["against"] == reference}
-    table = Table(box=box.SIMPLE_HEAD, title=main_table(found).note, title_justify="left", title_style="bold")
+    names, reference, digits = list(results.sources), results.reference, digits_of(results)
+    differences = {(p.score, p.source): p.difference for p in results.comparisons if p.against == reference}
+    table = Table(box=box.SIMPLE_HEAD, title=main_table(results).note, title_justify="left", title_style="bold")
     for name in ("score", "source", "mean", f"difference to {reference}", "wins, %"):
         table.add_column(name, justify="left" if name in ("score", "source") else "right", no_wrap=True)
-    for score in found["scores"]:
-        key, n = score["name"], digits[score["name"]]
-        means = [found["means"][name][key]["mean"] for name in names]
-        for i, (name, mean, place) in enumerate(zip(names, means, ranked(means, score["lower"]), strict=True)):
-            pair = pairs.get((key, name))
-            more = [with_interval(pair, n) + mark(pair), percent(pair["wins"])] if pair else ["", ""]
-            shown = Text(plain(mean, n), style={1: "bold", 2: "underline", 3: "italic"}.get(place or 0, ""))
-            label = [
-                arrow(score),
-                "" if score["trained"] else Text("held out", style="dim"),
-            ]
-            table.add_row(label[i] if i < 2 else "", name, shown, *more)
+    for score in results.scores:
+        n = digits[score.name]
+        means = [results.means[name][score.name].mean for name in names]
+        for i, (name, mean, rank) in enumerate(zip(names, means, ranked(means, score.lower), strict=True)):
+            pair = differences.get((score.name, name))
+            more = [with_interval(pair, n) + mark(pair), percent(pair.wins)] if pair else ["", ""]
+            cell = Text(plain(mean, n), style={1: "bold", 2: "underline", 3: "italic"}.get(rank or 0, ""))
+            label = [arrow(score), "" if score.trained else Text("held out", style="dim")]
+            table.add_row(label[i] if i < 2 else "", name, cell, *more)
         table.add_section()
     console.print(table, highlight=False)
     console.print(Text(KEY, style="dim"))
-    if lost := losses(found):
+    if lost := losses(results):
         console.print(lost, style="yellow", highlight=False)
     console.print(f"Tables: {out / 'table.md'}; page with videos: {out / 'report.html'}", highlight=False)

@@ -13,7 +13,7 @@ from sage_grpo.cli.rewards_score import MEGAPIXELS, PROMPTS, REWARD, REWARDS, te
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sage_grpo.evaluation.audit.audit import Clip, Result
+    from sage_grpo.evaluation.audit.audit import AuditResult, Clip
 
 
 def audit(
@@ -51,14 +51,14 @@ def audit(
         tell_left_out(panel, console)
         with progress_of("auditing", console) as tell:
             result = run(clips, panel, seed=seed, megapixels=megapixels, tell=tell)
-        write_json(out / "audit.json", result.as_dict())
+        write_json(out / "audit.json", result.to_json())
         atomic_write(out / "audit.md", markdown(result).encode())
         draw_audit(out / "audit.png", result)
         _sheet(out / "copies.png", next(clip for clip in clips if clip.name == result.clips[0]), seed)
     if as_json:
         import json
 
-        print(json.dumps(result.as_dict() | {"out": str(out), "left_out": panel.left_out}, ensure_ascii=False))
+        print(json.dumps(result.to_json() | {"out": str(out), "left_out": panel.left_out}, ensure_ascii=False))
         return
     _table(result, console)
     console.print(
@@ -101,7 +101,7 @@ def _sheet(path: Path, clip: Clip, seed: int) -> None:
     contact_sheet(path, rows, columns=6, title=f"{clip.name} and its spoilt copies")
 
 
-def _table(result: Result, console: Console) -> None:
+def _table(result: AuditResult, console: Console) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -118,7 +118,7 @@ def _table(result: Result, console: Console) -> None:
         change = {name: number(cell.change, 2) for name, cell in result.cells[key].items()}
         gamed = ", ".join(f"{name} +{change[name]}" for name in result.those(key, "gamed"))
         blind = ", ".join(result.those(key, "blind"))
-        clips = str(result.natural[key]["clips"])
+        clips = str(result.natural[key].clips)
         table.add_row(key, clips, Text(gamed or "none", style="red" if gamed else "green"), Text(blind or "none"))
     console.print(table, highlight=False)
     for name, reason in result.unreadable.items():

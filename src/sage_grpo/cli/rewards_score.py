@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,7 @@ from sage_grpo.cli.errors import user_errors
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from sage_grpo.evaluation.folder import FolderScores
     from sage_grpo.evaluation.panel import Panel
 
 REWARD = typer.Option("--reward", help="A scorer by name, with its defaults; several times for several.")
@@ -51,7 +52,7 @@ def score(
     with user_errors():
         with console.status("loading the scorers"):
             from sage_grpo.evaluation.clips import find_videos
-            from sage_grpo.evaluation.folder import document, score_videos
+            from sage_grpo.evaluation.folder import folder_scores, score_videos
             from sage_grpo.evaluation.panel import choose
             from sage_grpo.evaluation.pictures import draw_distributions
             from sage_grpo.evaluation.texts import find_prompts
@@ -64,15 +65,15 @@ def score(
         tell_left_out(panel, console)
         with progress_of("scoring", console) as tell:
             rows = score_videos(videos, texts, panel.judges, root, megapixels, tell)
-        found = document(rows, panel.judges)
-        write_json(out / "scores.json", found)
+        scores = folder_scores(rows, panel.judges)
+        write_json(out / "scores.json", scores.to_json())
         draw_distributions(out / "scores.png", rows, panel.keys)
     if as_json:
         import json
 
-        print(json.dumps(found | {"out": str(out), "left_out": panel.left_out}, ensure_ascii=False))
+        print(json.dumps(scores.to_json() | {"out": str(out), "left_out": panel.left_out}, ensure_ascii=False))
     else:
-        _table(found, console)
+        _table(scores, console)
         console.print(f"Every video: {out / 'scores.json'}; distributions: {out / 'scores.png'}", highlight=False)
     if not any(row.scores for row in rows):
         Console(stderr=True).print("[bold red]error:[/] no video has any score; the reasons are above", highlight=False)
@@ -88,29 +89,30 @@ def tell_left_out(panel: Panel, console: Console) -> None:
         console.print(Text.assemble(("not used: ", "dim"), names, (f" ({reason})", "dim")), highlight=False)
 
 
-def _table(found: dict[str, Any], console: Console) -> None:
+def _table(scores: FolderScores, console: Console) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     from sage_grpo.evaluation.folder import number
 
-    table = Table(box=box.SIMPLE_HEAD, title=f"{found['videos']} videos", title_justify="left", title_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, title=f"{len(scores.rows)} videos", title_justify="left", title_style="bold")
     table.add_column("score", overflow="fold")
     for name in ("scored", "mean", "sd", "min", "max", "masked"):
         table.add_column(name, justify="right", no_wrap=True)
-    for key, one in found["summary"].items():
-        masked = Text(str(one["masked"]), style="yellow" if one["masked"] else "")
-        table.add_row(key, str(one["scored"]), *(number(one[n]) for n in ("mean", "sd", "min", "max")), masked)
+    for key, summary in scores.summary.items():
+        masked = Text(str(summary.masked), style="yellow" if summary.masked else "")
+        figures = map(number, (summary.mean, summary.sd, summary.min, summary.max))
+        table.add_row(key, str(summary.scored), *figures, masked)
     console.print(table, highlight=False)
-    whose: dict[str, list[str]] = {}
-    for row in found["rows"]:
-        for reason in dict.fromkeys(row["masked"].values()):
-            whose.setdefault(reason, []).append(row["file"])
-    for reason, files in list(whose.items())[:REASONS]:
+    by_reason: dict[str, list[str]] = {}
+    for row in scores.rows:
+        for reason in dict.fromkeys(row.masked.values()):
+            by_reason.setdefault(reason, []).append(row.file)
+    for reason, files in list(by_reason.items())[:REASONS]:
         others = f" and {len(files) - 1} more" if len(files) > 1 else ""
-        keys = [key for key, one in found["summary"].items() if reason in one["reasons"]]
-        scores = "" if len(keys) == len(found["summary"]) else f" ({', '.join(keys)})"
-        console.print(Text.assemble(("masked ", "yellow"), f"{files[0]}{others}{scores}: {reason}"), highlight=False)
-    if len(whose) > REASONS:
-        console.print(f"and {len(whose) - REASONS} more reasons, in scores.json", highlight=False)
+        keys = [key for key, summary in scores.summary.items() if reason in summary.reasons]
+        names = "" if len(keys) == len(scores.summary) else f" ({', '.join(keys)})"
+        console.print(Text.assemble(("masked ", "yellow"), f"{files[0]}{others}{names}: {reason}"), highlight=False)
+    if len(by_reason) > REASONS:
+        console.print(f"and {len(by_reason) - REASONS} more reasons, in scores.json", highlight=False)

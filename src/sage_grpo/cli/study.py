@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,7 @@ from sage_grpo.cli.study_make import make
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from sage_grpo.evaluation.study.results import StudyResults
     from sage_grpo.evaluation.study.server import Server
     from sage_grpo.evaluation.study.store import Store
 
@@ -55,6 +56,7 @@ def run(
     Example: `sage-grpo study run study --raters 29`
     """
     import json
+    from dataclasses import asdict
 
     from rich.console import Console
 
@@ -85,10 +87,10 @@ def run(
             highlight=False,
         )
     _wait(server, store, console)
-    people, finished, done, asked = store.progress()
+    progress = store.progress()
     if as_json:
-        print(json.dumps({"raters": people, "finished": finished, "answers": done, "asked": asked}))
-    elif done:
+        print(json.dumps(asdict(progress)))
+    elif progress.answers:
         console.print(f"Ended. Next: sage-grpo study results {folder}", highlight=False)
 
 
@@ -97,16 +99,19 @@ def _wait(server: Server, store: Store, console: Console) -> None:
     import signal
     import threading
 
+    from sage_grpo.evaluation.study.store import StudyProgress
+
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     serving = threading.Thread(target=server.serve_forever, daemon=True)
     serving.start()
-    told: tuple[int, ...] = (0, 0, 0, 0)
+    printed = StudyProgress(0, 0, 0, 0)
     while not ended.wait(2.0):
-        if (now := store.progress()) != told:
-            told = now
-            console.print(f"{now[0]} raters, {now[1]} finished; {now[2]} of {now[3]} answers", highlight=False)
+        if (now := store.progress()) != printed:
+            printed = now
+            text = f"{now.raters} raters, {now.finished} finished; {now.answers} of {now.asked} answers"
+            console.print(text, highlight=False)
     server.shutdown()
     server.server_close()
     store.close()
@@ -133,31 +138,32 @@ def results(
         from sage_grpo.files import atomic_write
         from sage_grpo.report.page import write_page
 
-        found = study_results(folder)
+        figures = study_results(folder)
         target = out or folder
-        atomic_write(target / "results.json", dump_results(found))
-        atomic_write(target / "results.md", markdown(found).encode())
-        write_page(page(found, f"sage-grpo study results {folder}"), target / "results.html")
+        atomic_write(target / "results.json", dump_results(figures))
+        atomic_write(target / "results.md", markdown(figures).encode())
+        write_page(page(figures, f"sage-grpo study results {folder}"), target / "results.html")
     if as_json:
         import json
 
-        print(json.dumps(found, ensure_ascii=False))
+        print(json.dumps(figures.to_json(), ensure_ascii=False))
         return
-    _tell(found, console)
+    _tell(figures, console)
     console.print(f"Everything: {target / 'results.html'}, results.md and results.json beside it", highlight=False)
 
 
-def _tell(found: dict[str, Any], console: Console) -> None:
+def _tell(figures: StudyResults, console: Console) -> None:
     from rich import box
     from rich.table import Table
 
     from sage_grpo.evaluation.study.present import quality_table, rate_table, score_table, summary
 
-    console.print(summary(found), highlight=False)
-    main = found["kept"] or found["all"]
-    for one in (rate_table(main, "Win rates"), score_table(main), quality_table(main)):
-        table = Table(*one.header, box=box.SIMPLE_HEAD, title=one.title, title_justify="left", title_style="bold")
-        for row in one.rows:
+    console.print(summary(figures), highlight=False)
+    main = figures.main
+    for content in (rate_table(main, "Win rates"), score_table(main), quality_table(main)):
+        title = content.title
+        table = Table(*content.header, box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
+        for row in content.rows:
             table.add_row(*row)
         console.print(table)
 

@@ -54,7 +54,7 @@ def make(
             raise ConfigError("name either a folder of `sage-grpo eval` or --videos name=folder, once for each source")
         sources, items = making.from_eval(folder) if folder else making.from_folders(_folders(videos or []), texts)
         pairs = making.choose_pairs(sources, method, against)
-        asked = _dimensions(dimension or list(making.DIMENSIONS))
+        dimensions = _dimensions(dimension or list(making.DIMENSIONS))
         with progress_of("preparing videos", console) as tell:
             plan = making.make_study(
                 out,
@@ -62,7 +62,7 @@ def make(
                 items,
                 pairs,
                 prompts=prompts,
-                dimensions=asked,
+                dimensions=dimensions,
                 checks=checks,
                 per_rater=per_rater,
                 max_failed=max_failed,
@@ -71,29 +71,30 @@ def make(
                 contact=contact,
                 tell=tell,
             )
-    found = {
-        "out": str(out),
-        "comparisons": len(plan.comparisons),
-        "checks": len(plan.checks),
-        "pairs": plan.pairs,
-        "prompts": len({one.prompt_id for one in plan.comparisons}),
-        "per_rater": plan.per_rater,
-        "notes": plan.notes,
-    }
+    prompt_count = len({comparison.prompt_id for comparison in plan.comparisons})
     if as_json:
         import json
 
-        print(json.dumps(found))
+        content = {
+            "out": str(out),
+            "comparisons": len(plan.comparisons),
+            "checks": len(plan.checks),
+            "pairs": plan.pairs,
+            "prompts": prompt_count,
+            "per_rater": plan.per_rater,
+            "notes": plan.notes,
+        }
+        print(json.dumps(content))
         return
     console.print(
-        f"{found['comparisons']} comparisons of {found['prompts']} prompts, {found['per_rater']} a rater, with "
-        f"{found['checks']} attention checks and one pair repeated. The rule for leaving raters out is in "
+        f"{len(plan.comparisons)} comparisons of {prompt_count} prompts, {plan.per_rater} a rater, with "
+        f"{len(plan.checks)} attention checks and one pair repeated. The rule for leaving raters out is in "
         f"{out / 'plan.json'}, and must not change from now on.",
         highlight=False,
     )
     for note in plan.notes:
         console.print(f"[yellow]note:[/] {note}", highlight=False)
-    if any(not one.prompt for one in plan.comparisons):
+    if any(not comparison.prompt for comparison in plan.comparisons):
         console.print("[yellow]note:[/] some videos have no prompt; alignment with the text cannot be judged")
     console.print(f"Next: sage-grpo study run {out}", highlight=False)
 
@@ -101,36 +102,37 @@ def make(
 def _folders(videos: list[str]) -> dict[str, Path]:
     from sage_grpo.config import ConfigError
 
-    found: dict[str, Path] = {}
-    for one in videos:
-        name, equals, place = one.partition("=")
-        if not equals or not name or not Path(place).is_dir():
-            raise ConfigError(f"--videos {one}: write it as name=folder, with a folder that is there")
-        if name in found:
+    folders: dict[str, Path] = {}
+    for text in videos:
+        name, equals, path = text.partition("=")
+        if not equals or not name or not Path(path).is_dir():
+            raise ConfigError(f"--videos {text}: write it as name=folder, with a folder that is there")
+        if name in folders:
             raise ConfigError(f"--videos has two folders of the name {name!r}; names tell the sources apart")
-        found[name] = Path(place)
-    return found
+        folders[name] = Path(path)
+    return folders
 
 
-def _dimensions(asked: list[str]) -> list[Dimension]:
+def _dimensions(texts: list[str]) -> list[Dimension]:
     from sage_grpo.config import ConfigError
     from sage_grpo.evaluation.study.make import DIMENSIONS
     from sage_grpo.evaluation.study.plan import Dimension
 
-    out: list[Dimension] = []
-    for one in asked:
-        key, equals, rest = one.partition("=")
+    dimensions: list[Dimension] = []
+    for text in texts:
+        key, equals, rest = text.partition("=")
         name, _, question = rest.partition(":")
         if not equals and key not in DIMENSIONS:
             known = ", ".join(DIMENSIONS)
             raise ConfigError(f"there is no dimension {key!r}; there are {known}, or your own as 'key=Name: question'")
         if equals and not (name.strip() and question.strip()):
-            raise ConfigError(f"--dimension {one!r}: write it as 'key=Name: question'")
+            raise ConfigError(f"--dimension {text!r}: write it as 'key=Name: question'")
         name, question = (name.strip(), question.strip()) if equals else DIMENSIONS[key]
         try:
-            out.append(Dimension(key=key, name=name, question=question))
+            dimensions.append(Dimension(key=key, name=name, question=question))
         except ValueError:
-            raise ConfigError(f"--dimension {one!r}: a key is short, of lower-case letters and digits") from None
-    if len({one.key for one in out}) < len(out):
-        raise ConfigError(f"a dimension is named twice: {', '.join(one.key for one in out)}")
-    return out
+            raise ConfigError(f"--dimension {text!r}: a key is short, of lower-case letters and digits") from None
+    keys = [dimension.key for dimension in dimensions]
+    if len(set(keys)) < len(keys):
+        raise ConfigError(f"a dimension is named twice: {', '.join(keys)}")
+    return dimensions

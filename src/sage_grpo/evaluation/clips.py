@@ -30,28 +30,28 @@ class Video:
     fps: float | None
 
 
-def find_videos(places: list[Path], kinds: Sequence[tuple[str, ...]] = (FILMS, PICTURES)) -> list[Path]:
+def find_videos(paths: list[Path], kinds: Sequence[tuple[str, ...]] = (FILMS, PICTURES)) -> list[Path]:
     """Files as they are given; of a folder those in it and below of the first of `kinds` that it has any of.
 
     So a folder of films with pictures beside them is one of films.
     """
-    found: list[Path] = []
-    for place in places:
-        if place.is_dir():
-            found += _inside(place, kinds)
-        elif place.is_file():
-            found.append(place)
+    videos: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            videos += _inside(path, kinds)
+        elif path.is_file():
+            videos.append(path)
         else:
-            raise ConfigError(f"there is no file or folder {place}; name a folder of videos, or a video")
-    return found
+            raise ConfigError(f"there is no file or folder {path}; name a folder of videos, or a video")
+    return videos
 
 
 def _inside(folder: Path, kinds: Sequence[tuple[str, ...]]) -> list[Path]:
     below = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
-    seen = [path for path in below if not any(part.startswith(".") for part in path.parts)]
+    visible = [path for path in below if not any(part.startswith(".") for part in path.parts)]
     for kind in kinds:
-        if found := [folder / path for path in seen if path.suffix.lower() in kind]:
-            return found
+        if videos := [folder / path for path in visible if path.suffix.lower() in kind]:
+            return videos
     raise ConfigError(f"{folder} has no videos in it; looked for {' '.join((*FILMS, *PICTURES))}")
 
 
@@ -70,16 +70,16 @@ def open_video(path: Path, megapixels: float = MEGAPIXELS) -> Video:
 
 
 def _short(error: Exception) -> str:
-    said = getattr(error, "strerror", None) or str(error)
-    return " ".join(said.split())[:120] if "identify image" not in said else "no known picture format"
+    message = getattr(error, "strerror", None) or str(error)
+    return " ".join(message.split())[:120] if "identify image" not in message else "no known picture format"
 
 
 def bound(frames: int, width: int, height: int, megapixels: float, declared: bool = True) -> None:
-    found = frames * width * height / 1e6
-    if found > megapixels:
+    pixels = frames * width * height / 1e6
+    if pixels > megapixels:
         verb, many = "declares" if declared else "has at least", "s" if frames > 1 else ""
         raise Unreadable(
-            f"it {verb} {frames} frame{many} of {width}×{height}, {found:,.0f} megapixels in all, above the limit "
+            f"it {verb} {frames} frame{many} of {width}×{height}, {pixels:,.0f} megapixels in all, above the limit "
             f"of {megapixels:g}; raise --megapixels if it is right"
         )
 

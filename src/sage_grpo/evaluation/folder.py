@@ -129,11 +129,11 @@ class Summary:
 
 
 def summarise(rows: Sequence[Row], keys: Sequence[str]) -> dict[str, Summary]:
-    found = {}
+    summaries = {}
     for key in keys:
         values = [row.scores[key] for row in rows if key in row.scores]
         reasons = Counter(row.masked[key] for row in rows if key in row.masked)
-        found[key] = Summary(
+        summaries[key] = Summary(
             len(values),
             len(rows) - len(values),
             fmean(values) if values else None,
@@ -142,18 +142,29 @@ def summarise(rows: Sequence[Row], keys: Sequence[str]) -> dict[str, Summary]:
             max(values, default=None),
             dict(reasons.most_common()),
         )
-    return found
+    return summaries
 
 
-def document(rows: Sequence[Row], judges: Sequence[Judge]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class FolderScores:
     """All that scores.json holds."""
+
+    rewards: list[tuple[str, tuple[str, ...]]]  # type and names of the scores
+    summary: dict[str, Summary]  # by score
+    rows: Sequence[Row]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rewards": [{"type": kind, "scores": list(keys)} for kind, keys in self.rewards],
+            "videos": len(self.rows),
+            "summary": {key: asdict(summary) for key, summary in self.summary.items()},
+            "rows": [asdict(row) for row in self.rows],
+        }
+
+
+def folder_scores(rows: Sequence[Row], judges: Sequence[Judge]) -> FolderScores:
     keys = [key for judge in judges for key in judge.keys]
-    return {
-        "rewards": [{"type": judge.type, "scores": list(judge.keys)} for judge in judges],
-        "videos": len(rows),
-        "summary": {key: asdict(summary) for key, summary in summarise(rows, keys).items()},
-        "rows": [asdict(row) for row in rows],
-    }
+    return FolderScores([(judge.type, judge.keys) for judge in judges], summarise(rows, keys), rows)
 
 
 def number(value: float | None, digits: int = 3) -> str:

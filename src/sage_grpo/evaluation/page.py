@@ -1,69 +1,68 @@
 """Results as a page: headline differences, videos of the same prompt and seed side by side, all tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from sage_grpo.evaluation.prompts import Task
-from sage_grpo.evaluation.results import Values
+from sage_grpo.evaluation.results import EvaluationResults, Values
 from sage_grpo.evaluation.table import Grid, digits_of, ends, grids, losses, plain
 from sage_grpo.evaluation.videos import Folder
 from sage_grpo.report.page import Headline, Page, PageTable, VideoPair
 
 PAIRS = 12
 PAGE_BYTES = 30_000_000  # of videos; beyond it a page is slow to open
-PLACES = {1: "①", 2: "②", 3: "③"}
+RANKS = {1: "①", 2: "②", 3: "③"}
 
 
 def make_page(
-    found: Mapping[str, Any],
+    results: EvaluationResults,
     values: Mapping[str, Mapping[str, Values]],
     tasks: Sequence[Task],
     seeds: Sequence[int],
     folder: Folder,
     command: str,
 ) -> Page:
-    reference, first = found["reference"], found["scores"][0]["name"]
-    digits = digits_of(found)[first]
-    against = [row for row in found["comparisons"] if row["against"] == reference and row["score"] == first]
+    reference, first = results.reference, results.scores[0].name
+    digits = digits_of(results)[first]
+    against = [row for row in results.comparisons if row.against == reference and row.score == first]
     headlines = [
         Headline(
-            f"{row['source']} − {reference}, {first}",
-            plain(row["mean"], digits, "+"),
-            f"95 %: {ends(row, digits)}; wins {100 * row['wins']['mean']:.0f} % of the pairs",
+            f"{row.source} − {reference}, {first}",
+            plain(row.difference.mean, digits, "+"),
+            f"95 %: {ends(row.difference, digits)}; wins {100 * row.difference.wins.mean:.0f} % of the pairs",
         )
         for row in against
-        if row["mean"] is not None
+        if row.difference.mean is not None and row.difference.wins.mean is not None
     ]
-    others = [name for name in found["sources"] if name != reference]
+    others = [name for name in results.sources if name != reference]
     summary = (
         f"{', '.join(others) or reference} on {len(tasks)} prompts with {len(seeds)} seeds each"
         + (f", compared with {reference} in pairs of one prompt and one seed. " if others else ". ")
         + "Intervals are of 95 % and by bootstrap over prompts: they say how far the result would move with other "
-        f"prompts of this kind, not with another training run.\n\n{losses(found)}"
+        f"prompts of this kind, not with another training run.\n\n{losses(results)}"
     )
-    many = f"{len(others)} models against {reference}" if len(others) > 3 else ", ".join(found["sources"])
+    many = f"{len(others)} models against {reference}" if len(others) > 3 else ", ".join(results.sources)
     return Page(
         f"Evaluation: {many}",
         summary,
         headlines,
         pairs=list(_pairs(values, first, tasks, seeds, folder, digits)),
-        tables=[_table(grid) for grid in grids(found)],
+        tables=[_table(grid) for grid in grids(results)],
         footer=command,
     )
 
 
 def _table(grid: Grid) -> PageTable:
-    places = grid.ranks or {}
+    ranks = grid.ranks or {}
     rows = [
-        [f"{cell} {PLACES[places[r, c]]}" if (r, c) in places else cell for c, cell in enumerate(row)]
+        [f"{cell} {RANKS[ranks[r, c]]}" if (r, c) in ranks else cell for c, cell in enumerate(row)]
         for r, row in enumerate(grid.rows)
     ]
     for row in rows:
         for plain_sign, firm in (("-", "\N{NON-BREAKING HYPHEN}"), (" ", "\N{NO-BREAK SPACE}")):
             row[0] = row[0].replace(plain_sign, firm)  # a narrow column would part a name
-    return PageTable(grid.title, grid.header, rows, ("①②③ best, second, third. " if places else "") + grid.note)
+    return PageTable(grid.title, grid.header, rows, ("①②③ best, second, third. " if ranks else "") + grid.note)
 
 
 def _pairs(
@@ -81,9 +80,9 @@ def _pairs(
         before, after = values[reference][score], values[name][score]
         gains = (after - before).flatten()
         order = np.argsort(-gains, kind="stable")[: int((~np.isnan(gains)).sum())]  # those without a score come last
-        places = np.unique(np.linspace(0, len(order) - 1, min(each, len(order))).round().astype(int))
-        for place in order[places]:
-            row, column = divmod(int(place), len(seeds))
+        chosen = np.unique(np.linspace(0, len(order) - 1, min(each, len(order))).round().astype(int))
+        for index in order[chosen]:
+            row, column = divmod(int(index), len(seeds))
             task, seed = tasks[row], seeds[column]
             clips = [folder.video(source, task.id, seed).read_bytes() for source in (reference, name)]
             room -= sum(map(len, clips))

@@ -105,30 +105,30 @@ def named(entries: Sequence[RewardConfig], rewards: Sequence[Reward], trained: S
     judges: list[Judge] = []
     for entry, reward in zip(entries, rewards, strict=True):
         own = [name if count[name] == 1 else f"{entry.type}.{name}" for name in reward.names]
-        taken = {key for judge in judges for key in judge.keys}
-        keys = tuple(key if key not in taken else f"{key}.{len(judges) + 1}" for key in own)
-        part = any(entry is one for one in trained)
+        used = {key for judge in judges for key in judge.keys}
+        keys = tuple(key if key not in used else f"{key}.{len(judges) + 1}" for key in own)
+        part = any(entry is reward_config for reward_config in trained)
         judges.append(Judge(reward, entry, keys, tuple(build.reward_weights(entry, reward)) if part else None))
     return judges
 
 
 @contextmanager
-def overheard() -> Iterator[list[str]]:
+def logged_messages() -> Iterator[list[str]]:
     """What our scorers log is a reason here, not lines in the middle of a progress bar."""
-    said: list[str] = []
+    messages: list[str] = []
 
-    class Ear(logging.Handler):
+    class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
+            messages.append(record.getMessage())
 
-    log, ear = logging.getLogger("sage_grpo"), Ear(logging.WARNING)
+    log, collector = logging.getLogger("sage_grpo"), Collector(logging.WARNING)
     before = log.propagate
-    log.addHandler(ear)
+    log.addHandler(collector)
     log.propagate = False
     try:
-        yield said
+        yield messages
     finally:
-        log.removeHandler(ear)
+        log.removeHandler(collector)
         log.propagate = before
 
 
@@ -137,26 +137,26 @@ def ask(judge: Judge, videos: Tensor, prompts: Sequence[Prompt]) -> list[Answer]
     if isinstance(judge.reward, FunctionReward):  # hands all texts over, wanted or not
         prompts = [Prompt("") if isinstance(prompt, NoPrompt) else prompt for prompt in prompts]
     reasons: dict[int, str] = {}
-    with overheard() as said, torch.no_grad():
+    with logged_messages() as messages, torch.no_grad():
         try:
             scores = judge.reward.score(videos, prompts)
             values, valid = scores.values.tolist(), scores.valid.tolist()
             reasons = dict(judge.reward.reasons)
-            general = said[-1] if said and not reasons else NO_REASON
+            general = messages[-1] if messages and not reasons else NO_REASON
         except Exception as error:
             values = valid = [[False] * len(judge.keys)] * len(videos)
-            found = dict(judge.reward.reasons)
             if isinstance(error, MissingPrompt):  # it may have failed before it came to look at the prompt
-                reasons = {i: reason for i, reason in found.items() if i == 0 and len(videos) == 1}
-            general = str(error) if isinstance(error, MissingPrompt) else _told(error)
+                known = dict(judge.reward.reasons)
+                reasons = {i: reason for i, reason in known.items() if i == 0 and len(videos) == 1}
+            general = str(error) if isinstance(error, MissingPrompt) else _message(error)
     answers = []
     for i, (row, good) in enumerate(zip(values, valid, strict=True)):
-        found_scores = {key: float(value) for key, value, ok in zip(judge.keys, row, good, strict=True) if ok}
-        why = reasons.get(i, general)
-        answers.append(Answer(found_scores, {key: why for key in judge.keys if key not in found_scores}))
+        scored = {key: float(value) for key, value, ok in zip(judge.keys, row, good, strict=True) if ok}
+        reason = reasons.get(i, general)
+        answers.append(Answer(scored, {key: reason for key in judge.keys if key not in scored}))
     return answers
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     text = " ".join(str(error).split())[:200]
     return text if isinstance(error, UserError | Unscorable) else f"{type(error).__name__}: {text}"

@@ -10,7 +10,7 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from sage_grpo.evaluation.audit.audit import Cell, Result
+from sage_grpo.evaluation.audit.audit import AuditResult, Cell
 from sage_grpo.evaluation.folder import Row, number, summarise
 from sage_grpo.files import atomic_write
 
@@ -28,7 +28,7 @@ def _save(figure: Figure, path: Path) -> None:
 
 def draw_distributions(path: Path, rows: Sequence[Row], keys: Sequence[str]) -> None:
     """One panel a score: a histogram, each video as a point under it, the mean as a line."""
-    found = summarise(rows, keys)
+    summaries = summarise(rows, keys)
     across = min(ACROSS, len(keys))
     down = -(-len(keys) // across)
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)  # inches
@@ -36,7 +36,8 @@ def draw_distributions(path: Path, rows: Sequence[Row], keys: Sequence[str]) -> 
     panels: list[Axes] = figure.subplots(down, across, squeeze=False).ravel().tolist()
     for ax, key in zip(panels, keys, strict=False):
         values = np.array([row.scores[key] for row in rows if key in row.scores])
-        masked = f", {found[key].masked} masked" if found[key].masked else ""
+        summary = summaries[key]
+        masked = f", {summary.masked} masked" if summary.masked else ""
         ax.set_title(f"{key}  ({len(values)} scored{masked})", fontsize=10)
         ax.spines[["top", "right", "left"]].set_visible(False)
         if not len(values):
@@ -45,7 +46,7 @@ def draw_distributions(path: Path, rows: Sequence[Row], keys: Sequence[str]) -> 
             continue
         _histogram(ax, values)
         ax.axvline(values.mean(), color=MEAN, linewidth=1.6)
-        ax.set_xlabel(f"mean {number(found[key].mean)}, sd {number(found[key].sd)}", fontsize=9)
+        ax.set_xlabel(f"mean {number(summary.mean)}, sd {number(summary.sd)}", fontsize=9)
     for ax in panels[len(keys) :]:
         ax.set_axis_off()
     figure.suptitle(f"Scores of {len(rows)} videos: each a point, the mean in orange", fontsize=12)
@@ -77,7 +78,7 @@ def cell_text(cell: Cell) -> str:
     return (text if text not in ("+0.0", "−0.0") else "0") + MARK[cell.verdict]
 
 
-def draw_audit(path: Path, result: Result) -> None:
+def draw_audit(path: Path, result: AuditResult) -> None:
     """A heat map: scores down, copies across, red where spoiling pays."""
     keys = result.scored
     wide, high = len(result.degradations), len(keys)
@@ -103,7 +104,7 @@ def draw_audit(path: Path, result: Result) -> None:
                 fontweight=weight,
             )
     ax.set_xticks(range(wide), result.degradations, rotation=35, ha="right", rotation_mode="anchor")
-    ax.set_yticks(range(high), [f"{key}  ({result.natural[key]['clips']})" for key in keys])
+    ax.set_yticks(range(high), [f"{key}  ({result.natural[key].clips})" for key in keys])
     ax.set_xticks(np.arange(wide + 1) - 0.5, minor=True)
     ax.set_yticks(np.arange(high + 1) - 0.5, minor=True)
     ax.grid(which="minor", color="white", linewidth=1.5)
@@ -121,12 +122,12 @@ def draw_audit(path: Path, result: Result) -> None:
     _save(figure, path)
 
 
-def markdown(result: Result) -> str:
+def markdown(result: AuditResult) -> str:
     """The same as a table for a page."""
     head = ["score", "clips", *result.degradations]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for key in result.scored:
         cells = [cell_text(result.cells[key][name]) for name in result.degradations]
         marked = [f"**{text}**" if text.endswith("▲") else text for text in cells]
-        lines.append("| " + " | ".join([f"`{key}`", str(result.natural[key]["clips"]), *marked]) + " |")
+        lines.append("| " + " | ".join([f"`{key}`", str(result.natural[key].clips), *marked]) + " |")
     return "\n".join(lines) + "\n"

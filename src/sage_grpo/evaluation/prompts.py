@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, Self
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
@@ -31,8 +31,12 @@ class Task:
     def short(self) -> str:
         return shorten(self.prompt.text, 48, placeholder=" …")
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"id": self.id, "text": self.prompt.text, "tags": dict(self.tags)}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
+        return cls(str(row["id"]), Prompt(str(row["text"])), dict(row.get("tags") or {}))
 
 
 def shipped_sets() -> list[str]:
@@ -45,11 +49,10 @@ def find_tasks(source: str | None, model: str, tags: Sequence[str] = (), limit: 
     texts = build.own_prompts(model) if source is None else []
     if texts:
         tags_of = build.model_class(model).prompt_tags
-        found = [_task(i, Prompt(text, {"tags": tags_of(text)}), len(texts), model) for i, text in enumerate(texts)]
+        tasks = [_task(i, Prompt(text, {"tags": tags_of(text)}), len(texts), model) for i, text in enumerate(texts)]
     else:
-        found = _read(source or SHIPPED)
-    chosen = _having(found, tags)
-    return chosen[:limit]
+        tasks = _read(source or SHIPPED)
+    return _having(tasks, tags)[:limit]
 
 
 def _read(source: str) -> list[Task]:
@@ -63,13 +66,13 @@ def _read(source: str) -> list[Task]:
 
 def _rows(path: Path) -> list[Task]:
     prompts = open_prompts(path, shuffle=False)
-    found = [_task(i, prompts(i, 1)[0], len(prompts), str(path)) for i in range(len(prompts))]
-    seen: dict[str, int] = {}
-    for i, task in enumerate(found):
-        if task.id in seen:
-            raise PromptError(f"{path}: prompts {seen[task.id] + 1} and {i + 1} share the id {task.id!r}; give others")
-        seen[task.id] = i
-    return found
+    tasks = [_task(i, prompts(i, 1)[0], len(prompts), str(path)) for i in range(len(prompts))]
+    rows: dict[str, int] = {}
+    for i, task in enumerate(tasks):
+        if task.id in rows:
+            raise PromptError(f"{path}: prompts {rows[task.id] + 1} and {i + 1} share the id {task.id!r}; give others")
+        rows[task.id] = i
+    return tasks
 
 
 def _task(number: int, prompt: Prompt, total: int, where: str) -> Task:
@@ -90,18 +93,18 @@ def _task(number: int, prompt: Prompt, total: int, where: str) -> Task:
     return Task(name, Prompt(prompt.text, columns), tags)
 
 
-def _having(found: list[Task], tags: Sequence[str]) -> list[Task]:
+def _having(tasks: list[Task], tags: Sequence[str]) -> list[Task]:
     """Those with every tag that is asked for; a tag named twice may have either value."""
-    wanted: dict[str, set[str]] = {}
+    allowed: dict[str, set[str]] = {}
     for text in tags:
         key, sign, value = text.partition("=")
-        known = sorted({task.tags[key] for task in found if key in task.tags})
+        known = sorted({task.tags[key] for task in tasks if key in task.tags})
         if not sign or not known:
-            names = ", ".join(sorted({name for task in found for name in task.tags})) or "none"
+            names = ", ".join(sorted({name for task in tasks for name in task.tags})) or "none"
             raise ConfigError(f"--tag {text}: write NAME=VALUE; these prompts have the tags {names}")
         build.refuse_unknown([value], set(known), f"--tag {key}: no prompt has the value {{!r}}")
-        wanted.setdefault(key, set()).add(value)
-    chosen = [task for task in found if all(task.tags.get(key) in values for key, values in wanted.items())]
+        allowed.setdefault(key, set()).add(value)
+    chosen = [task for task in tasks if all(task.tags.get(key) in values for key, values in allowed.items())]
     if not chosen:
         raise ConfigError(f"no prompt has {' and '.join(tags)} at once; leave one out")
     return chosen

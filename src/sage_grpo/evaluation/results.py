@@ -6,17 +6,183 @@ stay together. Two sources are compared video by video, each pair of one prompt 
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from sage_grpo.evaluation.prompts import Task
 from sage_grpo.evaluation.scores import OVERALL, Score
-from sage_grpo.statistics import Effect, bootstrap, discoveries, p_of_zero
+from sage_grpo.statistics import bootstrap, discoveries, p_of_zero
 
 Values = npt.NDArray[np.float64]  # a row a prompt, a column a seed; nan where there is no score
 FEWEST = 5  # prompts below which an interval would say more than it knows
+VERSION = 1  # of results.json
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over prompts and its 95 % interval, which has no ends where the prompts are too few."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    prompts: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"mean": self.mean, "low": self.low, "high": self.high, "prompts": self.prompts}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
+        return cls(row["mean"], row["low"], row["high"], row["prompts"])
+
+
+@dataclass(frozen=True)
+class Mean(Interval):
+    """One score of one source."""
+
+    videos: int
+    masked: int
+
+    def to_json(self) -> dict[str, Any]:
+        return super().to_json() | {"videos": self.videos, "masked": self.masked}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
+        return cls(row["mean"], row["low"], row["high"], row["prompts"], row["videos"], row["masked"])
+
+
+@dataclass(frozen=True)
+class Difference(Interval):
+    """One score of a source minus that of another, over pairs of one prompt and one seed."""
+
+    videos: int
+    p: float | None  # that it is 0
+    wins: Interval  # share of the pairs in which the source is better
+    stands: bool = False  # among all of its kind, at a false discovery rate of 5 %
+
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+    def to_json(self) -> dict[str, Any]:
+        return super().to_json() | {
+            "videos": self.videos,
+            "p": self.p,
+            "wins": self.wins.to_json(),
+            "excludes_zero": self.excludes_zero,
+            "stands": self.stands,
+        }
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
+        wins = Interval.from_json(row["wins"])
+        ends = row["mean"], row["low"], row["high"]
+        return cls(*ends, row["prompts"], row["videos"], row["p"], wins, row["stands"])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sources by one score on all prompts."""
+
+    source: str
+    against: str
+    score: str
+    difference: Difference
+
+    def to_json(self) -> dict[str, Any]:
+        names = {"source": self.source, "against": self.against, "score": self.score}
+        return names | self.difference.to_json()
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
+        return cls(row["source"], row["against"], row["score"], Difference.from_json(row))
+
+
+@dataclass(frozen=True)
+class TagComparison:
+    """A source and the reference by one score, on the prompts with one value of a tag."""
+
+    tag: str
+    value: str
+    source: str
+    score: str
+    difference: Difference
+
+    def to_json(self) -> dict[str, Any]:
+        names = {"tag": self.tag, "value": self.value, "source": self.source, "score": self.score}
+        return names | self.difference.to_json()
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
+        return cls(row["tag"], row["value"], row["source"], row["score"], Difference.from_json(row))
+
+
+@dataclass(frozen=True)
+class Figures:
+    """All that is computed from the scores."""
+
+    means: dict[str, dict[str, Mean]]  # by source and score
+    comparisons: list[Comparison]  # of every two sources by every score
+    tags: list[TagComparison]
+
+
+@dataclass(frozen=True)
+class SourceSummary:
+    """What a source is and how it was sampled."""
+
+    checkpoint: str
+    model: str
+    steps: int
+    shift: float
+    identity: str
+
+
+@dataclass(frozen=True)
+class EvaluationResults(Figures):
+    """All that results.json holds."""
+
+    reference: str  # the source that the others are compared with
+    sources: dict[str, SourceSummary]
+    prompts: int
+    seeds: list[int]
+    scores: list[Score]
+    note: str | None
+    masked: dict[str, dict[str, dict[str, int]]]  # by source and score, how often for which reason
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "reference": self.reference,
+            "sources": {name: asdict(source) for name, source in self.sources.items()},
+            "prompts": self.prompts,
+            "seeds": self.seeds,
+            "scores": [asdict(score) for score in self.scores],
+            "note": self.note,
+            "means": {name: {key: mean.to_json() for key, mean in means.items()} for name, means in self.means.items()},
+            "comparisons": [comparison.to_json() for comparison in self.comparisons],
+            "tags": [comparison.to_json() for comparison in self.tags],
+            "masked": self.masked,
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        return cls(
+            means={
+                name: {key: Mean.from_json(mean) for key, mean in means.items()}
+                for name, means in content["means"].items()
+            },
+            comparisons=[Comparison.from_json(row) for row in content["comparisons"]],
+            tags=[TagComparison.from_json(row) for row in content["tags"]],
+            reference=content["reference"],
+            sources={name: SourceSummary(**source) for name, source in content["sources"].items()},
+            prompts=content["prompts"],
+            seeds=content["seeds"],
+            scores=[Score(**score) for score in content["scores"]],
+            note=content["note"],
+            masked=content["masked"],
+        )
 
 
 def as_array(rows: Sequence[Sequence[float | None]]) -> Values:
@@ -31,8 +197,8 @@ def with_overall(values: Mapping[str, Values], scores: Sequence[Score]) -> dict[
 
 def by_prompt(values: Values) -> list[float]:
     """Means over the videos of each prompt, of prompts that have any."""
-    kept = values[~np.isnan(values).all(axis=1)]
-    return [float(x) for x in np.nanmean(kept, axis=1)] if len(kept) else []
+    scored = values[~np.isnan(values).all(axis=1)]
+    return [float(x) for x in np.nanmean(scored, axis=1)] if len(scored) else []
 
 
 def wins(treated: Values, control: Values, lower: bool = False) -> Values:
@@ -41,78 +207,71 @@ def wins(treated: Values, control: Values, lower: bool = False) -> Values:
     return np.where(np.isnan(difference), np.nan, (np.sign(difference) + 1) / 2)
 
 
-def interval(values: Sequence[float]) -> dict[str, Any]:
-    """Mean and 95 % interval, without one where the prompts are too few."""
-    found: dict[str, Any] = {
-        "mean": float(np.mean(values)) if values else None,
-        "low": None,
-        "high": None,
-        "prompts": len(values),
-    }
-    if len(values) >= FEWEST:
-        effect: Effect = bootstrap(values)
-        found |= {"low": effect.low, "high": effect.high}
-    return found
+def interval(values: Sequence[float]) -> Interval:
+    """Of one value a prompt."""
+    mean = float(np.mean(values)) if values else None
+    if len(values) < FEWEST:
+        return Interval(mean, None, None, len(values))
+    effect = bootstrap(values)
+    return Interval(mean, effect.low, effect.high, len(values))
 
 
-def compare(treated: Values, control: Values, lower: bool) -> dict[str, Any]:
-    difference = by_prompt(treated - control)
-    found = interval(difference) | {"videos": int((~np.isnan(treated - control)).sum())}
-    found["p"] = p_of_zero(difference) if len(difference) >= FEWEST else None
-    return found | {"wins": interval(by_prompt(wins(treated, control, lower)))}
+def mean_of(values: Values) -> Mean:
+    mean, videos = interval(by_prompt(values)), int((~np.isnan(values)).sum())
+    return Mean(mean.mean, mean.low, mean.high, mean.prompts, videos, values.size - videos)
 
 
-def flag(rows: Sequence[dict[str, Any]]) -> None:
-    """Mark what stands: alone, by its interval, and among all rows, at a false discovery rate of 5 %."""
-    tested = [row for row in rows if row["p"] is not None]
-    for row in rows:
-        row["excludes_zero"] = row["low"] is not None and (row["low"] > 0 or row["high"] < 0)
-        row["stands"] = False
-    for row, good in zip(tested, discoveries([row["p"] for row in tested]), strict=True):
-        row["stands"] = good
+def compare(treated: Values, control: Values, lower: bool) -> Difference:
+    """Whether it stands among others, `flag` says."""
+    differences = by_prompt(treated - control)
+    mean = interval(differences)
+    return Difference(
+        mean.mean,
+        mean.low,
+        mean.high,
+        mean.prompts,
+        videos=int((~np.isnan(treated - control)).sum()),
+        p=p_of_zero(differences) if len(differences) >= FEWEST else None,
+        wins=interval(by_prompt(wins(treated, control, lower))),
+    )
 
 
-def compute(
-    values: Mapping[str, Mapping[str, Values]], scores: Sequence[Score], tasks: Sequence[Task]
-) -> dict[str, Any]:
-    """All figures; `values` is by source, the reference first, and by score."""
+def flag(differences: Sequence[Difference]) -> list[Difference]:
+    """The same, with what stands among all of them marked, at a false discovery rate of 5 %."""
+    stands = iter(discoveries([difference.p for difference in differences if difference.p is not None]))
+    return [replace(difference, stands=difference.p is not None and next(stands)) for difference in differences]
+
+
+def compute(values: Mapping[str, Mapping[str, Values]], scores: Sequence[Score], tasks: Sequence[Task]) -> Figures:
+    """`values` is by source, the reference first, and by score."""
     names = list(values)
-    means = {
-        name: {s.name: interval(by_prompt(values[name][s.name])) | _counts(values[name][s.name]) for s in scores}
-        for name in names
-    }
-    pairs = [
-        {"source": a, "against": b, "score": s.name, **compare(values[a][s.name], values[b][s.name], s.lower)}
-        for b, a in itertools.combinations(names, 2)
-        for s in scores
-    ]
-    flag(pairs)
-    tags = [
-        {
-            "tag": tag,
-            "value": value,
-            "source": name,
-            "score": s.name,
-            **compare(values[name][s.name][rows], values[names[0]][s.name][rows], s.lower),
-        }
+    means = {name: {s.name: mean_of(values[name][s.name]) for s in scores} for name in names}
+    pairs = [(a, b, s) for b, a in itertools.combinations(names, 2) for s in scores]
+    of_pairs = flag([compare(values[a][s.name], values[b][s.name], s.lower) for a, b, s in pairs])
+    groups = [
+        (tag, value, rows, name, s)
         for (tag, value), rows in tag_rows(tasks).items()
         for name in names[1:]
         for s in scores
     ]
-    flag(tags)
-    return {"means": means, "comparisons": pairs, "tags": tags}
-
-
-def _counts(values: Values) -> dict[str, int]:
-    scored = int((~np.isnan(values)).sum())
-    return {"videos": scored, "masked": values.size - scored}
+    of_groups = flag(
+        [compare(values[name][s.name][rows], values[names[0]][s.name][rows], s.lower) for _, _, rows, name, s in groups]
+    )
+    return Figures(
+        means,
+        [Comparison(a, b, s.name, difference) for (a, b, s), difference in zip(pairs, of_pairs, strict=True)],
+        [
+            TagComparison(tag, value, name, s.name, difference)
+            for (tag, value, _, name, s), difference in zip(groups, of_groups, strict=True)
+        ],
+    )
 
 
 def tag_rows(tasks: Sequence[Task]) -> dict[tuple[str, str], list[int]]:
-    """Places of the prompts with each value of each tag, in the order in which they first come."""
-    found: dict[tuple[str, str], list[int]] = {}
+    """Numbers of the prompts with each value of each tag, in the order in which they first come."""
+    rows: dict[tuple[str, str], list[int]] = {}
     for i, task in enumerate(tasks):
         for tag, value in task.tags.items():
-            found.setdefault((tag, value), []).append(i)
-    order = {tag: i for i, tag in enumerate(dict.fromkeys(tag for tag, _ in found))}
-    return dict(sorted(found.items(), key=lambda item: order[item[0][0]]))
+            rows.setdefault((tag, value), []).append(i)
+    order = {tag: i for i, tag in enumerate(dict.fromkeys(tag for tag, _ in rows))}
+    return dict(sorted(rows.items(), key=lambda item: order[item[0][0]]))

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from sage_grpo.config import ConfigError, RewardConfig
 from sage_grpo.distributed.processes import Processes, join, launched
-from sage_grpo.evaluation import results
+from sage_grpo.evaluation import manifest
 from sage_grpo.evaluation.page import make_page
 from sage_grpo.evaluation.panel import Panel
 from sage_grpo.evaluation.prompts import Task
+from sage_grpo.evaluation.results import EvaluationResults, SourceSummary, as_array, compute, with_overall
 from sage_grpo.evaluation.scores import build_panel, choose_scorers, collect, columns, score_task
 from sage_grpo.evaluation.sources import Candidate, differences_in_sampling
 from sage_grpo.evaluation.table import markdown
@@ -51,14 +51,15 @@ def silent(what: str) -> AbstractContextManager[Tell]:
 
 def evaluate(
     plan: EvaluationPlan, progress: Progress = silent, processes: Processes | None = None
-) -> dict[str, Any] | None:
+) -> EvaluationResults | None:
     """The results, on the process that writes them."""
     rank, world = (processes.rank, processes.world) if processes else (0, 1)
     mine = plan.tasks[rank::world]
     folder = Folder(plan.out)
     entries, trained = choose_scorers(plan.candidates, plan.scorers)  # mistakes come before hours of work
     if rank == 0:
-        write_json(plan.out / "manifest.json", _manifest(plan))
+        sources = [candidate.name for candidate in plan.candidates]
+        write_json(plan.out / manifest.NAME, manifest.Manifest(sources, plan.tasks, plan.seeds).to_json())
     with progress("videos") as tell:
         _make(plan, folder, mine, tell, processes)
     panel = build_panel(entries, trained, plan.candidates)
@@ -95,48 +96,37 @@ def _make(plan: EvaluationPlan, folder: Folder, mine: Sequence[Task], tell: Tell
     refuse_sizes(folder, plan.candidates, mine, plan.seeds)
 
 
-def _manifest(plan: EvaluationPlan) -> dict[str, Any]:
-    return {
-        "version": 1,
-        "sources": [candidate.name for candidate in plan.candidates],
-        "prompts": [task.as_dict() for task in plan.tasks],
-        "seeds": list(plan.seeds),
-    }
-
-
-def _finish(plan: EvaluationPlan, folder: Folder, panel: Panel) -> dict[str, Any]:
+def _finish(plan: EvaluationPlan, folder: Folder, panel: Panel) -> EvaluationResults:
     scores = columns(panel)
     values, masked = {}, {}
     for candidate in plan.candidates:
         rows, masked[candidate.name] = collect(folder, candidate.name, plan.tasks, plan.seeds, panel)
-        arrays = {key: results.as_array(table) for key, table in rows.items()}
-        values[candidate.name] = results.with_overall(arrays, scores)
-    if all(np.isnan(array).all() for one in values.values() for array in one.values()):
-        reason = next((why for one in masked.values() for found in one.values() for why in found), "")
+        arrays = {key: as_array(table) for key, table in rows.items()}
+        values[candidate.name] = with_overall(arrays, scores)
+    if all(np.isnan(array).all() for arrays in values.values() for array in arrays.values()):
+        reason = next((why for by_score in masked.values() for reasons in by_score.values() for why in reasons), "")
         raise ConfigError(f"no video has any score: {reason}")
-    found = {
-        "version": 1,
-        "reference": plan.candidates[0].name,
-        "sources": {c.name: _told(c) for c in plan.candidates},
-        "prompts": len(plan.tasks),
-        "seeds": list(plan.seeds),
-        "scores": [asdict(score) for score in scores],
-        "note": differences_in_sampling(plan.candidates),
-        **results.compute(values, scores, plan.tasks),
-        "masked": {name: {key: why for key, why in one.items() if why} for name, one in masked.items()},
-    }
-    write_json(plan.out / "results.json", found)
-    atomic_write(plan.out / "table.md", markdown(found).encode())
-    write_page(make_page(found, values, plan.tasks, plan.seeds, folder, plan.command), plan.out / "report.html")
-    return found
+    figures = compute(values, scores, plan.tasks)
+    results = EvaluationResults(
+        figures.means,
+        figures.comparisons,
+        figures.tags,
+        reference=plan.candidates[0].name,
+        sources={c.name: _summary(c) for c in plan.candidates},
+        prompts=len(plan.tasks),
+        seeds=list(plan.seeds),
+        scores=scores,
+        note=differences_in_sampling(plan.candidates),
+        masked={
+            name: {key: reasons for key, reasons in by_score.items() if reasons} for name, by_score in masked.items()
+        },
+    )
+    write_json(plan.out / "results.json", results.to_json())
+    atomic_write(plan.out / "table.md", markdown(results).encode())
+    write_page(make_page(results, values, plan.tasks, plan.seeds, folder, plan.command), plan.out / "report.html")
+    return results
 
 
-def _told(candidate: Candidate) -> dict[str, Any]:
-    sampling = candidate.config.sampling
-    return {
-        "checkpoint": candidate.checkpoint,
-        "model": candidate.config.model.type,
-        "steps": sampling.steps,
-        "shift": sampling.shift,
-        "identity": candidate.identity,
-    }
+def _summary(candidate: Candidate) -> SourceSummary:
+    sampling, model = candidate.config.sampling, candidate.config.model.type
+    return SourceSummary(candidate.checkpoint, model, sampling.steps, sampling.shift, candidate.identity)

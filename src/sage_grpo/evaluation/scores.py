@@ -5,9 +5,9 @@ A scorer's line in a prompt's file says which pixels it saw, so that a video mad
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import yaml
@@ -24,7 +24,36 @@ from sage_grpo.files import atomic_write
 from sage_grpo.training import build
 
 OVERALL = "Overall"
-Line = dict[str, Any]  # of one scorer and prompt: by seed the pixels seen, scores and masks
+
+
+@dataclass(frozen=True)
+class VideoScores:
+    """What a scorer said of one video, under its own names: those of the panel depend on which others sit in it."""
+
+    frames: str  # hash of the pixels that it was shown
+    scores: dict[str, float]
+    masked: dict[str, str]
+
+
+@dataclass(frozen=True)
+class ScorerLine:
+    """One scorer on one prompt: a line of the prompt's file."""
+
+    scorer: str
+    type: str
+    videos: dict[int, VideoScores]  # by seed
+
+    def to_json(self) -> dict[str, Any]:
+        videos = {str(seed): asdict(video) for seed, video in self.videos.items()}
+        return {"scorer": self.scorer, "type": self.type, "videos": videos}
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> Self:
+        videos = {
+            int(seed): VideoScores(video["frames"], video["scores"], video["masked"])
+            for seed, video in row["videos"].items()
+        }
+        return cls(row["scorer"], row["type"], videos)
 
 
 @dataclass(frozen=True)
@@ -40,22 +69,22 @@ class Score:
 
 def columns(panel: Panel) -> list[Score]:
     """Of the results: rewards of any source, then what is held out."""
-    found = []
+    scores = []
     for judge in panel.judges:
         weights = judge.weights or [None] * len(judge.keys)
         for key, name, weight in zip(judge.keys, judge.reward.names, weights, strict=True):
             lower = name in judge.reward.lower_is_better or (weight or 0) < 0
-            found.append(Score(key, judge.type, judge.trained, lower, weight))
-    if sum(bool(score.weight) for score in found) > 1:
-        found.insert(0, Score(OVERALL, "the recipe's weights", True, False))
-    return found
+            scores.append(Score(key, judge.type, judge.trained, lower, weight))
+    if sum(bool(score.weight) for score in scores) > 1:
+        scores.insert(0, Score(OVERALL, "the recipe's weights", True, False))
+    return scores
 
 
 def read_scorers(names: Sequence[str], file: Path | None) -> list[RewardConfig]:
     """By name with their defaults, and from YAML: a list as under `rewards:`, or a recipe with its rewards."""
-    found = [RewardConfig(type=name) for name in names]
+    by_name = [RewardConfig(type=name) for name in names]
     if file is None:
-        return found
+        return by_name
     try:
         content = yaml.safe_load(file.read_text())
     except FileNotFoundError:
@@ -66,7 +95,7 @@ def read_scorers(names: Sequence[str], file: Path | None) -> list[RewardConfig]:
         content = [*(content.get("rewards") or []), *(content.get("monitors") or [])]
     if not isinstance(content, list) or not content:
         raise ConfigError(f"{file} names no scorers; write a list such as `- type: motion`")
-    return [*found, *validate({"rewards": content}, RecipeConfig).rewards]
+    return [*by_name, *validate({"rewards": content}, RecipeConfig).rewards]
 
 
 def choose_scorers(
@@ -76,22 +105,23 @@ def choose_scorers(
 
     Weights of the overall score are those of the first recipe that has rewards. Options are checked, nothing is loaded.
     """
-    first = next((one.config for one in candidates if one.config.rewards), None)
-    found: dict[str, tuple[RewardConfig, bool]] = {}
+    configs = [candidate.config for candidate in candidates]
+    first = next((config for config in configs if config.rewards), None)
+    scorers: dict[str, tuple[RewardConfig, bool]] = {}
     for entry in first.rewards if first else ():
-        found[_key(entry)] = (entry, True)
-    for one in candidates:
-        for entry in one.config.rewards:
-            found.setdefault(_key(entry), (entry.model_copy(update={"weights": {}}), True))
-    kinds = dict.fromkeys(one.config.model.type for one in candidates)
+        scorers[_key(entry)] = (entry, True)
+    for config in configs:
+        for entry in config.rewards:
+            scorers.setdefault(_key(entry), (entry.model_copy(update={"weights": {}}), True))
+    kinds = dict.fromkeys(config.model.type for config in configs)
     own = [RewardConfig(type=name) for kind in kinds for name in build.model_class(kind).own_monitors]
-    for entry in (*(e for one in candidates for e in one.config.monitors), *own, *more):
-        found.setdefault(_key(entry), (entry, False))
-    if not found:
+    for entry in (*(monitor for config in configs for monitor in config.monitors), *own, *more):
+        scorers.setdefault(_key(entry), (entry, False))
+    if not scorers:
         raise ConfigError("no recipe has rewards or monitors; name scorers with --scorer or --scorers")
-    for entry, _ in found.values():
+    for entry, _ in scorers.values():
         build.find_reward(entry)
-    return [entry for entry, _ in found.values()], [trained for _, trained in found.values()]
+    return [entry for entry, _ in scorers.values()], [trained for _, trained in scorers.values()]
 
 
 def _key(entry: RewardConfig) -> str:
@@ -100,7 +130,7 @@ def _key(entry: RewardConfig) -> str:
 
 def build_panel(entries: list[RewardConfig], trained: list[bool], candidates: Sequence[Candidate]) -> Panel:
     """Loads the scorers."""
-    first = next((one.config for one in candidates if one.config.rewards), None)
+    first = next((candidate.config for candidate in candidates if candidate.config.rewards), None)
     weighted = [e for e in entries if first and any(e is reward for reward in first.rewards)]
     judges = named(entries, [build.build_reward(entry) for entry in entries], weighted)
     if first and first.policy.reward_weights:  # the trainer heeds these before the weights of the rewards
@@ -109,13 +139,13 @@ def build_panel(entries: list[RewardConfig], trained: list[bool], candidates: Se
     return Panel([replace(judge, trained=was) for judge, was in zip(judges, trained, strict=True)])
 
 
-def read_lines(path: Path) -> dict[str, Line]:
+def read_lines(path: Path) -> dict[str, ScorerLine]:
     """By scorer; a file that cannot be read counts for nothing."""
     try:
-        lines = [json.loads(text) for text in path.read_text().splitlines()]
-        return {line["scorer"]: line for line in lines}
+        lines = [ScorerLine.from_json(json.loads(text)) for text in path.read_text().splitlines()]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
+    return {line.scorer: line for line in lines}
 
 
 def score_task(
@@ -124,38 +154,40 @@ def score_task(
     """Ask the scorers for what they have not said yet; `retry` asks again where they failed. Whether any was asked."""
     path = folder.scores(source, task.id)
     lines, frames = read_lines(path), _Frames(folder, source, task, seeds)
-    asked = False
+    changed = False
     for judge in panel.judges:
         key = _key(judge.entry)
+        before = lines[key].videos if key in lines else {}
         known = {
-            seed: line
-            for seed, line in lines.get(key, {}).get("videos", {}).items()
-            if line["frames"] == frames.hashes.get(int(seed)) and not (retry and line["masked"])
+            seed: video
+            for seed, video in before.items()
+            if video.frames == frames.hashes.get(seed) and not (retry and video.masked)
         }
-        todo = [seed for seed in seeds if str(seed) not in known]
+        todo = [seed for seed in seeds if seed not in known]
         if judge.groupwise and (todo or len(known) != len(seeds)):  # compared with others than before
             known, todo = {}, list(seeds)
         for seed, answer in _ask(judge, task, todo, frames).items():
-            known[str(seed)] = {"frames": frames.hashes[seed], **_by_name(judge, answer)}
-        asked = asked or bool(todo)
-        lines[key] = {"scorer": key, "type": judge.type, "videos": known}
-    if asked:
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines.values())
+            known[seed] = _video_scores(judge, answer, frames.hashes[seed])
+        changed = changed or bool(todo)
+        lines[key] = ScorerLine(key, judge.type, known)
+    if changed:
+        text = "".join(json.dumps(line.to_json(), ensure_ascii=False) + "\n" for line in lines.values())
         atomic_write(path, text.encode())
-    return asked
+    return changed
 
 
 class _Frames:
     """Of the videos of one prompt, decoded when a scorer first asks for them."""
 
     def __init__(self, folder: Folder, source: str, task: Task, seeds: Sequence[int]) -> None:
-        self.place, self.loaded = (folder, source, task.id), dict[int, Tensor]()
+        self.folder, self.source, self.task = folder, source, task.id
+        self.loaded = dict[int, Tensor]()
         records = {seed: read_record(folder, source, task.id, seed) for seed in seeds}
         self.hashes = {seed: record.frames for seed, record in records.items() if record}
 
     def __getitem__(self, seed: int) -> Tensor:
         if seed not in self.loaded:
-            self.loaded[seed] = load_frames(*self.place, seed, self.hashes[seed])
+            self.loaded[seed] = load_frames(self.folder, self.source, self.task, seed, self.hashes[seed])
         return self.loaded[seed]
 
 
@@ -168,13 +200,13 @@ def _ask(judge: Judge, task: Task, seeds: Sequence[int], frames: _Frames) -> dic
     return {seed: ask(judge, frames[seed][None], [task.prompt])[0] for seed in seeds}
 
 
-def _by_name(judge: Judge, answer: Answer) -> dict[str, Any]:
-    """Under the scorer's own names: those of the panel depend on which others sit in it."""
+def _video_scores(judge: Judge, answer: Answer, frames: str) -> VideoScores:
     names = dict(zip(judge.keys, judge.reward.names, strict=True))
-    return {
-        "scores": {names[key]: value for key, value in answer.scores.items()},
-        "masked": {names[key]: reason for key, reason in answer.masked.items()},
-    }
+    return VideoScores(
+        frames,
+        {names[key]: value for key, value in answer.scores.items()},
+        {names[key]: reason for key, reason in answer.masked.items()},
+    )
 
 
 def collect(
@@ -187,12 +219,12 @@ def collect(
     for row, task in enumerate(tasks):
         lines = read_lines(folder.scores(source, task.id))
         for judge in panel.judges:
-            videos = lines.get(_key(judge.entry), {}).get("videos", {})
+            line = lines.get(_key(judge.entry))
             for column, seed in enumerate(seeds):
-                said = videos.get(str(seed), {"scores": {}, "masked": {}})
+                video = (line.videos.get(seed) if line else None) or VideoScores("", {}, {})
                 for key, name in zip(judge.keys, judge.reward.names, strict=True):
-                    values[key][row][column] = said["scores"].get(name)
-                    if name not in said["scores"]:
-                        why = said["masked"].get(name, "it was not scored")
-                        reasons[key][why] = reasons[key].get(why, 0) + 1
+                    values[key][row][column] = video.scores.get(name)
+                    if name not in video.scores:
+                        reason = video.masked.get(name, "it was not scored")
+                        reasons[key][reason] = reasons[key].get(reason, 0) + 1
     return values, reasons

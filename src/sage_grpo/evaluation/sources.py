@@ -47,9 +47,9 @@ def find_sources(texts: Sequence[str], *, base: bool, average: bool, steps: int 
         untrained = find_run(path).files.recipe if is_run(path) else path
         pairs = [(BASE, untrained), *(pair for pair in pairs if pair[1] != untrained)]
     pairs.sort(key=lambda pair: pair[0] != BASE)
-    found = [_identify(name, path, average, steps) for name, path in pairs]
-    _refuse_mixtures(found)
-    return found
+    candidates = [_identify(name, path, average, steps) for name, path in pairs]
+    _refuse_mixtures(candidates)
+    return candidates
 
 
 def _split(text: str) -> tuple[str, Path]:
@@ -70,14 +70,14 @@ def _identify(name: str, path: Path, average: bool, steps: int | None) -> Candid
         recipe = RunFolder(path).recipe
         raise ConfigError(f"{path} is not a run: there is no {recipe}; give a run, checkpoint or recipe")
     if is_run(path):
-        place = find_run(path)
-        step = place.step or place.newest()
+        run = find_run(path)
+        step = run.step or run.newest()
         try:
-            written = Storage(place.root).read(f"{step}/{MANIFEST}")  # it has the hash of every file
+            written = Storage(run.root).read(f"{step}/{MANIFEST}")  # it has the hash of every file
         except OSError as error:
-            raise ConfigError(f"{place.root}/{step} is not a whole checkpoint: {error}") from error
-        path, weights = place.files.path / CHECKPOINTS / step, [sha256(written).hexdigest(), average]
-        config = load_recipe(place.files.recipe, overrides)
+            raise ConfigError(f"{run.root}/{step} is not a whole checkpoint: {error}") from error
+        path, weights = run.files.path / CHECKPOINTS / step, [sha256(written).hexdigest(), average]
+        config = load_recipe(run.files.recipe, overrides)
     else:
         config, step = load_recipe(path, overrides), UNTRAINED
         weights = _base_weights(config.model.path)
@@ -85,8 +85,8 @@ def _identify(name: str, path: Path, average: bool, steps: int | None) -> Candid
     # An untrained model has no adapters yet that could change its videos.
     adapters = [tuning.mode, tuning.rank, tuning.alpha, tuning.targets] if step != UNTRAINED else []
     model = config.model.model_dump(mode="json", exclude={"guidance_gradient"})
-    made_by = [model, adapters, tuning.precision, tuning.vae_tiling, sampling.steps, sampling.shift, weights]
-    return Candidate(name, path, config, step, digest(made_by))
+    content = [model, adapters, tuning.precision, tuning.vae_tiling, sampling.steps, sampling.shift, weights]
+    return Candidate(name, path, config, step, digest(content))
 
 
 def _base_weights(path: str | None) -> list[Any]:
@@ -98,29 +98,31 @@ def _base_weights(path: str | None) -> list[Any]:
     return [[str(f.relative_to(folder)), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
 
 
-def _refuse_mixtures(found: Sequence[Candidate]) -> None:
-    names = [one.name for one in found]
-    for one in found:
-        if names.count(one.name) > 1:
-            same = ", ".join(str(other.path) for other in found if other.name == one.name)
-            raise ConfigError(f"two sources are named {one.name!r} ({same}); name each, such as {one.name}-2=PATH")
-        if one.size != found[0].size:
+def _refuse_mixtures(candidates: Sequence[Candidate]) -> None:
+    names = [candidate.name for candidate in candidates]
+    for candidate in candidates:
+        name, first = candidate.name, candidates[0]
+        if names.count(name) > 1:
+            same = ", ".join(str(other.path) for other in candidates if other.name == name)
+            raise ConfigError(f"two sources are named {name!r} ({same}); name each, such as {name}-2=PATH")
+        if candidate.size != first.size:
             raise ConfigError(
-                f"{one.name} makes videos of {_told(one)} and {found[0].name} of {_told(found[0])} (frames, height, "
+                f"{name} makes videos of {_size(candidate)} and {first.name} of {_size(first)} (frames, height, "
                 "width of the recipe); videos of different size are not compared: make model.frames, height and width "
                 "the same"
             )
 
 
-def _told(one: Candidate) -> str:
-    return " × ".join("its own" if side is None else str(side) for side in one.size)
+def _size(candidate: Candidate) -> str:
+    return " × ".join("its own" if side is None else str(side) for side in candidate.size)
 
 
-def differences_in_sampling(found: Sequence[Candidate]) -> str | None:
+def differences_in_sampling(candidates: Sequence[Candidate]) -> str | None:
     """A word for the reader where models are sampled in different ways."""
     ways: dict[str, list[str]] = {}
-    for one in found:
-        ways.setdefault(f"{one.config.sampling.steps} steps, shift {one.config.sampling.shift:g}", []).append(one.name)
+    for candidate in candidates:
+        sampling = candidate.config.sampling
+        ways.setdefault(f"{sampling.steps} steps, shift {sampling.shift:g}", []).append(candidate.name)
     if len(ways) == 1:
         return None
     return "Sampled in different ways: " + "; ".join(f"{', '.join(names)} in {way}" for way, names in ways.items())

@@ -43,10 +43,10 @@ def find_prompts(videos: Sequence[Path], root: Path, file: Path | None) -> list[
 
 
 def _rows(file: Path, videos: Sequence[Path], root: Path) -> Iterator[tuple[Path, Prompt]]:
-    wanted: dict[str, list[Path]] = {}
+    by_name: dict[str, list[Path]] = {}
     for path in videos:
         for name in _names(path, root):
-            wanted.setdefault(name, []).append(path)
+            by_name.setdefault(name, []).append(path)
     source = open_prompts(file, shuffle=False)
     for i in range(len(source)):
         prompt = source(i, 1)[0]
@@ -55,7 +55,7 @@ def _rows(file: Path, videos: Sequence[Path], root: Path) -> Iterator[tuple[Path
             name, _, text = prompt.text.partition(SPLIT)
             prompt = Prompt(text.strip(), prompt.columns)
         keys = [prompt.text] if not name else [name.removeprefix("./"), Path(name).name, Path(name).stem]
-        for path in next((wanted[key] for key in keys if key in wanted), []):
+        for path in next((by_name[key] for key in keys if key in by_name), []):
             yield path, prompt
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b, file_digest, sha256
 from pathlib import Path
+from typing import Any, Self
 
 import av
 import numpy as np
@@ -37,6 +38,13 @@ class Record:
     frames: str  # sha256 of the pixels
     shape: tuple[int, ...]
     files: dict[str, str]  # name below the folder → sha256
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> Self:
+        return cls(row["made_from"], row["frames"], tuple(row["shape"]), row["files"])
 
 
 @dataclass(frozen=True)
@@ -69,8 +77,7 @@ def made_from(candidate: Candidate, prompt: Prompt, seed: int) -> str:
 
 def read_record(folder: Folder, source: str, task: str, seed: int) -> Record | None:
     try:
-        found = json.loads(folder.record(source, task, seed).read_text())
-        return Record(found["made_from"], found["frames"], tuple(found["shape"]), found["files"])
+        return Record.from_json(json.loads(folder.record(source, task, seed).read_text()))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -80,7 +87,7 @@ def is_made(folder: Folder, candidate: Candidate, task: Task, seed: int) -> bool
     record = read_record(folder, candidate.name, task.id, seed)
     if record is None or record.made_from != made_from(candidate, task.prompt, seed):
         return False
-    return all(_hash(folder.root / name) == wanted for name, wanted in record.files.items())
+    return all(_hash(folder.root / name) == expected for name, expected in record.files.items())
 
 
 def _hash(path: Path) -> str | None:
@@ -124,13 +131,13 @@ def make_videos(
 
 
 def keep(folder: Folder, candidate: Candidate, task: Task, seed: int, video: Tensor) -> None:
-    place = candidate.name, task.id, seed
-    content = {folder.video(*place): mp4_bytes(video), folder.frames(*place): lossless(video)}
+    key = candidate.name, task.id, seed
+    content = {folder.video(*key): mp4_bytes(video), folder.frames(*key): lossless(video)}
     for path, data in content.items():
         atomic_write(path, data)
     files = {path.relative_to(folder.root).as_posix(): sha256(data).hexdigest() for path, data in content.items()}
     record = Record(made_from(candidate, task.prompt, seed), hash_of(video), tuple(video.shape), files)
-    atomic_write(folder.record(*place), json.dumps(asdict(record)).encode())
+    atomic_write(folder.record(*key), json.dumps(record.to_json()).encode())
 
 
 def hash_of(video: Tensor) -> str:
@@ -150,12 +157,12 @@ def lossless(video: Tensor) -> bytes:
     return out.getvalue()
 
 
-def load_frames(folder: Folder, source: str, task: str, seed: int, wanted: str) -> Tensor:
+def load_frames(folder: Folder, source: str, task: str, seed: int, expected: str) -> Tensor:
     """The pixels as they were made, checked by their hash."""
     path = folder.frames(source, task, seed)
     with av.open(str(path)) as container:
         video = torch.from_numpy(np.stack([f.to_ndarray(format="rgb24") for f in container.decode(video=0)]))
-    if hash_of(video) != wanted:
+    if hash_of(video) != expected:
         raise RuntimeError(f"{path} does not give back the frames that were made; remove it, and it is made again")
     return video
 
@@ -168,7 +175,7 @@ def refuse_sizes(folder: Folder, candidates: Sequence[Candidate], tasks: Sequenc
         if record:
             first.setdefault(record.shape, candidate.name)
     if len(first) > 1:
-        told = " and ".join(f"{name} of {' × '.join(map(str, shape[:3]))}" for shape, name in first.items())
+        sizes = " and ".join(f"{name} of {' × '.join(map(str, shape[:3]))}" for shape, name in first.items())
         raise ConfigError(
-            f"videos of {told} (frames, height, width) are not compared: make model.frames, height and width the same"
+            f"videos of {sizes} (frames, height, width) are not compared: make model.frames, height and width the same"
         )

@@ -57,11 +57,21 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Result:
+class NaturalScores:
+    """A score on the clips as they are."""
+
+    clips: int  # that have it
+    mean: float | None
+    sd: float | None
+    spread: float  # the unit of its changes
+
+
+@dataclass(frozen=True)
+class AuditResult:
     keys: list[str]
     degradations: list[str]
     clips: list[str]
-    natural: dict[str, dict[str, float | int | None]]
+    natural: dict[str, NaturalScores]
     cells: dict[str, dict[str, Cell]]
     masked: dict[str, dict[str, int]] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
@@ -73,14 +83,14 @@ class Result:
     @property
     def scored(self) -> list[str]:
         """Scores that some clip has."""
-        return [key for key in self.keys if self.natural[key]["clips"]]
+        return [key for key in self.keys if self.natural[key].clips]
 
     def those(self, key: str, verdict: Verdict) -> list[str]:
         """Degradations with this verdict, the largest change first."""
-        found = [(name, cell) for name, cell in self.cells[key].items() if cell.verdict == verdict]
-        return [name for name, cell in sorted(found, key=lambda one: -abs(one[1].change or 0.0))]
+        changes = {name: abs(cell.change or 0.0) for name, cell in self.cells[key].items() if cell.verdict == verdict}
+        return sorted(changes, key=lambda name: -changes[name])
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         lists = {key: {"gamed_by": self.those(key, "gamed"), "blind_to": self.those(key, "blind")} for key in self.keys}
         return asdict(self) | {"scores": lists, "unit": "standard deviations over the clips as they are"}
 
@@ -109,8 +119,8 @@ def cell_of(natural: Values, copies: Values, spread: float) -> Cell:
 
 def spread_of(values: Values) -> float:
     """Of (clips, 1 + copies), the clips as they are in the first column."""
-    seen = values[np.isfinite(values)]
-    whole = float(np.ptp(seen)) if len(seen) else 0.0
+    finite = values[np.isfinite(values)]
+    whole = float(np.ptp(finite)) if len(finite) else 0.0
     plain = values[:, 0][np.isfinite(values[:, 0])]
     if len(plain) < 2:
         return whole
@@ -125,7 +135,7 @@ def audit(
     seed: int = 0,
     megapixels: float = MEGAPIXELS,
     tell: Tell = lambda done, total, what: None,
-) -> Result:
+) -> AuditResult:
     """Every scorer on every clip and every spoilt copy of it; one clip in memory, unless a scorer compares clips."""
     names = list(degradations or DEGRADATIONS)
     keys = panel.keys
@@ -159,14 +169,14 @@ def audit(
     readable = [(i, clip) for i, clip in enumerate(clips) if clip.name not in unreadable]
     if together:
         _compare(readable, together, names, seed, megapixels, note)
-    weighted = [one for judge in panel.judges if judge.weights for one in zip(judge.keys, judge.weights, strict=True)]
+    weighted = [pair for judge in panel.judges if judge.weights for pair in zip(judge.keys, judge.weights, strict=True)]
     if len(weighted) > 1 and SUM not in keys:
         values[SUM] = _sum(values, weighted, panel.advantages)
         keys = [*keys, SUM]
-    if all(np.isnan(found[:, 0]).all() for found in values.values()):
-        reasons = Counter(reason for found in masked.values() for reason in found)
+    if all(np.isnan(table[:, 0]).all() for table in values.values()):
+        reasons = Counter(reason for counts in masked.values() for reason in counts)
         raise ConfigError(f"no clip has any score, as it is; {next(iter(reasons), 'no scorer says why')}")
-    return Result(
+    return AuditResult(
         keys,
         names,
         [clip.name for _, clip in readable],
@@ -178,7 +188,7 @@ def audit(
             }
             for key in keys
         },
-        {key: dict(found.most_common()) for key, found in masked.items() if found},
+        {key: dict(reasons.most_common()) for key, reasons in masked.items() if reasons},
         unreadable,
         seed,
         {key: {clip.name: _plain(values[key][i]) for i, clip in readable} for key in keys},
@@ -197,14 +207,14 @@ def _plain(row: Values) -> list[float | None]:
     return [float(value) if np.isfinite(value) else None for value in row]
 
 
-def _natural(values: Values) -> dict[str, float | int | None]:
+def _natural(values: Values) -> NaturalScores:
     plain = values[:, 0][np.isfinite(values[:, 0])]
-    return {
-        "clips": len(plain),
-        "mean": float(plain.mean()) if len(plain) else None,
-        "sd": float(plain.std(ddof=1)) if len(plain) > 1 else None,
-        "spread": spread_of(values),
-    }
+    return NaturalScores(
+        len(plain),
+        float(plain.mean()) if len(plain) else None,
+        float(plain.std(ddof=1)) if len(plain) > 1 else None,
+        spread_of(values),
+    )
 
 
 def _compare(
@@ -231,6 +241,6 @@ def _compare(
         group = [degrade(name, x, seed + i) if name else x for (i, _), x in zip(clips, loaded, strict=True)]
         for judge in judges:
             answers = ask(judge, torch.stack(group), prompts)
-            found = {key: [a.scores[key] for a in answers if key in a.scores] for key in judge.keys}
-            missing = {key: reason for a in answers for key, reason in a.masked.items() if not found[key]}
-            note(Answer({key: fmean(some) for key, some in found.items() if some}, missing), clips[0][0], column)
+            scores = {key: [a.scores[key] for a in answers if key in a.scores] for key in judge.keys}
+            missing = {key: reason for a in answers for key, reason in a.masked.items() if not scores[key]}
+            note(Answer({key: fmean(some) for key, some in scores.items() if some}, missing), clips[0][0], column)

@@ -16,7 +16,7 @@ DEGRADATIONS: dict[str, Degradation] = {}
 
 
 def degradation(function: Degradation) -> Degradation:
-    """Give it its place in the registry, by its name."""
+    """Enter it in the registry, by its name."""
     DEGRADATIONS[function.__name__] = function
     return function
 
@@ -98,8 +98,8 @@ def cut(frames: Tensor, random: Generator) -> Tensor:
 @degradation
 def crossfade(frames: Tensor, random: Generator) -> Tensor:
     """One shot fades into another over the middle half."""
-    place = torch.linspace(0, 1, len(frames)) if len(frames) > 1 else torch.zeros(1)
-    share = ((place - 0.25) * 2).clamp(0, 1).tolist()
+    time = torch.linspace(0, 1, len(frames)) if len(frames) > 1 else torch.zeros(1)
+    share = ((time - 0.25) * 2).clamp(0, 1).tolist()
     other = other_shot(frames)
     mixed = [a.float() * (1 - w) + b.float() * w for a, b, w in zip(frames, other, share, strict=True)]
     return torch.stack([picture.round().byte() for picture in mixed])

@@ -34,9 +34,9 @@ def texture(seed: int, height: int, width: int, roughness: float = 1.2) -> Array
     spectrum = np.fft.rfft2(np.random.default_rng(seed).normal(size=(height, width)))
     frequency = np.hypot(np.fft.fftfreq(height)[:, None] * height, np.fft.rfftfreq(width)[None] * width)
     frequency[0, 0] = np.inf
-    found: Array = np.fft.irfft2(spectrum / frequency**roughness, s=(height, width))
-    low, high = np.quantile(found, (0.01, 0.99))
-    scaled: Array = np.clip((found - low) / (high - low), 0, 1)
+    noise: Array = np.fft.irfft2(spectrum / frequency**roughness, s=(height, width))
+    low, high = np.quantile(noise, (0.01, 0.99))
+    scaled: Array = np.clip((noise - low) / (high - low), 0, 1)
     return scaled
 
 
@@ -110,8 +110,8 @@ def water(t: float, bed: Array) -> Picture:
 def bouncing(t: float, room: Picture, ball: tuple[Picture, Picture]) -> Picture:
     frame, skin = room.copy(), ball[0].rotate(-200 * t, Image.Resampling.BICUBIC)
     fall = (1.6 * t + 0.5) % 1.0
-    place = (round(10 + 180 * t), round(92 - 78 * (1 - (2 * fall - 1) ** 2)))
-    frame.paste(skin, place, ball[1])
+    corner = (round(10 + 180 * t), round(92 - 78 * (1 - (2 * fall - 1) ** 2)))
+    frame.paste(skin, corner, ball[1])
     return frame
 
 

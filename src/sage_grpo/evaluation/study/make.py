@@ -17,8 +17,11 @@ from av.bitstream import BitStreamFilterContext
 from sage_grpo.config import ConfigError
 from sage_grpo.evaluation.audit.degrade import degrade
 from sage_grpo.evaluation.clips import Unreadable, open_video
+from sage_grpo.evaluation.manifest import NAME as MANIFEST
+from sage_grpo.evaluation.manifest import Manifest
 from sage_grpo.evaluation.study.plan import ANSWERS, NAME, VIDEOS, Clip, Comparison, Dimension, StudyPlan, dump_plan
 from sage_grpo.evaluation.texts import NoPrompt, find_prompts
+from sage_grpo.evaluation.videos import Folder as EvaluationFolder
 from sage_grpo.files import atomic_write
 from sage_grpo.videos import DEFAULT_FPS, mp4_bytes
 
@@ -44,37 +47,40 @@ class Item:
 
 def from_eval(folder: Path) -> tuple[list[str], list[Item]]:
     """Sources and prompts of a folder that `sage-grpo eval` wrote."""
-    path = folder / "manifest.json"
+    path = folder / MANIFEST
     if not path.is_file():
         raise ConfigError(f"{folder} has no manifest.json; name a folder of `sage-grpo eval`, or --videos a=folder")
     try:
-        manifest = json.loads(path.read_bytes())
-        sources, seeds = [str(name) for name in manifest["sources"]], list(manifest["seeds"])
-        prompts = [(str(one["id"]), str(one["text"])) for one in manifest["prompts"]]
+        manifest = Manifest.from_json(json.loads(path.read_bytes()))
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is no manifest of `sage-grpo eval`: {error!r}") from error
+    videos = EvaluationFolder(folder)
     items = [
-        Item(key, text, tuple({s: folder / VIDEOS / s / f"{key}-{seed}.mp4" for s in sources} for seed in seeds))
-        for key, text in prompts
+        Item(
+            task.id,
+            task.prompt.text,
+            tuple({s: videos.video(s, task.id, seed) for s in manifest.sources} for seed in manifest.seeds),
+        )
+        for task in manifest.tasks
     ]
-    return sources, items
+    return list(manifest.sources), items
 
 
 def from_folders(folders: Mapping[str, Path], prompts: Path | None = None) -> tuple[list[str], list[Item]]:
     """Folders of equally named mp4 files. Prompts: a file, as for `rewards score`, or .txt beside a video."""
-    found = {name: {path.stem: path for path in sorted(folder.glob("*.mp4"))} for name, folder in folders.items()}
-    names = sorted(set.intersection(*(set(one) for one in found.values()))) if found else []
-    odd = [path for one in found.values() for stem, path in one.items() if stem not in names]
+    files = {name: {path.stem: path for path in sorted(folder.glob("*.mp4"))} for name, folder in folders.items()}
+    names = sorted(set.intersection(*(set(paths) for paths in files.values()))) if files else []
+    odd = [path for paths in files.values() for stem, path in paths.items() if stem not in names]
     if odd or not names:
         what = f"{odd[0]} has no partner of its name in every other folder" if odd else "there are no mp4 files in them"
         raise ConfigError(f"the folders need equally named mp4 files: {what}")
-    first, *others = found
-    texts = find_prompts([found[first][stem] for stem in names], folders[first], prompts)
+    first, *others = files
+    texts = find_prompts([files[first][stem] for stem in names], folders[first], prompts)
     for other in others:
-        more = find_prompts([found[other][stem] for stem in names], folders[other], None)
+        more = find_prompts([files[other][stem] for stem in names], folders[other], None)
         texts = [m if isinstance(t, NoPrompt) else t for t, m in zip(texts, more, strict=True)]
-    return list(found), [
-        Item(stem, "" if isinstance(text, NoPrompt) else text.text, ({name: found[name][stem] for name in found},))
+    return list(files), [
+        Item(stem, "" if isinstance(text, NoPrompt) else text.text, ({name: files[name][stem] for name in files},))
         for stem, text in zip(names, texts, strict=True)
     ]
 
@@ -116,9 +122,9 @@ def stripped(path: Path, data: bytes | None = None) -> bytes:
             copy.metadata.clear()
             without = BitStreamFilterContext(f"filter_units=remove_types={SEI}", stream, copy)
             for packet in source.demux(stream):
-                for kept in without.filter(packet if packet.dts is not None else None):
-                    kept.stream = copy
-                    target.mux(kept)
+                for filtered in without.filter(packet if packet.dts is not None else None):
+                    filtered.stream = copy
+                    target.mux(filtered)
     except (av.error.FFmpegError, IndexError) as error:
         raise ConfigError(f"{path} is not a video, or a damaged one ({error})") from error
     return out.getvalue()
@@ -171,23 +177,23 @@ def make_study(
         raise ConfigError(f"{out} has a study in it already; its answers belong to its plan: give another --out")
     random = np.random.default_rng([seed, 0])
     chosen = [items[i] for i in sorted(random.permutation(len(items))[:prompts])]
-    versions = [one.versions[int(random.integers(len(one.versions)))] for one in chosen]
+    versions = [item.versions[int(random.integers(len(item.versions)))] for item in chosen]
     used = [name for name in sources if any(name in pair for pair in pairs)]
     missing = [version[name] for version in versions for name in used if not version[name].is_file()]
     if missing:
         raise ConfigError(f"{missing[0]} is missing; every source needs a video of every prompt")
     folder = Folder(out, len(chosen) * len(used) + checks, tell)
-    shown = [
-        Shown(item, version, {name: folder.keep(stripped(version[name]), item.id) for name in used})
+    drawn = [
+        DrawnItem(item, version, {name: folder.keep(stripped(version[name]), item.id) for name in used})
         for item, version in zip(chosen, versions, strict=True)
     ]
-    comparisons = [one.compare(f"c{i:04}", *pair) for i, (one, pair) in enumerate(product(shown, pairs))]
+    comparisons = [item.compare(f"c{i:04}", *pair) for i, (item, pair) in enumerate(product(drawn, pairs))]
     tests = []
-    for i, which in enumerate(np.resize(random.permutation(len(shown)), checks)):
-        one, name, kind = shown[which], used[int(random.integers(len(used)))], SPOILT[i % len(SPOILT)]
-        copy = folder.keep(spoilt(one.version[name], kind, seed + i), f"check {i + 1}")
-        tests.append(one.check(f"k{i:04}", name, copy, kind))
-    odd = ", ".join(one.item.id for one in shown if len({_shape(one.version[name]) for name in used}) > 1)
+    for i, which in enumerate(np.resize(random.permutation(len(drawn)), checks)):
+        original, name, kind = drawn[which], used[int(random.integers(len(used)))], SPOILT[i % len(SPOILT)]
+        copy = folder.keep(spoilt(original.version[name], kind, seed + i), f"check {i + 1}")
+        tests.append(original.check(f"k{i:04}", name, copy, kind))
+    odd = ", ".join(item.item.id for item in drawn if len({_shape(item.version[name]) for name in used}) > 1)
     plan = StudyPlan(
         title=title,
         contact=contact,
@@ -210,21 +216,23 @@ def make_study(
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A prompt with the version that was drawn, and its videos as they are kept."""
+class DrawnItem:
+    """A prompt with the version that was drawn, and its videos as the study has them."""
 
     item: Item
     version: Mapping[str, Path]
-    kept: Mapping[str, str]
+    videos: Mapping[str, str]
 
     def compare(self, key: str, first: str, second: str) -> Comparison:
-        return self._of(key, Clip(source=first, video=self.kept[first]), Clip(source=second, video=self.kept[second]))
+        return self._comparison(key, self._clip(first), self._clip(second))
 
     def check(self, key: str, source: str, copy: str, kind: str) -> Comparison:
-        original = Clip(source=source, video=self.kept[source])
-        return self._of(key, original, Clip(source="spoilt copy", video=copy), kind)
+        return self._comparison(key, self._clip(source), Clip(source="spoilt copy", video=copy), kind)
 
-    def _of(self, key: str, first: Clip, second: Clip, kind: str = "") -> Comparison:
+    def _clip(self, source: str) -> Clip:
+        return Clip(source=source, video=self.videos[source])
+
+    def _comparison(self, key: str, first: Clip, second: Clip, kind: str = "") -> Comparison:
         return Comparison(id=key, prompt_id=self.item.id, prompt=self.item.text, first=first, second=second, check=kind)
 
 

@@ -63,7 +63,7 @@ class StudyPlan(Part):
 
     @property
     def by_id(self) -> dict[str, Comparison]:
-        return {one.id: one for one in (*self.comparisons, *self.checks)}
+        return {comparison.id: comparison for comparison in (*self.comparisons, *self.checks)}
 
 
 @dataclass(frozen=True)
@@ -102,47 +102,47 @@ def dump_plan(plan: StudyPlan) -> bytes:
     return (json.dumps(plan.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def assign(plan: StudyPlan, number: int, taken: Counter[str], shown: Counter[str]) -> list[Showing]:
+def assign(plan: StudyPlan, number: int, expected: Counter[str], assigned: Counter[str]) -> list[Showing]:
     """What rater `number` is shown, in order.
 
-    `taken` counts the answers that each comparison has or may expect: the least taken come first, so that all fill up
-    alike. `shown` counts all raters who got it: their sides alternate, from a start that is random.
+    `expected` counts the answers that each comparison has or may expect: those with the fewest come first, so that all
+    fill up alike. `assigned` counts all raters who got it: their sides alternate, from a start that is random.
     """
     random = np.random.default_rng([plan.seed, 2, number])
-    chosen = _least_taken(plan, taken, random)
-    showings = [Showing(one, _swapped(plan, one, shown[one])) for one in chosen]
+    chosen = _fewest_answers(plan, expected, random)
+    showings = [Showing(comparison, _swapped(plan, comparison, assigned[comparison])) for comparison in chosen]
     showings = [showings[i] for i in random.permutation(len(showings))]
     repeated = showings[int(random.integers(max(1, len(showings) // 2)))] if len(showings) > 1 else None
-    places = random.permutation(len(plan.checks))
-    for check, place in zip(plan.checks, places, strict=True):
+    order = random.permutation(len(plan.checks))
+    for check, index in zip(plan.checks, order, strict=True):
         at = int(random.integers(1, len(showings) + 1))  # not the very first
-        showings.insert(at, Showing(check.id, bool((place + number) % 2)))
+        showings.insert(at, Showing(check.id, bool((index + number) % 2)))
     if repeated:
         at = int(random.integers(-(-2 * len(showings) // 3), len(showings) + 1))  # in the last third
         showings.insert(at, Showing(repeated.comparison, not repeated.swapped, repeat=True))
     return showings
 
 
-def _least_taken(plan: StudyPlan, taken: Counter[str], random: np.random.Generator) -> list[str]:
+def _fewest_answers(plan: StudyPlan, expected: Counter[str], random: np.random.Generator) -> list[str]:
     rank: dict[str, int] = {}
-    seen: Counter[tuple[str, str]] = Counter()
+    ranked: Counter[tuple[str, str]] = Counter()
     for i in random.permutation(len(plan.comparisons)):
-        one = plan.comparisons[i]
-        pair = (one.first.source, one.second.source)
-        rank[one.id] = seen[pair]  # round the pairs of sources, so that a short list has all of them
-        seen[pair] += 1
-    return sorted(rank, key=lambda one: (taken[one], rank[one]))[: plan.per_rater]
+        comparison = plan.comparisons[i]
+        pair = (comparison.first.source, comparison.second.source)
+        rank[comparison.id] = ranked[pair]  # round the pairs of sources, so that a short list has all of them
+        ranked[pair] += 1
+    return sorted(rank, key=lambda key: (expected[key], rank[key]))[: plan.per_rater]
 
 
 def _swapped(plan: StudyPlan, comparison: str, before: int) -> bool:
     """Half of a pair's comparisons are swapped for one rater, the other half for the next; then drawn anew."""
     random = np.random.default_rng([plan.seed, 1, before // 2])
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for one in plan.comparisons:
-        groups[one.first.source, one.second.source].append(one.id)
+    for planned in plan.comparisons:
+        groups[planned.first.source, planned.second.source].append(planned.id)
     for members in groups.values():
         extra = int(random.integers(2))
-        for place, i in enumerate(random.permutation(len(members))):
+        for index, i in enumerate(random.permutation(len(members))):
             if members[i] == comparison:
-                return bool((place + extra + before) % 2)
+                return bool((index + extra + before) % 2)
     raise KeyError(comparison)

@@ -10,12 +10,20 @@ from typing import Any
 
 from sage_grpo.config import ConfigError
 from sage_grpo.evaluation.study.plan import ANSWERS, StudyPlan, read_plan
-from sage_grpo.evaluation.study.statistics import RESAMPLES, AnswerCounts, bradley_terry, krippendorff, win_rates
+from sage_grpo.evaluation.study.statistics import (
+    RESAMPLES,
+    AnswerCounts,
+    Interval,
+    bradley_terry,
+    krippendorff,
+    win_rates,
+)
 from sage_grpo.evaluation.study.store import Rater, read_rater
 from sage_grpo.statistics import share
 
 FIRST, TIE, SECOND = "first", "tie", "second"
 WORTH = {FIRST: 1.0, TIE: 0.5, SECOND: 0.0}
+VERSION = 1  # of results.json
 SEED = 0  # of the bootstrap: the same answers give the same intervals
 METHOD = (
     "Win rate: (wins + half of ties) / answers. Intervals: 95 %, percentiles of a two-way (pigeonhole) bootstrap over "
@@ -26,7 +34,7 @@ METHOD = (
 
 
 @dataclass(frozen=True)
-class Checked:
+class RaterCheck:
     """How a rater did on what is known."""
 
     rater: str
@@ -35,6 +43,96 @@ class Checked:
     checks: int
     failed: int
     left_out: str  # why, or nothing
+
+
+@dataclass(frozen=True)
+class PairResult:
+    """Answers on one pair of sources in one dimension; `rate` is of the first."""
+
+    first: str
+    second: str
+    wins: int
+    ties: int
+    losses: int
+    rate: Interval | None
+
+
+@dataclass(frozen=True)
+class DimensionResult:
+    name: str
+    pairs: list[PairResult]
+    ties: float | None  # share of the answers
+    alpha: float | None  # Krippendorff's
+    scores: dict[str, Interval]  # Bradley–Terry, by source
+    separated: bool
+    separated_resamples: float
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Verdicts on repeated pairs: how many were the same, of how many."""
+
+    same: int
+    of: int
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """What the answers of a group of raters come to."""
+
+    raters: int
+    prompts: int
+    comparisons: int
+    median_seconds: float
+    left_share: tuple[float, float, float] | None  # of the sides that were chosen, with its interval
+    repeats: Repeats
+    dimensions: dict[str, DimensionResult]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"left_share": list(self.left_share) if self.left_share else None}
+
+
+@dataclass(frozen=True)
+class RaterCounts:
+    joined: int
+    answered: int
+    kept: int
+    left_out: int
+    finished: int
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """All that results.json holds."""
+
+    title: str
+    plan: str  # its hash
+    rule: str
+    method: str
+    notes: list[str]
+    raters: RaterCounts
+    checks: list[RaterCheck]
+    kept: GroupResult | None  # of raters who passed the checks
+    all: GroupResult
+
+    @property
+    def main(self) -> GroupResult:
+        """Of those who passed the checks, unless nobody did."""
+        return self.kept or self.all
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "title": self.title,
+            "plan": self.plan,
+            "rule": self.rule,
+            "method": self.method,
+            "notes": self.notes,
+            "raters": asdict(self.raters),
+            "checks": [asdict(check) for check in self.checks],
+            "kept": self.kept.to_json() if self.kept else None,
+            "all": self.all.to_json(),
+        }
 
 
 def preferred(choice: str, swapped: bool) -> str:
@@ -49,22 +147,22 @@ def verdicts(rater: Rater, position: int) -> dict[str, str]:
     return {key: preferred(choice, swapped) for key, choice in rater.answers[position].choices.items()}
 
 
-def check_rater(plan: StudyPlan, rater: Rater) -> Checked:
+def check_rater(plan: StudyPlan, rater: Rater) -> RaterCheck:
     """By the rule that the plan has fixed."""
-    tests = {one.id for one in plan.checks}
-    seen = [verdicts(rater, at) for at in rater.answers if rater.showings[at].comparison in tests]
-    failed = sum(one[plan.dimensions[0].key] != FIRST or SECOND in one.values() for one in seen)
+    tests = {check.id for check in plan.checks}
+    answers = [verdicts(rater, at) for at in rater.answers if rater.showings[at].comparison in tests]
+    failed = sum(answer[plan.dimensions[0].key] != FIRST or SECOND in answer.values() for answer in answers)
     why = ""
-    if plan.checks and not seen:
+    if plan.checks and not answers:
         why = "answered no check"
-    elif seen and failed / len(seen) > plan.max_failed:
-        why = f"failed {failed} of {len(seen)} checks"
-    return Checked(rater.id, len(rater.answers), rater.finished, len(seen), failed, why)
+    elif answers and failed / len(answers) > plan.max_failed:
+        why = f"failed {failed} of {len(answers)} checks"
+    return RaterCheck(rater.id, len(rater.answers), rater.finished, len(answers), failed, why)
 
 
 def real_answers(plan: StudyPlan, rater: Rater) -> list[tuple[str, dict[str, str]]]:
     """Comparison and verdicts, without checks and repeats."""
-    planned = {one.id for one in plan.comparisons}
+    planned = {comparison.id for comparison in plan.comparisons}
     return [
         (showing.comparison, verdicts(rater, at))
         for at, showing in enumerate(rater.showings)
@@ -72,104 +170,95 @@ def real_answers(plan: StudyPlan, rater: Rater) -> list[tuple[str, dict[str, str
     ]
 
 
-def study_results(folder: Path) -> dict[str, Any]:
-    """As a document for results.json."""
+def study_results(folder: Path) -> StudyResults:
     plan, plan_hash = read_plan(folder)
-    found = [read_rater(path, plan_hash) for path in sorted((folder / ANSWERS).glob("*.jsonl"))]
-    raters = [one for one in found if one and one.answers]
+    joined = [read_rater(path, plan_hash) for path in sorted((folder / ANSWERS).glob("*.jsonl"))]
+    raters = [rater for rater in joined if rater and rater.answers]
     if not raters:
         raise ConfigError(f"nobody has answered yet in {folder}; start it with `sage-grpo study run {folder}`")
-    checked = [check_rater(plan, one) for one in raters]
-    kept = [rater for rater, how in zip(raters, checked, strict=True) if not how.left_out]
-    return {
-        "version": 1,
-        "title": plan.title,
-        "plan": plan_hash,
-        "rule": plan.rule,
-        "method": METHOD,
-        "notes": list(plan.notes),
-        "raters": {
-            "joined": len(found),
-            "answered": len(raters),
-            "kept": len(kept),
-            "left_out": len(raters) - len(kept),
-            "finished": sum(one.finished for one in raters),
+    checks = [check_rater(plan, rater) for rater in raters]
+    passed = [rater for rater, check in zip(raters, checks, strict=True) if not check.left_out]
+    return StudyResults(
+        title=plan.title,
+        plan=plan_hash,
+        rule=plan.rule,
+        method=METHOD,
+        notes=list(plan.notes),
+        raters=RaterCounts(
+            joined=len(joined),
+            answered=len(raters),
+            kept=len(passed),
+            left_out=len(raters) - len(passed),
+            finished=sum(rater.finished for rater in raters),
+        ),
+        checks=checks,
+        kept=summarise(plan, passed) if passed else None,
+        all=summarise(plan, raters),
+    )
+
+
+def summarise(plan: StudyPlan, raters: Sequence[Rater]) -> GroupResult:
+    answers = [(r, name, verdict) for r, rater in enumerate(raters) for name, verdict in real_answers(plan, rater)]
+    given = [answer for rater in raters for answer in rater.answers.values()]
+    sides = [choice == "left" for answer in given for choice in answer.choices.values() if choice != "same"]
+    return GroupResult(
+        raters=len(raters),
+        prompts=len({plan.by_id[name].prompt_id for _, name, _ in answers}),
+        comparisons=len(answers),
+        median_seconds=round(median(answer.first_ms / 1000 for answer in given), 3),
+        left_share=share(sides) if sides else None,
+        repeats=_consistency(raters),
+        dimensions={
+            dimension.key: _dimension(
+                plan, dimension.name, len(raters), [(r, name, verdict[dimension.key]) for r, name, verdict in answers]
+            )
+            for dimension in plan.dimensions
         },
-        "checks": [asdict(one) for one in checked],
-        "kept": summarise(plan, kept) if kept else None,
-        "all": summarise(plan, raters),
-    }
+    )
 
 
-def summarise(plan: StudyPlan, raters: Sequence[Rater]) -> dict[str, Any]:
-    answers = [(r, one, verdict) for r, rater in enumerate(raters) for one, verdict in real_answers(plan, rater)]
-    times = [one.first_ms / 1000 for rater in raters for one in rater.answers.values()]
-    sides = [
-        c == "left" for rater in raters for one in rater.answers.values() for c in one.choices.values() if c != "same"
-    ]
-    same, of = _consistency(raters)
-    return {
-        "raters": len(raters),
-        "prompts": len({plan.by_id[one].prompt_id for _, one, _ in answers}),
-        "comparisons": len(answers),
-        "median_seconds": round(median(times), 3),
-        "left_share": list(share(sides)) if sides else None,
-        "repeats": {"same": same, "of": of},
-        "dimensions": {
-            one.key: {"name": one.name} | _dimension(plan, len(raters), [(r, c, v[one.key]) for r, c, v in answers])
-            for one in plan.dimensions
-        },
-    }
-
-
-def _consistency(raters: Sequence[Rater]) -> tuple[int, int]:
+def _consistency(raters: Sequence[Rater]) -> Repeats:
     """Verdicts on the repeated pair that are the same with sides exchanged."""
     same = of = 0
     for rater in raters:
-        first = {one.comparison: at for at, one in enumerate(rater.showings) if not one.repeat}
-        for at, one in enumerate(rater.showings):
-            if one.repeat and at in rater.answers and first[one.comparison] in rater.answers:
-                now, before = verdicts(rater, at), verdicts(rater, first[one.comparison])
+        first = {showing.comparison: at for at, showing in enumerate(rater.showings) if not showing.repeat}
+        for at, showing in enumerate(rater.showings):
+            if showing.repeat and at in rater.answers and first[showing.comparison] in rater.answers:
+                now, before = verdicts(rater, at), verdicts(rater, first[showing.comparison])
                 same += sum(now[key] == before[key] for key in now)
                 of += len(now)
-    return same, of
+    return Repeats(same, of)
 
 
-def _dimension(plan: StudyPlan, raters: int, answers: Sequence[tuple[int, str, str]]) -> dict[str, Any]:
+def _dimension(plan: StudyPlan, name: str, raters: int, answers: Sequence[tuple[int, str, str]]) -> DimensionResult:
     by_id, pairs = plan.by_id, list(plan.pairs)
-    prompts = {name: i for i, name in enumerate(dict.fromkeys(one.prompt_id for one in plan.comparisons))}
+    prompts = {prompt: i for i, prompt in enumerate(dict.fromkeys(c.prompt_id for c in plan.comparisons))}
     rows, units = [], defaultdict(list)
     tally = {pair: dict.fromkeys(WORTH, 0) for pair in pairs}
-    for rater, name, verdict in answers:
-        one = by_id[name]
-        pair = (one.first.source, one.second.source)
-        rows.append((rater, prompts[one.prompt_id], pairs.index(pair), WORTH[verdict]))
-        units[name].append(verdict)
+    for rater, key, verdict in answers:
+        comparison = by_id[key]
+        pair = (comparison.first.source, comparison.second.source)
+        rows.append((rater, prompts[comparison.prompt_id], pairs.index(pair), WORTH[verdict]))
+        units[key].append(verdict)
         tally[pair][verdict] += 1
     table = AnswerCounts.of(rows, (raters, len(prompts), len(pairs)))
     rates = win_rates(table, SEED)
-    places = [(plan.sources.index(a), plan.sources.index(b)) for a, b in pairs]
-    scores = bradley_terry(table, places, len(plan.sources), SEED)
-    ties = sum(one[TIE] for one in tally.values())
-    return {
-        "pairs": [
-            {
-                "first": pair[0],
-                "second": pair[1],
-                "wins": tally[pair][FIRST],
-                "ties": tally[pair][TIE],
-                "losses": tally[pair][SECOND],
-                "rate": asdict(rate) if rate else None,
-            }
+    indices = [(plan.sources.index(a), plan.sources.index(b)) for a, b in pairs]
+    scores = bradley_terry(table, indices, len(plan.sources), SEED)
+    ties = sum(counts[TIE] for counts in tally.values())
+    return DimensionResult(
+        name=name,
+        pairs=[
+            PairResult(*pair, tally[pair][FIRST], tally[pair][TIE], tally[pair][SECOND], rate)
             for pair, rate in zip(pairs, rates, strict=True)
         ],
-        "ties": ties / len(rows) if rows else None,
-        "alpha": krippendorff(list(units.values())),
-        "scores": {name: asdict(score) for name, score in zip(plan.sources, scores.scores, strict=True)},
-        "separated": scores.separated,
-        "separated_resamples": scores.separated_resamples,
-    }
+        ties=ties / len(rows) if rows else None,
+        alpha=krippendorff(list(units.values())),
+        scores=dict(zip(plan.sources, scores.scores, strict=True)),
+        separated=scores.separated,
+        separated_resamples=scores.separated_resamples,
+    )
 
 
-def dump_results(found: dict[str, Any]) -> bytes:
-    return (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode()
+def dump_results(results: StudyResults) -> bytes:
+    return (json.dumps(results.to_json(), indent=1, ensure_ascii=False) + "\n").encode()

@@ -30,7 +30,7 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 SECONDS_A_PAIR = 25  # until a rater's own pace is known
 
 
-class Given(BaseModel):
+class SubmittedAnswer(BaseModel):
     """An answer as the page sends it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -51,9 +51,9 @@ def policy(page: str) -> str:
     """The page's own script and style run, and nothing else."""
 
     def only(tag: str) -> str:
-        found = re.search(rf"<{tag}>(.*?)</{tag}>", page, re.S)
-        assert found
-        return f"'sha256-{b64encode(sha256(found[1].encode()).digest()).decode()}'"
+        match = re.search(rf"<{tag}>(.*?)</{tag}>", page, re.S)
+        assert match
+        return f"'sha256-{b64encode(sha256(match[1].encode()).digest()).decode()}'"
 
     return (
         f"default-src 'none'; script-src {only('script')}; style-src {only('style')}; connect-src 'self'; "
@@ -95,7 +95,7 @@ class Server(ThreadingHTTPServer):
             "id": self.store.plan_hash[:12],
             "title": plan.title,
             "contact": plan.contact,
-            "dimensions": [one.model_dump() for one in plan.dimensions],
+            "dimensions": [dimension.model_dump() for dimension in plan.dimensions],
             "pairs": plan.per_rater + len(plan.checks) + (plan.per_rater > 1),
             "seconds": SECONDS_A_PAIR,
             "open": self.store.open,
@@ -124,7 +124,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, method: str) -> None:
         try:
-            self._route(method, self._place())
+            self._route(method, self._page_path())
         except Refused as refused:
             self.close_connection = True  # a body may be left unread
             self._json({"error": str(refused)}, refused.status)
@@ -134,7 +134,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self._json({"error": f"the answer could not be saved: {error.strerror}"}, HTTPStatus.SERVICE_UNAVAILABLE)
 
-    def _place(self) -> str:
+    def _page_path(self) -> str:
         """The path below the access code, once host and code are right."""
         host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
         if self.server.hosts is not None and host not in self.server.hosts:
@@ -144,21 +144,21 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.NOT_FOUND, "no such page; use the whole link that you were given")
         return path[len(base) :]
 
-    def _route(self, method: str, place: str) -> None:
+    def _route(self, method: str, path: str) -> None:
         if method != "GET":
             self._same_origin()
-        if (method, place) == ("GET", "/"):
+        if (method, path) == ("GET", "/"):
             self._send(self.server.page, "text/html; charset=utf-8")
-        elif (method, place) == ("GET", "/api/study"):
+        elif (method, path) == ("GET", "/api/study"):
             self._json(self.server.study())
-        elif (method, place) == ("POST", "/api/raters"):
+        elif (method, path) == ("POST", "/api/raters"):
             self._join()
-        elif (method, place) == ("GET", "/api/rater"):
+        elif (method, path) == ("GET", "/api/rater"):
             self._rater_page(self._rater())
-        elif method == "GET" and (found := re.fullmatch(r"/api/videos/(\d{1,5})/(left|right)", place)):
-            self._video(self._rater(), int(found[1]), found[2])
-        elif method == "PUT" and (found := re.fullmatch(r"/api/answers/(\d{1,5})", place)):
-            self._save(self._rater(), int(found[1]))
+        elif method == "GET" and (match := re.fullmatch(r"/api/videos/(\d{1,5})/(left|right)", path)):
+            self._video(self._rater(), int(match[1]), match[2])
+        elif method == "PUT" and (match := re.fullmatch(r"/api/answers/(\d{1,5})", path)):
+            self._save(self._rater(), int(match[1]))
         else:
             raise Refused(HTTPStatus.NOT_FOUND, "no such page")
 
@@ -201,8 +201,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _rater_page(self, rater: Rater) -> None:
         by_id = self.server.store.plan.by_id
-        answers = {at: {"choices": one.choices, "revision": one.revision} for at, one in rater.answers.items()}
-        self._json({"prompts": [by_id[one.comparison].prompt for one in rater.showings], "answers": answers})
+        prompts = [by_id[showing.comparison].prompt for showing in rater.showings]
+        answers = {at: {"choices": answer.choices, "revision": answer.revision} for at, answer in rater.answers.items()}
+        self._json({"prompts": prompts, "answers": answers})
 
     def _video(self, rater: Rater, position: int, side: str) -> None:
         if position >= len(rater.showings):
@@ -216,15 +217,15 @@ class Handler(BaseHTTPRequestHandler):
         if position >= len(rater.showings):
             raise Refused(HTTPStatus.NOT_FOUND, "no such pair")
         try:
-            given = Given.model_validate(self._body())
+            answer = SubmittedAnswer.model_validate(self._body())
         except ValidationError as error:
             wrong = error.errors()[0]
             where = ".".join(str(part) for part in wrong["loc"])
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, f"{where}: {wrong['msg']}") from None
-        if set(given.choices) != {one.key for one in self.server.store.plan.dimensions}:
+        if set(answer.choices) != {dimension.key for dimension in self.server.store.plan.dimensions}:
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "a choice for each dimension is needed")
         try:
-            self.server.store.save(rater, position, dict(given.choices), given.revision, given.milliseconds)
+            self.server.store.save(rater, position, dict(answer.choices), answer.revision, answer.milliseconds)
         except Conflict as error:
             raise Refused(HTTPStatus.CONFLICT, str(error)) from None
         self._json({"saved": True})

@@ -51,8 +51,8 @@ class AnswerCounts:
         by_prompt = random.multinomial(prompts, np.full(prompts, 1 / prompts), resamples).astype(float)
 
         def total(what: Array) -> Array:
-            found: Array = np.einsum("br,bp,rpk->bk", by_rater, by_prompt, what, optimize=True)
-            return found
+            sums: Array = np.einsum("br,bp,rpk->bk", by_rater, by_prompt, what, optimize=True)
+            return sums
 
         return total(self.wins), total(self.count)
 
@@ -95,8 +95,8 @@ def bradley_terry(
     """
     wins, count = table.resampled(seed, resamples)
     drawn = matrix(wins, count, pairs, sources)
-    found = matrix(table.wins.sum((0, 1))[None], table.count.sum((0, 1))[None], pairs, sources)
-    (value,), (separated,) = fit(found, pairs)
+    observed = matrix(table.wins.sum((0, 1))[None], table.count.sum((0, 1))[None], pairs, sources)
+    (value,), (separated,) = fit(observed, pairs)
     values, often = fit(drawn, pairs)
     low, high = np.quantile(values, (0.025, 0.975), axis=0)
     scores = [Interval(float(v), float(a), float(b)) for v, a, b in zip(value, low, high, strict=True)]

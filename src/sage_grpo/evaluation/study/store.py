@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from sage_grpo.config import ConfigError
 from sage_grpo.evaluation.study.plan import ANSWERS, Showing, StudyPlan, assign
@@ -36,11 +36,68 @@ class Rater:
     number: int
     showings: list[Showing]
     answers: dict[int, Answer] = field(default_factory=dict)
-    seen: float = 0.0  # last sign of life
+    last_seen: float = 0.0
 
     @property
     def finished(self) -> bool:
         return len(self.answers) == len(self.showings)
+
+
+@dataclass(frozen=True)
+class RaterLine:
+    """The first line of a rater's file."""
+
+    rater: str
+    number: int
+    plan: str  # hash
+    time: float
+    showings: list[Showing]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> Self:
+        showings = [Showing(**showing) for showing in row["showings"]]
+        return cls(row["rater"], row["number"], row["plan"], row["time"], showings)
+
+
+@dataclass(frozen=True)
+class AnswerLine:
+    """Every other line: an answer, or a later revision of one."""
+
+    position: int
+    comparison: str
+    swapped: bool
+    repeat: bool
+    choices: dict[str, str]
+    revision: int
+    milliseconds: int
+    time: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> Self:
+        return cls(
+            row["position"],
+            row["comparison"],
+            row["swapped"],
+            row["repeat"],
+            row["choices"],
+            row["revision"],
+            row["milliseconds"],
+            row["time"],
+        )
+
+
+@dataclass(frozen=True)
+class StudyProgress:
+    raters: int
+    finished: int  # of the raters
+    answers: int
+    asked: int  # answers that these raters were asked for
 
 
 def rater_id(token: str) -> str:
@@ -60,9 +117,9 @@ def read_rater(path: Path, plan_hash: str, mend: bool = False) -> Rater | None:
         try:
             row = json.loads(line)
             if rater is None:
-                rater = _header(row, path, plan_hash)
+                rater = _rater(row, path, plan_hash)
             else:
-                _take(rater, row)
+                _take(rater, AnswerLine.from_json(row))
         except ConfigError:
             raise
         except (ValueError, KeyError, TypeError) as error:
@@ -70,27 +127,28 @@ def read_rater(path: Path, plan_hash: str, mend: bool = False) -> Rater | None:
     return rater
 
 
-def _header(row: dict[str, Any], path: Path, plan_hash: str) -> Rater:
-    if row["plan"] != plan_hash:
+def _rater(row: dict[str, Any], path: Path, plan_hash: str) -> Rater:
+    if row["plan"] != plan_hash:  # before what another version may have written otherwise
         raise ConfigError(
             f"{path} was answered under another plan.json ({row['plan'][:12]}… instead of {plan_hash[:12]}…): a plan "
             "must not change once it is rated; put the old one back, or move the answers away"
         )
-    return Rater(row["rater"], row["number"], [Showing(**one) for one in row["showings"]], seen=row["time"])
+    line = RaterLine.from_json(row)
+    return Rater(line.rater, line.number, line.showings, last_seen=line.time)
 
 
-def _take(rater: Rater, row: dict[str, Any]) -> None:
-    at, before = row["position"], rater.answers.get(row["position"])
-    first = before.first_ms if before else row["milliseconds"]
-    rater.answers[at] = Answer(row["choices"], row["revision"], first)
-    rater.seen = row["time"]
+def _take(rater: Rater, line: AnswerLine) -> None:
+    before = rater.answers.get(line.position)
+    first = before.first_ms if before else line.milliseconds
+    rater.answers[line.position] = Answer(line.choices, line.revision, first)
+    rater.last_seen = line.time
 
 
 class Store:
     """All raters of a running study. Safe for many threads, and for one process only."""
 
     def __init__(self, folder: Path, plan: StudyPlan, plan_hash: str, raters: int | None = None) -> None:
-        self.plan, self.plan_hash, self.wanted = plan, plan_hash, raters
+        self.plan, self.plan_hash, self.target_raters = plan, plan_hash, raters
         self.folder = folder / ANSWERS
         self.folder.mkdir(parents=True, exist_ok=True)
         self.lock = threading.Lock()
@@ -99,50 +157,46 @@ class Store:
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(f"{folder} is being run already; end that one first") from None
-        found = [read_rater(path, plan_hash, mend=True) for path in sorted(self.folder.glob("*.jsonl"))]
-        self.raters = {one.id: one for one in found if one}
+        paths = sorted(self.folder.glob("*.jsonl"))
+        self.raters = {r.id: r for path in paths if (r := read_rater(path, plan_hash, mend=True))}
 
     def close(self) -> None:
         with self.lock:  # an answer under way is written to its end
             self._held.close()
 
     def _counts(self) -> tuple[Counter[str], Counter[str]]:
-        taken: Counter[str] = Counter()
-        shown: Counter[str] = Counter()
+        """Of each comparison the answers that it has or may expect, and the raters who were assigned it."""
+        expected: Counter[str] = Counter()
+        assigned: Counter[str] = Counter()
         now = time.time()
         for rater in self.raters.values():
-            for at, one in enumerate(rater.showings):
-                if not one.repeat:
-                    shown[one.comparison] += 1
-                    taken[one.comparison] += at in rater.answers or now - rater.seen < AWAY
-        return taken, shown
+            for at, showing in enumerate(rater.showings):
+                if not showing.repeat:
+                    assigned[showing.comparison] += 1
+                    expected[showing.comparison] += at in rater.answers or now - rater.last_seen < AWAY
+        return expected, assigned
 
     @property
     def open(self) -> bool:
         with self.lock:
             return self._open(self._counts()[0])
 
-    def _open(self, taken: Counter[str]) -> bool:
-        enough = self.wanted is not None and all(taken[one.id] >= self.wanted for one in self.plan.comparisons)
+    def _open(self, expected: Counter[str]) -> bool:
+        target = self.target_raters
+        enough = target is not None and all(expected[pair.id] >= target for pair in self.plan.comparisons)
         return not enough and len(self.raters) < MOST_RATERS
 
     def join(self) -> str | None:
         """A new rater's token; None if enough have come."""
         with self.lock:
-            taken, shown = self._counts()
-            if not self._open(taken):
+            expected, assigned = self._counts()
+            if not self._open(expected):
                 return None
             token = secrets.token_urlsafe(16)
             number = len(self.raters)
-            rater = Rater(rater_id(token), number, assign(self.plan, number, taken, shown), seen=time.time())
-            row = {
-                "rater": rater.id,
-                "number": number,
-                "plan": self.plan_hash,
-                "time": rater.seen,
-                "showings": [asdict(one) for one in rater.showings],
-            }
-            self._append(rater, row)
+            showings = assign(self.plan, number, expected, assigned)
+            rater = Rater(rater_id(token), number, showings, last_seen=time.time())
+            self._append(rater, RaterLine(rater.id, number, self.plan_hash, rater.last_seen, showings))
             self.raters[rater.id] = rater
             return token
 
@@ -159,26 +213,19 @@ class Store:
                 if choices != before.choices:
                     raise Conflict("this pair was answered in another window")
                 return
-            one = rater.showings[position]
-            row = {
-                "position": position,
-                "comparison": one.comparison,
-                "swapped": one.swapped,
-                "repeat": one.repeat,
-                "choices": choices,
-                "revision": revision,
-                "milliseconds": milliseconds,
-                "time": round(time.time(), 3),
-            }
-            self._append(rater, row)
-            _take(rater, row)
+            showing, now = rater.showings[position], round(time.time(), 3)
+            line = AnswerLine(
+                position, showing.comparison, showing.swapped, showing.repeat, choices, revision, milliseconds, now
+            )
+            self._append(rater, line)
+            _take(rater, line)
 
-    def _append(self, rater: Rater, row: dict[str, Any]) -> None:
+    def _append(self, rater: Rater, line: RaterLine | AnswerLine) -> None:
         path = self.folder / f"{rater.id}.jsonl"
         before = path.stat().st_size if path.exists() else 0
         try:
             with path.open("ab") as file:
-                file.write(json.dumps(row).encode() + b"\n")
+                file.write(json.dumps(line.to_json()).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:  # a full disk: what was half written must not spoil the next line
@@ -186,9 +233,12 @@ class Store:
                 os.truncate(path, before)
             raise
 
-    def progress(self) -> tuple[int, int, int, int]:
-        """Raters, of these finished; answers, and how many these raters were asked for."""
+    def progress(self) -> StudyProgress:
         with self.lock:
-            all_ = list(self.raters.values())
-            done = sum(len(one.answers) for one in all_)
-            return len(all_), sum(one.finished for one in all_), done, sum(len(one.showings) for one in all_)
+            raters = list(self.raters.values())
+            return StudyProgress(
+                len(raters),
+                sum(rater.finished for rater in raters),
+                sum(len(rater.answers) for rater in raters),
+                sum(len(rater.showings) for rater in raters),
+            )
