@@ -11,7 +11,7 @@ FLOORS = {
     name: floor
     for floor, names in enumerate(
         [
-            ("errors", "suggest", "files", "statistics"),  # needs nothing of ours
+            ("errors", "suggest", "files", "progress", "statistics"),  # needs nothing of ours
             ("config", "math"),
             ("core", "registry", "runs", "videos"),
             ("models", "rewards", "data", "distributed", "weights", "report"),

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from sage_grpo.progress import TellCount
+
 LINE_EVERY = 5.0  # seconds
 
 
 @contextmanager
-def progress_of(what: str, console: Console) -> Iterator[Callable[[int, int, str], None]]:
+def progress_of(what: str, console: Console) -> Iterator[TellCount]:
     """Yields `tell(done, in all, what now)`; time left is from the pace so far."""
     from rich.progress import (
         BarColumn,

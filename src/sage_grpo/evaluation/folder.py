@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
@@ -14,8 +14,7 @@ from sage_grpo.core.protocols import Prompt
 from sage_grpo.evaluation.clips import MEGAPIXELS, Unreadable, open_video
 from sage_grpo.evaluation.panel import Answer, Judge, ask
 from sage_grpo.evaluation.texts import NoPrompt
-
-Tell = Callable[[int, int, str], None]  # done, in all, what now
+from sage_grpo.progress import TellCount, no_count
 
 
 @dataclass
@@ -45,7 +44,7 @@ def score_videos(
     judges: Sequence[Judge],
     root: Path,
     megapixels: float = MEGAPIXELS,
-    tell: Tell = lambda done, total, what: None,
+    tell: TellCount = no_count,
 ) -> list[Row]:
     """A row a video, in their order. What cannot be read or scored is masked and stops no other."""
     rows = [

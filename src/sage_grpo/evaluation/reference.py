@@ -6,14 +6,14 @@ from typing import Any
 import torch
 
 from sage_grpo.evaluation.clips import Unreadable, open_video
-from sage_grpo.evaluation.folder import Tell
+from sage_grpo.progress import TellCount
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.frames import frame_numbers
 from sage_grpo.rewards.kid import Inception, Reference
 
 
 def make_reference(
-    files: list[Path], target: Path, *, device: torch.device, frames: int = 4, megapixels: float, tell: Tell
+    files: list[Path], target: Path, *, device: torch.device, frames: int = 4, megapixels: float, tell: TellCount
 ) -> dict[str, Any]:
     """Write `target`; a file that cannot be read is told of and left out. Returns what it holds."""
     if target.exists():

@@ -1,7 +1,6 @@
 """`sage-grpo eval` from end to end: videos, scores, results, table and page; a call that was stopped goes on."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +18,9 @@ from sage_grpo.evaluation.sources import Candidate, differences_in_sampling
 from sage_grpo.evaluation.table import markdown
 from sage_grpo.evaluation.videos import Folder, make_videos, missing_videos, refuse_sizes
 from sage_grpo.files import atomic_write, write_json
+from sage_grpo.progress import Progress, TellCount, no_progress
 from sage_grpo.report.page import write_page
 
-Tell = Callable[[int, int, str], None]  # done, in all, what now
-Progress = Callable[[str], AbstractContextManager[Tell]]  # of what
 DAY = 24 * 60.0  # minutes that processes wait for the slowest
 
 
@@ -45,12 +43,8 @@ def meet(device: str = "auto") -> Processes | None:
     return join(launched(), 1, 1, device, minutes=DAY)
 
 
-def silent(what: str) -> AbstractContextManager[Tell]:
-    return nullcontext(lambda done, total, now: None)
-
-
 def evaluate(
-    plan: EvaluationPlan, progress: Progress = silent, processes: Processes | None = None
+    plan: EvaluationPlan, progress: Progress = no_progress, processes: Processes | None = None
 ) -> EvaluationResults | None:
     """The results, on the process that writes them."""
     rank, world = (processes.rank, processes.world) if processes else (0, 1)
@@ -73,7 +67,9 @@ def evaluate(
     return _finish(plan, folder, panel) if rank == 0 else None
 
 
-def _make(plan: EvaluationPlan, folder: Folder, mine: Sequence[Task], tell: Tell, processes: Processes | None) -> None:
+def _make(
+    plan: EvaluationPlan, folder: Folder, mine: Sequence[Task], tell: TellCount, processes: Processes | None
+) -> None:
     todo = {c.name: missing_videos(folder, c, mine, plan.seeds) for c in plan.candidates}
     total, done = sum(map(len, todo.values())), 0  # what is there already tells nothing of the time left
     overrides = [f"tuning.device={processes.device}"] if processes else []

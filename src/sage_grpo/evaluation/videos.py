@@ -25,9 +25,8 @@ from sage_grpo.evaluation.prompts import Task
 from sage_grpo.evaluation.sources import Candidate, digest
 from sage_grpo.files import atomic_write
 from sage_grpo.inference.sample import open_source
+from sage_grpo.progress import Tell
 from sage_grpo.videos import mp4_bytes
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Checks, attention, real iterations, a calibrated plan: one file that can be sent back."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -18,6 +18,7 @@ from sage_grpo.plan.calibration import Calibration, calibrate, write_calibration
 from sage_grpo.plan.estimate import Plan, estimate
 from sage_grpo.plan.hardware import GPUS, find_gpu
 from sage_grpo.plan.show import disk
+from sage_grpo.progress import Tell
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.runs.private import clean_text
 from sage_grpo.training.environment import describe_environment
@@ -25,7 +26,6 @@ from sage_grpo.training.trackers import read_metrics
 
 REPORT, CALIBRATION = "first-run.json", "calibration.yaml"
 PHASES = ("rollout", "score", "update")
-Tell = Callable[[str], None]
 
 
 def guess_gpu(name: str) -> str | None:

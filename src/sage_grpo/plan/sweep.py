@@ -1,7 +1,7 @@
 """The same recipe on other numbers of GPUs: where more of them stop paying, and why."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sage_grpo.config import ConfigError, RecipeConfig
@@ -10,6 +10,7 @@ from sage_grpo.errors import UserError
 from sage_grpo.plan.calibration import Calibration
 from sage_grpo.plan.estimate import Plan, estimate
 from sage_grpo.plan.hardware import GPU
+from sage_grpo.progress import TellCount, no_count
 
 AXES = {"gpus": "processes", "sp": "sequence", "replicate": "replicate"}
 PAYS = 0.7  # videos a GPU-hour below this share of the best do not
@@ -84,7 +85,7 @@ def sweep(
     gpu: GPU,
     known: Calibration,
     axes: dict[str, list[int]],
-    tell: Callable[[int, int, str], None] = lambda done, total, now: None,
+    tell: TellCount = no_count,
 ) -> list[Cell]:
     layout = config.parallel
     values = [axes.get(axis, [getattr(layout, name)]) for axis, name in AXES.items()]

@@ -1,7 +1,7 @@
 """`rehearse`: a recipe acted out from loading to sampling what was exported, as it would run."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -10,13 +10,12 @@ from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
 from sage_grpo.distributed.launch import launch
 from sage_grpo.inference.export import export_run
 from sage_grpo.inference.sample import open_source, sample_videos, write_samples
+from sage_grpo.progress import Tell
 from sage_grpo.registry import resolve_model
 from sage_grpo.rehearsal import iterations
 from sage_grpo.rehearsal.toy import Rehearsal, find_monitors, find_prompts, find_rewards, shrink
 from sage_grpo.training import build
 from sage_grpo.weights.export import load_adapters
-
-Tell = Callable[[str], None]
 
 
 def rehearse(

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import yaml
 
 from sage_grpo.config import ConfigError, RecipeConfig
+from sage_grpo.progress import TellCount, no_count
 from sage_grpo.runs.folder import ENVIRONMENT, RECIPE, RunFolder
 from sage_grpo.suggest import nearest
 
@@ -230,9 +231,7 @@ def nearby(folder: Path) -> Iterator[Path]:
     yield from (path.parent for path in recipes[:8])
 
 
-def read_runs(
-    folders: Sequence[Path], now: float | None = None, tell: Callable[[int, int, str], None] = lambda *_: None
-) -> list[RunRecord]:
+def read_runs(folders: Sequence[Path], now: float | None = None, tell: TellCount = no_count) -> list[RunRecord]:
     """Each with a name of its own: the folder's, with as many of those above it as tell them apart."""
     paths = [folder.resolve() for folder in folders]
     for i, path in enumerate(paths):

@@ -20,8 +20,8 @@ from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.evaluation.audit.degrade import DEGRADATIONS, degrade
 from sage_grpo.evaluation.clips import MEGAPIXELS, Unreadable
-from sage_grpo.evaluation.folder import Tell
 from sage_grpo.evaluation.panel import Answer, Judge, Panel, ask
+from sage_grpo.progress import TellCount, no_count
 
 SUM = "sum"
 LEAST_SPREAD = 0.005  # of the range over clips and copies
@@ -134,7 +134,7 @@ def audit(
     *,
     seed: int = 0,
     megapixels: float = MEGAPIXELS,
-    tell: Tell = lambda done, total, what: None,
+    tell: TellCount = no_count,
 ) -> AuditResult:
     """Every scorer on every clip and every spoilt copy of it; one clip in memory, unless a scorer compares clips."""
     names = list(degradations or DEGRADATIONS)

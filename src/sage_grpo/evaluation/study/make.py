@@ -4,7 +4,7 @@ import io
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import combinations, product
@@ -23,6 +23,7 @@ from sage_grpo.evaluation.study.plan import ANSWERS, NAME, VIDEOS, Clip, Compari
 from sage_grpo.evaluation.texts import NoPrompt, find_prompts
 from sage_grpo.evaluation.videos import Folder as EvaluationFolder
 from sage_grpo.files import atomic_write
+from sage_grpo.progress import TellCount, no_count
 from sage_grpo.videos import DEFAULT_FPS, mp4_bytes
 
 DIMENSIONS = {
@@ -32,7 +33,6 @@ DIMENSIONS = {
 }
 # Worse beyond doubt in every clip. A frozen copy is not: it may move better than an original that shakes.
 SPOILT = ("noise", "flat")
-Tell = Callable[[int, int, str], None]  # done, in all, what now
 SEI = 6  # units of H.264 in which encoders write their name and settings
 
 
@@ -141,7 +141,7 @@ def spoilt(path: Path, kind: str, seed: int) -> bytes:
 class Folder:
     """Videos of a study, named by their content."""
 
-    def __init__(self, out: Path, total: int, tell: Tell) -> None:
+    def __init__(self, out: Path, total: int, tell: TellCount) -> None:
         self.out, self.total, self.tell = out / VIDEOS, total, tell
         self.hashes: dict[str, str] = {}
         self.done = 0
@@ -170,7 +170,7 @@ def make_study(
     seed: int,
     title: str,
     contact: str = "",
-    tell: Tell = lambda done, total, what: None,
+    tell: TellCount = no_count,
 ) -> StudyPlan:
     """Writes the videos, then the plan: a folder with a plan is whole."""
     if (out / NAME).exists() or (out / ANSWERS).exists():
