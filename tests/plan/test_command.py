@@ -30,6 +30,7 @@ def test_json_for_programs(tmp_path, monkeypatch):
     assert told["memory_per_rank"]["fits"]
 
 
+@pytest.mark.slow
 def test_a_table_for_people():
     said = run("lab").stdout
     assert "Memory of the fullest GPU" in said
@@ -44,6 +45,7 @@ def test_every_phase_has_a_remedy(recipe, mode):
     assert all(any(sensible for _, sensible in options) for options in tries.values())
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_answered_with_advice():
     """All weights and a short video: fullest when the optimizer steps."""
     said = dict(ask("wan-1.3b-24gb-lora", "full", "short"))
@@ -54,6 +56,7 @@ def test_what_does_not_fit_is_answered_with_advice():
     assert "does not fit" not in said["b200-180g"]
 
 
+@pytest.mark.slow
 def test_layouts_that_do_not_divide_are_answered_with_the_nearest_that_do():
     said = run("hunyuan15-64gpu", "--gpus", "60")
     assert said.exit_code == 2
@@ -68,6 +71,7 @@ def test_layouts_that_do_not_divide_are_answered_with_the_nearest_that_do():
         check_layout(load_recipe("hunyuan15-64gpu", ["parallel.processes=60", *changes]))
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_share_a_video_is_answered_with_layouts_that_work(tmp_path):
     (tmp_path / "recipe.yaml").write_text("model: {type: sd3}\nparallel: {processes: 2, sequence: 2}")
     said = run(str(tmp_path / "recipe.yaml"))
@@ -103,6 +107,7 @@ def test_a_sweep_keeps_the_recipes_videos_while_they_divide(tmp_path, monkeypatc
     assert parse_sweep(["gpus=8,64", "sp=1,2"]) == parse_sweep(["gpus=8,64 sp=1,2"]) == {"gpus": [8, 64], "sp": [1, 2]}
 
 
+@pytest.mark.slow
 def test_a_sweep_is_a_table_and_a_picture(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     told = json.loads(run("lab", "--sweep", "gpus=1,2,3", "--json").stdout)
@@ -112,6 +117,7 @@ def test_a_sweep_is_a_table_and_a_picture(tmp_path, monkeypatch):
     assert rates[0] >= rates[-1]
 
 
+@pytest.mark.slow
 def test_a_run_is_measured_and_the_plan_takes_its_seconds(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = ["run.iterations=3", "run.sample_every=0", "gauge.every=0", "run.trackers=[]"]

@@ -11,6 +11,8 @@ from sage_grpo.config import RecipeConfig
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.training.build import build_rewards
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards-scorers.md").read_text()
 FRAMES = 9
 PAN, OTHER = clips.pan(frames=FRAMES), clips.pan(x=200.0, y=300.0, frames=FRAMES)

@@ -45,6 +45,7 @@ def score(reward, clip):
     return reward.score(clip[None], [Prompt("")]).values.item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padded", [True, False], ids=["padded", "as it is"])
 def test_cuts_and_crossfades_are_seen(padded):
     reward, some = CutsReward(padded=padded), slice(None, None, 5 if padded else 1)  # padded it takes a second a video

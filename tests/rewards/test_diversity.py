@@ -100,6 +100,7 @@ def test_options_and_inputs_are_checked(reward):
     assert build.build_rewards(RecipeConfig(rewards=[{"type": "diversity"}]))[0].groupwise
 
 
+@pytest.mark.slow
 def test_as_a_monitor_it_compares_the_samples_of_a_prompt(tmp_path):
     settings = recipe(tmp_path)["run"] | {"samples": 2, "samples_each": 3}
     trainer(tmp_path, monitors=[{"type": "diversity"}], run=settings).train()

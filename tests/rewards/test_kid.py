@@ -99,6 +99,7 @@ def made(tmp_path_factory):
     return target, json.loads(result.stdout)
 
 
+@pytest.mark.slow
 def test_the_command_tells_what_it_read(made):
     target, said = made
     assert (said["files"], said["frames"], said["target"]) == (9, 10, str(target))
@@ -109,6 +110,7 @@ def test_the_command_tells_what_it_read(made):
     assert "is there already" in " ".join(again.stderr.split())
 
 
+@pytest.mark.slow
 def test_real_frames_are_nearer_than_spoilt_ones(made):
     monitor = KIDMonitor(str(made[0]), frames=1)
     real = torch.stack([picture(name)[100:300, 150:400] for name in list(FILES)[:4]])[:, None]
@@ -127,6 +129,7 @@ def test_real_frames_are_nearer_than_spoilt_ones(made):
         assert not found.valid.any()
 
 
+@pytest.mark.slow
 def test_it_is_a_monitor_only_and_needs_its_reference(made, tmp_path):
     entry = {"type": "kid", "options": {"reference": str(made[0])}}
     assert build.build_monitors(RecipeConfig(monitors=[entry])).names == ("kid",)

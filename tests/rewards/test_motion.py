@@ -48,6 +48,7 @@ def test_flow_is_the_motion_of_the_camera(dx, dy):
     assert flow[:, 1].median().item() == pytest.approx(-dy, abs=0.1)
 
 
+@pytest.mark.slow
 def test_dynamic_is_a_band(scores):
     dynamic = {clip: row["dynamic"] for clip, row in scores.items()}
     assert dynamic["pan"] == dynamic["object"] == 1
@@ -57,17 +58,20 @@ def test_dynamic_is_a_band(scores):
     assert dynamic["shuffled"] < 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoilt", ["shuffled", "shaken", "half rate", "cut"])
 def test_acceleration_catches(scores, spoilt):
     good = min(scores["pan"]["acceleration"], scores["object"]["acceleration"])
     assert scores[spoilt]["acceleration"] < 4 * good < 0
 
 
+@pytest.mark.slow
 def test_acceleration_forgives_noise_and_speed(scores):
     assert scores["noisy"]["acceleration"] > -1
     assert scores["fast"]["acceleration"] > -1.5
 
 
+@pytest.mark.slow
 def test_cut_is_seen_and_motion_is_not_a_cut(scores):
     for clip in ("cut", "mirrored"):
         assert scores[clip]["cut"] < -0.8
@@ -75,12 +79,14 @@ def test_cut_is_seen_and_motion_is_not_a_cut(scores):
         assert scores[clip]["cut"] > -0.1, clip
 
 
+@pytest.mark.slow
 def test_flicker_is_light_that_comes_and_goes(scores):
     assert scores["flicker"]["flicker"] < -0.02
     for clip in ("pan", "object", "static", "noisy", "fade", "blurred"):
         assert scores[clip]["flicker"] > -0.005, clip
 
 
+@pytest.mark.slow
 def test_combined_pays_even_motion_only(scores):
     combined = {clip: row["motion"] for clip, row in scores.items()}
     sound = min(combined["pan"], combined["object"])

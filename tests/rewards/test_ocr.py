@@ -51,6 +51,7 @@ def test_without_wanted_text_it_is_masked(reader, caplog):
     assert "its prompt has no column 'text' and quotes no text" in caplog.text
 
 
+@pytest.mark.slow
 def test_best_and_mean_over_frames():
     clip = torch.cat([SIGN[:1], torch.full_like(SIGN[:1], 120)])
     prompt = Prompt('"open late"')
@@ -121,6 +122,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reward", "module", "error", "message"),
     [

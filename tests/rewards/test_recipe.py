@@ -73,6 +73,7 @@ def test_a_scorer_that_compares_sees_whole_groups(tmp_path):
     assert metrics["reward/failed"] == 0
 
 
+@pytest.mark.slow
 def test_monitors_watch_and_change_nothing(tmp_path):
     runs = {}
     for name, monitors in (("without", []), ("with", [{"type": f"{__name__}:Sulking"}])):

@@ -43,12 +43,14 @@ def scores(reward):
     return dict(zip(CLIPS, found.values[:, 0].tolist(), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoilt", ["shuffled", "shaken", "half rate", "cut", "flicker"])
 def test_spoilt_motion_scores_lower(scores, spoilt):
     sound = min(scores["pan"], scores["object"])
     assert scores[spoilt] < 2 * sound < 0
 
 
+@pytest.mark.slow
 def test_it_is_gamed_as_its_page_says(scores):
     assert scores["static"] > scores["pan"]
     assert scores["blurred"] > scores["pan"]

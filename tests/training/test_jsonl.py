@@ -103,6 +103,7 @@ def test_a_kill_while_dropping_lines_keeps_the_old_file(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["m.jsonl"]
 
 
+@pytest.mark.slow
 def test_killed_for_real(tmp_path):
     """SIGKILL right after log() returns: the line is there."""
     path = tmp_path / "m.jsonl"

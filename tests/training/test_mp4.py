@@ -120,6 +120,7 @@ def test_wrapped_text_fits(text, lines):
     assert shown == whole or (shown.endswith("…") and whole.startswith(shown[:-1]) and len(shown) > 15)
 
 
+@pytest.mark.slow
 def test_contact_sheet_shows_the_frames_in_order(tmp_path):
     """Frame f of both videos is one colour: read it back from the page, left to right."""
     shades = [np.full((1, 16, 16, 3), 10 * f, np.uint8) for f in range(20)]
@@ -136,6 +137,7 @@ def test_contact_sheet_shows_the_frames_in_order(tmp_path):
     assert found == [[0, 60, 130, 190], [190, 130, 60, 0]]  # frames 0, 6, 13, 19
 
 
+@pytest.mark.slow
 def test_labels_keep_clear_of_the_frames(tmp_path):
     """Black frames on white paper: any ink of a label among them or any frame over a label would show."""
     black = np.zeros((8, 16, 16, 3), np.uint8)

@@ -32,6 +32,7 @@ def test_tensorboard_curve_and_video(tmp_path):
     assert (image.step, image.width, image.encoded_image_string[:6]) == (6, 128, b"GIF89a")
 
 
+@pytest.mark.slow
 def test_wandb_offline_keeps_one_run_id(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")

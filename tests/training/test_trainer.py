@@ -162,6 +162,7 @@ def assert_equal_states(a, b, place="state"):
         assert a == b, place
 
 
+@pytest.mark.slow
 def test_killed_runs_resume_bit_equal(tmp_path):
     """SIGKILL at three different moments of one run; weights, optimizer, anchors, EMA, gauge and curves agree."""
     straight, broken = tmp_path / "straight", tmp_path / "broken"
@@ -183,6 +184,7 @@ def test_killed_runs_resume_bit_equal(tmp_path):
     assert curves[0] == curves[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interruption_saves_and_ends_cleanly(tmp_path, number):
     process = start(tmp_path)

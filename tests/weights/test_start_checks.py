@@ -133,6 +133,7 @@ class RoundsWithGradient(Wan):
         return v * (1 + self.off * torch.randn_like(v)) if torch.is_grad_enabled() else v
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "rounding"), [("float32", 1e-6), ("bfloat16", 4e-3)])
 def test_one_update_of_a_rollout_bears_rounding(dtype, rounding):
     """Ratio 1 and no pull to the previous policy by construction; what is above rounding is refused all the same."""
@@ -186,6 +187,7 @@ def refused(model, **settings):
     return str(error.value)
 
 
+@pytest.mark.slow
 def test_sound_model_is_not_refused():
     for mode in ("lora", "full"):
         loop, seen = loop_for(tiny_model(HunyuanVideo15, {"mode": mode}))
