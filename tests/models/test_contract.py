@@ -38,8 +38,7 @@ QUICK = (
     HunyuanVideo15,
 )  # after every change; the others, which take half a minute, with all tests
 ADAPTERS = [
-    pytest.param(adapter, marks=[] if adapter in QUICK else pytest.mark.slow)
-    for adapter in contract.adapters()
+    pytest.param(adapter, marks=[] if adapter in QUICK else pytest.mark.slow) for adapter in contract.adapters()
 ]
 
 
