@@ -23,7 +23,7 @@ setup:            ## virtual environment with the pinned versions
 # where ruff or pytest-xdist is not installed, the rest runs all the same
 quick:            ## an answer in two minutes: ruff, and the tests that take less than a second
 	if $(RUN) -c 'import ruff' 2>/dev/null; then $(RUN) -m ruff check . && $(RUN) -m ruff format --check .; else echo 'ruff is not installed: no lint'; fi
-	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(RUN) -m pytest -q -r fE $(shell $(RUN) -c 'import xdist' 2>/dev/null && printf '%s' '-n 2')
+	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(RUN) -m pytest -q -r fE $(shell $(RUN) -c 'import xdist' 2>/dev/null && echo --numprocesses=2)
 
 check: lint types test   ## everything CI asks of the code
 

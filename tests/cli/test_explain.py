@@ -40,6 +40,7 @@ def test_table_fits_eighty_columns_and_names_its_columns():
     assert sum(line.strip()[:2].strip().isdigit() for line in lines) == 20
 
 
+@pytest.mark.slow
 def test_plot_is_a_picture(tmp_path):
     path = tmp_path / "kernels.png"
     result = invoke("explain", "--plot", str(path))

@@ -49,6 +49,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_broken_videos_stop_no_other(folder):
     videos = sorted(folder.glob("*.mp4"))
     judges = [judge(SharpnessReward()), judge(MotionReward()), judge(ReadsPrompt())]
@@ -143,6 +144,7 @@ def test_a_file_without_a_row_for_any_video_is_a_mistake(tmp_path):
         find_prompts([tmp_path / "1.mp4"], tmp_path, tmp_path / "p.txt")
 
 
+@pytest.mark.slow
 def test_choice_of_scorers(tmp_path):
     everything = choose([], None)
     assert {"dynamic", "sharpness"} <= set(everything.keys)

@@ -33,9 +33,18 @@ def checkpoint(tmp_path_factory):
     return get
 
 
+QUICK = (
+    Wan,
+    HunyuanVideo15,
+)  # after every change; the others, which take half a minute, with all tests
+ADAPTERS = [
+    pytest.param(adapter, marks=[] if adapter in QUICK else pytest.mark.slow) for adapter in contract.adapters()
+]
+
+
 @pytest.mark.parametrize("check", contract.CHECKS, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("guided", [True, False], ids=["guided", "unguided"])
-@pytest.mark.parametrize("adapter", contract.adapters(), ids=lambda a: a.__name__)
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda a: a.__name__)
 def test_contract(adapter, guided, check, checkpoint):
     check(contract.load(adapter, checkpoint(adapter), guided=guided))
 
