@@ -5,7 +5,8 @@ import torch
 from gaussian_model import GaussianModel
 from sage_grpo.config import AlgorithmConfig, KLConfig, PolicyConfig, SamplingConfig
 from sage_grpo.core.loop import Callback, Loop
-from sage_grpo.core.protocols import Prompt, Reward, Scores
+from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.core.scores import Scores
 
 
 class FunctionReward(Reward):

@@ -34,7 +34,7 @@ _HOMES = {
     "Prompt": "core.protocols",
     "RecipeConfig": "config",
     "Reward": "core.protocols",
-    "Scores": "core.protocols",
+    "Scores": "core.scores",
     "Trainer": "training.trainer",
     "UserError": "errors",
     "VideoModel": "core.protocols",
@@ -49,8 +49,9 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
-    from sage_grpo.core.protocols import Prompt, Reward, Scores, VideoModel, Videos
+    from sage_grpo.core.protocols import Prompt, Reward, VideoModel, Videos
     from sage_grpo.core.sampler import generate
+    from sage_grpo.core.scores import Scores
     from sage_grpo.errors import UserError
     from sage_grpo.inference.reopen import open_run
     from sage_grpo.math.kernels import kernel, kernel_table

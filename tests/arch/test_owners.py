@@ -13,7 +13,7 @@ OWNERS = {
     ),
     "a file that is whole or not there": ("files.py", r"os\.replace\(|mkstemp|NamedTemporaryFile"),
     "the nearest name": ("suggest.py", r"get_close_matches"),
-    "a score that is not finite": ("core/protocols.py", r"valid\S* & \S*\.isfinite"),
+    "a score that is not finite": ("core/scores.py", r"valid\S* & \S*\.isfinite"),
 }
 
 

@@ -14,7 +14,7 @@ from sage_grpo.core.protocols import Prompt
 from sage_grpo.distributed.launch import recording_failures
 from sage_grpo.distributed.processes import join, leave
 from sage_grpo.distributed.shard import local, my_slice
-from sage_grpo.models.quiet import quiet_libraries
+from sage_grpo.models.library_logging import quiet_libraries
 from sage_grpo.registry import resolve_model
 from sage_grpo.training import build
 

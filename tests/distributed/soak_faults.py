@@ -12,7 +12,8 @@ import time
 
 import torch
 
-from sage_grpo.core.protocols import Reward, Scores
+from sage_grpo.core.protocols import Reward
+from sage_grpo.core.scores import Scores
 from serve.faults import NAMES, NOT_FINITE, ON_THE_WAY, Faulty, Relay, truth
 
 PER_REQUEST = 2  # videos; equal to the batch of the trainer, so that its batches are requests

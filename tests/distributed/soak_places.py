@@ -4,7 +4,7 @@ import os
 
 from distributed import traps
 from sage_grpo.training.callbacks import Samples
-from sage_grpo.training.gauge import DriftGauge
+from sage_grpo.training.drift_gauge import DriftGauge
 from sage_grpo.training.trackers import JsonlTracker
 from sage_grpo.training.trainer import Trainer
 

@@ -22,7 +22,8 @@ from scipy import stats
 from gaussian_model import RANGE, GaussianModel
 from sage_grpo.config import AlgorithmConfig, KLConfig, PolicyConfig, SamplingConfig
 from sage_grpo.core.loop import Callback, Loop
-from sage_grpo.core.protocols import Prompt, Reward, Scores
+from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.core.scores import Scores
 
 ITERATIONS = 36
 WEIGHT = 0.1

@@ -2,7 +2,8 @@
 
 import torch
 
-from sage_grpo.core.protocols import Reward, Scores
+from sage_grpo.core.protocols import Reward
+from sage_grpo.core.scores import Scores
 
 
 class Moody(Reward):

@@ -9,7 +9,7 @@ import pytest
 
 from sage_grpo import registry
 from sage_grpo.evaluation.catalogue import catalogue, entry
-from sage_grpo.evaluation.declared import Declared
+from sage_grpo.evaluation.class_reader import Declared
 from sage_grpo.training import build
 
 ENTRIES = {known.name: known for known in catalogue()}
@@ -44,7 +44,7 @@ def test_nothing_heavy_is_imported():
 
 def test_what_cannot_be_read_plainly_is_said(tmp_path, monkeypatch):
     (tmp_path / "odd.py").write_text("class Odd:\n    names = tuple([*range(3)])\n")
-    monkeypatch.setattr("sage_grpo.evaluation.declared.ROOT", tmp_path)
+    monkeypatch.setattr("sage_grpo.evaluation.class_reader.ROOT", tmp_path)
     with pytest.raises(ValueError, match=r"sage_grpo\.odd: .* is not plain enough"):
         Declared("sage_grpo.odd", "Odd").value("names")
 

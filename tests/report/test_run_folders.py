@@ -17,7 +17,7 @@ from sage_grpo.report.figures import alarms_of
 from sage_grpo.report.page import PageTable, render_page
 from sage_grpo.report.run_page import make_report
 from sage_grpo.runs.read import read_run, read_runs
-from sage_grpo.training.gauge import DriftGauge
+from sage_grpo.training.drift_gauge import DriftGauge
 from walk import Walk
 
 

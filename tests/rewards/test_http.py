@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.scores import Scores
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.remote.http import HttpReward
 from sage_grpo.rewards.remote.wire import (

@@ -20,7 +20,8 @@ import torch
 
 from sage_grpo.config import FleetConfig
 from sage_grpo.core.loop import RewardFailure
-from sage_grpo.core.protocols import Prompt, Reward, Scores
+from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.core.scores import Scores
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.remote.http import HttpReward
 from serve.faults import IN_SCORER, NAMES, NOT_FINITE, ON_THE_WAY, Relay, kill_all, truth

@@ -11,7 +11,8 @@ pytest.importorskip("urllib3")
 import torch
 from starlette.testclient import TestClient
 
-from sage_grpo.core.protocols import Prompt, Reward, Scores
+from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.core.scores import Scores
 from sage_grpo.rewards.remote.wire import Limits, pack_request, unpack_answer
 from sage_grpo.serve import gate as module
 from sage_grpo.serve.gate import Busy, Gate, ScorerEndpoint, fingerprint

@@ -6,7 +6,7 @@ import torch
 from gaussian_model import GaussianModel
 from sage_grpo.config import GaugeConfig
 from sage_grpo.plan.operations import OperationCounter
-from sage_grpo.training.gauge import DriftGauge, diversity, look
+from sage_grpo.training.drift_gauge import DriftGauge, diversity, look
 from support import make_config, make_loop
 
 

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from gaussian_model import GaussianModel
-from sage_grpo.core.protocols import Scores
+from sage_grpo.core.scores import Scores
 from sage_grpo.rewards.remote.wire import pack_answer, unpack_request
 from sage_grpo.training.trackers import read_metrics
 from sage_grpo.training.trainer import Trainer

@@ -20,7 +20,8 @@ from sage_grpo.cli import app
 from sage_grpo.cli.errors import user_errors
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.loop import Callback
-from sage_grpo.core.protocols import Reward, Scores
+from sage_grpo.core.protocols import Reward
+from sage_grpo.core.scores import Scores
 from sage_grpo.lab.shapes.model import ShapesModel
 from sage_grpo.training.callbacks import Save
 from sage_grpo.training.trackers import read_metrics

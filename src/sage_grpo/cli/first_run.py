@@ -39,7 +39,7 @@ def first_run(
         console = Console(stderr=as_json)
         with console.status("loading the libraries") as status:
             from sage_grpo.first_run.run import first_run as run
-            from sage_grpo.models.quiet import quiet_libraries
+            from sage_grpo.models.library_logging import quiet_libraries
 
             quiet_libraries()
             report = run(recipe, overrides or [], out, iterations, gpu, status.update)

@@ -45,7 +45,7 @@ def plan(
     console, notes = Console(), Console(stderr=True)
     changes = [*(overrides or []), *([f"parallel.processes={gpus}"] if gpus else [])]
     with user_errors():
-        from sage_grpo.models.quiet import quiet_libraries
+        from sage_grpo.models.library_logging import quiet_libraries
         from sage_grpo.plan import show
         from sage_grpo.plan.estimate import estimate
         from sage_grpo.plan.hardware import find_gpu

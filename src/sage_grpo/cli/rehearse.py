@@ -69,7 +69,7 @@ def rehearse(
             return
         console = Console(stderr=as_json)
         with console.status("loading the libraries") as status:
-            from sage_grpo.models.quiet import quiet_libraries
+            from sage_grpo.models.library_logging import quiet_libraries
             from sage_grpo.rehearsal.run import rehearse as run
 
             quiet_libraries()

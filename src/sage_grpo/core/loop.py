@@ -11,18 +11,9 @@ from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.anchors import ANCHOR, anchor_is_due
 from sage_grpo.core.checks import check_replay, check_training
 from sage_grpo.core.copy_bank import CopyBank
-from sage_grpo.core.protocols import (
-    Comm,
-    Prompt,
-    PromptSource,
-    Reward,
-    Scores,
-    SingleProcess,
-    VideoModel,
-    Videos,
-    WeightsBank,
-)
+from sage_grpo.core.protocols import Comm, Prompt, PromptSource, Reward, SingleProcess, VideoModel, Videos, WeightsBank
 from sage_grpo.core.rollout import Key, Trajectory, keyed_rng, sample
+from sage_grpo.core.scores import Scores
 from sage_grpo.core.update import Batch, UpdateResult, trained_steps, update
 from sage_grpo.errors import UserError
 from sage_grpo.math.advantage import dimension_advantages, group_advantages, weighted_reward

@@ -5,11 +5,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from sage_grpo.core.scores import Scores
 from sage_grpo.errors import UserError
 
 Condition = Mapping[str, Tensor]  # what the network is told; every tensor has the samples as first axis
@@ -196,48 +197,6 @@ def whole(x: Tensor) -> Tensor:
     """A result that processes hold parts of. Only for small ones, never for weights."""
     gathered: Tensor = x.full_tensor() if hasattr(x, "full_tensor") else x
     return gathered
-
-
-@dataclass(frozen=True)
-class Scores:
-    """One row a video, one column a named score. Where `valid` is false the value means nothing.
-
-    The one place that decides what a failure is: a number that is not finite is never valid, whoever says so.
-    """
-
-    values: Tensor
-    """(B, R)."""
-    valid: Tensor
-    """(B, R), boolean."""
-
-    def __post_init__(self) -> None:
-        if self.valid.shape != self.values.shape:
-            raise ValueError(f"{tuple(self.values.shape)} scores with a mask of {tuple(self.valid.shape)}")
-        object.__setattr__(self, "valid", self.valid.bool() & self.values.isfinite())
-
-    @classmethod
-    def of(cls, values: Tensor) -> Self:
-        """Failed where the values are not finite."""
-        return cls(values, torch.ones_like(values, dtype=torch.bool))
-
-    @classmethod
-    def failed(cls, videos: int, scores: int) -> Self:
-        """None of them could be scored."""
-        return cls.of(torch.full((videos, scores), torch.nan, dtype=torch.float64))
-
-    @classmethod
-    def rows(cls, parts: Sequence["Scores"]) -> Self:
-        """The same scores of more videos."""
-        return cls(torch.cat([part.values for part in parts]), torch.cat([part.valid for part in parts]))
-
-    @classmethod
-    def columns(cls, parts: Sequence["Scores"]) -> Self:
-        """More scores of the same videos."""
-        return cls(torch.cat([part.values for part in parts], 1), torch.cat([part.valid for part in parts], 1))
-
-    def on_host(self) -> "Scores":
-        """In double precision: what is summed and compared."""
-        return Scores(self.values.double().cpu(), self.valid.cpu())
 
 
 class Reward:

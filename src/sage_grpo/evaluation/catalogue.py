@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sage_grpo import registry
-from sage_grpo.evaluation.declared import REQUIRED, Declared
+from sage_grpo.evaluation.class_reader import REQUIRED, Declared
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from sage_grpo.distributed.device import HOST
 from sage_grpo.distributed.launch import recording_failures
 from sage_grpo.distributed.processes import launched, launched_rank, leave
 from sage_grpo.files import atomic_write
-from sage_grpo.models.quiet import quiet_libraries
+from sage_grpo.models.library_logging import quiet_libraries
 from sage_grpo.training.trainer import Trainer
 
 RECIPE, MEMORY = "recipe.yaml", "memory-{}.json"

@@ -17,7 +17,7 @@ from sage_grpo.math.equalizer import equalizer, gradient_scale
 from sage_grpo.math.kernels import KernelTable, kernel_table
 from sage_grpo.math.schedule import sigma_schedule
 from sage_grpo.training.build import build_model, build_rewards
-from sage_grpo.training.gauge import diversity
+from sage_grpo.training.drift_gauge import diversity
 
 
 def table_of(config: RecipeConfig, kernel: str, eta: float, *, noisy_end: bool = False) -> KernelTable:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from sage_grpo.config import RecipeConfig
-from sage_grpo.training.gauge import NOISE_LEVELS
+from sage_grpo.training.drift_gauge import NOISE_LEVELS
 
 
 @dataclass(frozen=True)

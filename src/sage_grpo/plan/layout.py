@@ -15,7 +15,7 @@ from sage_grpo.distributed.fake_group import pretend
 from sage_grpo.distributed.processes import Processes
 from sage_grpo.distributed.shard import shard
 from sage_grpo.training import build
-from sage_grpo.training.gauge import INITIAL
+from sage_grpo.training.drift_gauge import INITIAL
 from sage_grpo.weights.optimizers import build_optimizer
 from sage_grpo.weights.prepare import make_bank
 

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from sage_grpo.config import ConfigError
+from sage_grpo.rehearsal.fake_library import build_shim
 from sage_grpo.rehearsal.fake_report import FakeCudaReport
-from sage_grpo.rehearsal.fake_shim import build_shim
 
 REPORT = "fake-cuda.json"
 
@@ -55,7 +55,7 @@ def main(library: str, folder: str, processes: str, source: str, *overrides: str
     from sage_grpo.rehearsal.fake_run import act_out  # noqa: PLC0415
 
     if importlib.util.find_spec("diffusers"):
-        from sage_grpo.models.quiet import quiet_libraries  # noqa: PLC0415
+        from sage_grpo.models.library_logging import quiet_libraries  # noqa: PLC0415
 
         quiet_libraries()
     tell = partial(print, flush=True)

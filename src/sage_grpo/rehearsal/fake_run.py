@@ -30,7 +30,7 @@ from sage_grpo.rehearsal.fake_report import FakeCudaReport, Row
 from sage_grpo.rehearsal.toy import Rehearsal, find_monitors, find_prompts, find_rewards, shrink
 from sage_grpo.training import build
 from sage_grpo.training.callbacks import Samples, Save, WeightAverage
-from sage_grpo.training.gauge import DriftGauge
+from sage_grpo.training.drift_gauge import DriftGauge
 from sage_grpo.training.trainer import Trainer
 
 ITERATION = "load, sample, rollout, decode, score, checks, update, anchor, EMA, gauge, save"

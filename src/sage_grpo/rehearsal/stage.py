@@ -20,7 +20,7 @@ from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_noise
 from sage_grpo.distributed.device import HOST
 from sage_grpo.inference.export import export_run
-from sage_grpo.models.quiet import quiet_libraries
+from sage_grpo.models.library_logging import quiet_libraries
 from sage_grpo.registry import resolve_model
 from sage_grpo.rehearsal.full_size import RECIPE, Stage
 from sage_grpo.rehearsal.toy import PROMPTS, Rehearsal, StandIn, find_prompts

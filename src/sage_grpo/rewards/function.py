@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_grpo.core.protocols import Prompt, Reward, Scores, Videos
+from sage_grpo.core.protocols import Prompt, Reward, Videos
+from sage_grpo.core.scores import Scores
 
 
 class FunctionReward(Reward):

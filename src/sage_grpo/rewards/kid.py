@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sage_grpo.config import ConfigError
-from sage_grpo.core.protocols import Prompt, Reward, Scores
+from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.core.scores import Scores
 from sage_grpo.registry import reward
 from sage_grpo.rewards.errors import MissingWeights, RewardError
 from sage_grpo.rewards.frames import frame_numbers

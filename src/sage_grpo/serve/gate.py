@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from sage_grpo.core.protocols import Scores
+from sage_grpo.core.scores import Scores
 from sage_grpo.rewards.remote.wire import Limits, WireError, pack_answer, unpack_answer, unpack_request
 
 Ask = Callable[[bytes, int], Awaitable[bytes]]  # a scorer: request and its number of videos → answer

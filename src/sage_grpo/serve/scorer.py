@@ -7,7 +7,8 @@ from itertools import groupby
 
 import torch
 
-from sage_grpo.core.protocols import Prompt, Reward, Scores
+from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.core.scores import Scores
 from sage_grpo.rewards.remote.wire import Limits, pack_answer, unpack_request
 
 log = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from sage_grpo.runs.folder import ENVIRONMENT, RECIPE, RunFolder
 from sage_grpo.runs.private import clean_text
 from sage_grpo.training import build
 from sage_grpo.training.callbacks import Clock, CollectiveStop, Log, Samples, Save, WeightAverage
+from sage_grpo.training.drift_gauge import DriftGauge
 from sage_grpo.training.environment import describe_environment
-from sage_grpo.training.gauge import DriftGauge
 from sage_grpo.training.progress import ProgressCallback
 from sage_grpo.training.trackers import Tracker, make_trackers
 from sage_grpo.weights.optimizers import build_optimizer

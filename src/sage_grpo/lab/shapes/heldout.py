@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sage_grpo.core.protocols import Prompt, Reward, Scores
+from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.core.scores import Scores
 from sage_grpo.lab.shapes.world import FRAMES, SIZE, fit, parse_prompt
 from sage_grpo.registry import reward
 from sage_grpo.rewards.errors import RewardError

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sage_grpo.core.protocols import Prompt, Reward, Scores
+from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.core.scores import Scores
 from sage_grpo.lab.shapes.world import FRAMES, PALETTE, SIZE, STEPS, parse_prompt, render_masks
 from sage_grpo.registry import reward
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import urllib3
 from torch import Tensor
 
-from sage_grpo.core.protocols import Prompt, Reward, Scores, Videos
+from sage_grpo.core.protocols import Prompt, Reward, Videos
+from sage_grpo.core.scores import Scores
 from sage_grpo.registry import reward
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.remote.client import Client, RetryPolicy, Unanswered, in_background

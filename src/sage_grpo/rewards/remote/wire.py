@@ -15,7 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from sage_grpo.core.protocols import Prompt, Scores
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.scores import Scores
 
 VERSION = 1
 CHANNELS = 3
