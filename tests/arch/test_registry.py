@@ -6,6 +6,9 @@ from importlib import import_module
 
 import pytest
 
+for library in ("diffusers", "transformers", "rapidocr_onnxruntime", "ray"):
+    pytest.importorskip(library)
+
 import sage_grpo.lab
 import sage_grpo.models
 import sage_grpo.rewards
@@ -28,6 +31,7 @@ def defined(base):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "known", "resolve"),
     [

@@ -1,6 +1,9 @@
 """Latents of several tensors and videos with sound: the algorithm sees one row of numbers, a reward hears."""
 
+import pytest
 import torch
+
+pytest.importorskip("hypothesis")
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,6 +57,7 @@ class Loudness(Reward):
         return lambda: Scores.of(videos.sound.double().flatten(1).mean(1, keepdim=True))
 
 
+@pytest.mark.slow
 def test_a_reward_hears_what_a_model_of_two_parts_makes_and_the_policy_learns_it():
     config = make_config(
         policy={"prompts_per_iteration": 2, "num_generations": 8, "batch_size": 4}, kl={"high": 0.0, "low": 0.0}

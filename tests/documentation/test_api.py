@@ -77,6 +77,7 @@ def site(tmp_path_factory):
     server.shutdown()
 
 
+@pytest.mark.slow
 def test_formulas_are_drawn(site):
     playwright = pytest.importorskip("playwright.sync_api")
     names = ("chromium", "chromium-browser", "google-chrome")

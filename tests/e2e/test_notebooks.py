@@ -27,6 +27,7 @@ def values(name, folder, what):
     return json.loads(book.cells[-1].outputs[0].text)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_kernel(tmp_path):
     what = "{'before': before.flatten().tolist(), 'after': after.abs().max().item(), 'noise': table.s.tolist()}"
@@ -37,6 +38,7 @@ def test_a_kernel(tmp_path):
     assert all(s > 0 for s in seen["noise"][:-1])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_your_own_reward(tmp_path):
     what = "{'first': first, 'last': last, 'lit': [brightness(x, prompts) for x in (before, after)]}"

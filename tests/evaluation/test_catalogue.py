@@ -7,6 +7,9 @@ from importlib.metadata import PackageNotFoundError, distribution
 
 import pytest
 
+for library in ("transformers", "rapidocr_onnxruntime", "urllib3", "hypothesis"):
+    pytest.importorskip(library)
+
 from sage_grpo import registry
 from sage_grpo.evaluation.catalogue import catalogue, entry
 from sage_grpo.evaluation.class_reader import Declared
@@ -15,6 +18,7 @@ from sage_grpo.training import build
 ENTRIES = {known.name: known for known in catalogue()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(registry.rewards()))
 def test_what_is_read_is_what_the_class_says(name):
     """The file is read without importing it; the imported class must say the same."""
@@ -34,6 +38,7 @@ def test_what_is_read_is_what_the_class_says(name):
         assert reward.groupwise == known.groupwise
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_imported():
     code = (
         "import sys; from sage_grpo.evaluation.catalogue import catalogue; catalogue(); print('torch' in sys.modules)"
