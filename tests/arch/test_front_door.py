@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import resource
 import subprocess
 import sys
 from importlib import import_module
@@ -32,6 +33,19 @@ def test_importing_the_package_imports_nothing_heavy():
 def test_importing_the_package_is_free():
     """CPU seconds of a whole interpreter that does nothing else; the clock of a busy machine says nothing."""
     assert asked("said = time.process_time()") < 0.3
+
+
+@pytest.mark.parametrize(("words", "limit"), [(["--help"], 0.5), (["rewards", "list"], 1.5)])
+def test_a_command_that_computes_nothing_answers_at_once(words, limit):
+    """CPU seconds, the least of three: on a busy machine some of them pay for others."""
+
+    def seconds():
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "sage_grpo", *words], check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(3)) < limit
 
 
 @pytest.mark.parametrize("name", LAZY)
