@@ -12,6 +12,7 @@ from sage_grpo.config import load_recipe
 from sage_grpo.plan.counts import count
 from sage_grpo.plan.memory import memory, model_states
 from sage_grpo.plan.probe import decoding, probe
+from sage_grpo.training import build
 
 MEASURED = ("rollout", "decode", "train")
 
@@ -32,7 +33,9 @@ def measure(folder, names):
 def planned(folder, name):
     config = load_recipe(recipe(name, folder))
     one_sided = config.model.guidance_gradient == "conditional"
-    found = memory(config, probe(config), model_states(config), decoding(config), gpu=False).phases
+    found = memory(
+        build.outline_model(config), config, probe(config), model_states(config), decoding(config), gpu=False
+    ).phases
     phases = found | {"train": max(found["train"], found["step"]), "rollout": max(found["rollout"], found["score"])}
     return count(config, True, one_sided).forward * config.parallel.sequence, phases
 

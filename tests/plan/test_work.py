@@ -63,8 +63,8 @@ def test_a_deep_network_lies_on_the_line_of_two_shallow_ones(monkeypatch):
     config = load_recipe(
         "hunyuan15-64gpu", ["parallel.processes=4", "policy.prompts_per_iteration=1", "policy.batch_size=2"]
     )
-    _, forward, training = passes(config, 8)
-    shallow = [passes(config, depth)[1:] for depth in probing.SHALLOW]
+    _, forward, training = passes(build.outline_model(config), config, 8)
+    shallow = [passes(build.outline_model(config), config, depth)[1:] for depth in probing.SHALLOW]
     for real, few, more in zip((forward, training), *shallow, strict=True):
         line = probing.line(few, more, 8)
         assert line.flops == pytest.approx(real.flops, rel=1e-6)
@@ -79,7 +79,8 @@ def test_backward_passes_of_full_weights_and_adapters():
     ratio = {}
     for mode, again in (("full", False), ("full", True), ("lora", False)):
         settings = [*size, f"tuning.mode={mode}", f"tuning.gradient_checkpointing={again}", "model.height=128"]
-        _, forward, training = passes(load_recipe("hunyuan15-64gpu", [*settings, "model.width=128"]), 4)
+        config = load_recipe("hunyuan15-64gpu", [*settings, "model.width=128"])
+        _, forward, training = passes(build.outline_model(config), config, 4)
         ratio[mode, again] = training.flops / forward.flops
     assert ratio["full", False] == pytest.approx(3.0, abs=0.1)
     assert ratio["full", True] == pytest.approx(3.9, abs=0.15)  # recomputed are the blocks alone

@@ -138,7 +138,14 @@ def _work(settings: str) -> Work:
     decoded = _decoding(alone(config, batch=config.policy.batch_size).model_dump_json())
     counts = count(config, guided, outline.guidance_gradient == "conditional")
     return Work(
-        guided, outline.typical_text, single, passes, decoded, counts, states, memory(config, passes, states, decoded)
+        guided,
+        outline.typical_text,
+        single,
+        passes,
+        decoded,
+        counts,
+        states,
+        memory(outline, config, passes, states, decoded),
     )
 
 

@@ -56,7 +56,10 @@ def contents(model: VideoModel, config: RecipeConfig, processes: Processes) -> C
 
 def check_layout(config: RecipeConfig) -> None:
     """Whether the model can be cut as the recipe asks; a video's tokens and heads do not divide by everything."""
-    layout, model = config.parallel, build.outline_model(config)
+    layout = config.parallel
+    if layout.sequence == 1:  # weights are cut by rows, which always works
+        return
+    model = build.outline_model(config)
     with pretend(layout.processes, layout.sequence, layout.replicate) as processes:
         if processes.exchange:
             build.share_video(model, config, processes.exchange)

@@ -129,10 +129,16 @@ def reward_bytes(config: RecipeConfig) -> tuple[int, tuple[str, ...]]:
 
 
 def memory(
-    config: RecipeConfig, passes: Probe, states: ModelStates, decoding: Cost | None, *, gpu: bool = True
+    model: VideoModel,
+    config: RecipeConfig,
+    passes: Probe,
+    states: ModelStates,
+    decoding: Cost | None,
+    *,
+    gpu: bool = True,
 ) -> Memory:
     """On a GPU the optimizer takes all tensors at once, and needs room for one more of each; on the host two of one."""
-    model, policy = build.outline_model(config), config.policy
+    policy = config.policy
     videos = config.rollouts // config.parallel.replicas
     latents = torch.Size(model.latent_shape(Prompt(""))).numel()
     answer = model.dtype.itemsize  # of a velocity

@@ -73,9 +73,9 @@ def watched(act: Callable[[], Any]) -> Cost:
     return Cost(dict(watch.operations), dict(watch.sent), dict(watch.messages), watch.peak, watch.largest)
 
 
-def passes(config: RecipeConfig, depth: int | None) -> tuple[int, Cost, Cost]:
-    """Tokens of a video, a forward pass and a training pass of one batch, with so many blocks."""
-    layout, model = config.parallel, build.outline_model(config)
+def passes(model: VideoModel, config: RecipeConfig, depth: int | None) -> tuple[int, Cost, Cost]:
+    """Tokens of a video, a forward and a training pass of one batch, with so many blocks. Takes the model apart."""
+    layout = config.parallel
     shape, policy = model.latent_shape(Prompt("")), config.policy
     example = None if model.blank_condition(1) else model.encode(config_prompts(config, 1))
     for part, name in stacks(model) if depth else ():
@@ -123,12 +123,13 @@ def config_prompts(config: RecipeConfig, count: int) -> list[Prompt]:
 
 
 def probe(config: RecipeConfig) -> Probe:
-    places = stacks(build.outline_model(config))
-    blocks = [len(list(part.get_submodule(name).children())) for part, name in places]
+    model = build.outline_model(config)
+    blocks = [len(list(part.get_submodule(name).children())) for part, name in stacks(model)]
     if not blocks or max(blocks) <= SHALLOW[1]:
-        tokens, forward, training = passes(config, None)
+        tokens, forward, training = passes(model, config, None)
         return Probe(tokens, forward, training)
-    (tokens, *few), (_, *more) = (passes(config, depth) for depth in SHALLOW)
+    tokens, *few = passes(model, config, SHALLOW[0])
+    _, *more = passes(build.outline_model(config), config, SHALLOW[1])
     forward, training = (line(a, b, max(blocks)) for a, b in zip(few, more, strict=True))
     return Probe(tokens, forward, training)
 

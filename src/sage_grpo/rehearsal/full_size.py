@@ -77,7 +77,8 @@ def at_full_size(config: RecipeConfig, folder: Path, record: Rehearsal) -> Recip
 
 
 def planned_memory(config: RecipeConfig) -> Memory:
-    return memory(config, probe(config), model_states(config), decoding(config), gpu=False)
+    outline = build.outline_model(config)
+    return memory(outline, config, probe(config), model_states(config), decoding(config), gpu=False)
 
 
 def working(plan: Memory) -> dict[str, int]:
