@@ -40,7 +40,7 @@ types:
 	$(BIN)/mypy
 
 test:
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m '' -n 2 --dist worksteal --durations=15
+	SAGE_GRPO_ALL=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m '' -n 2 --dist worksteal --durations=15
 
 bare:             ## the quick tests where only the package and pytest are installed; needs the network
 	$(PYTHON) -m venv --clear $(BARE)

@@ -66,6 +66,7 @@ def fits(name: str, text: str) -> bool:
 
 
 def test_licences_fit_apache():
+    pytest.importorskip("diffusers")  # the licences of what is installed: all extras
     found = needed(set(GROUPS) - {"dev"})
     assert len(found) > 60
     wrong = {name: licence(dist) for name, dist in found.items() if not fits(name, licence(dist))}

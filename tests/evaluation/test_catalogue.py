@@ -55,6 +55,7 @@ def test_what_cannot_be_read_plainly_is_said(tmp_path, monkeypatch):
 
 
 def test_json_is_complete():
+    pytest.importorskip("accelerate")
     written = json.loads(json.dumps(ENTRIES["videoalign"].as_dict()))
     assert written["scores"] == ["VQ", "MQ", "TA"]
     assert written["required"] == ["path"]
@@ -64,6 +65,7 @@ def test_json_is_complete():
 
 
 def test_options_that_are_passed_on_are_told_with_the_nearest_default():
+    pytest.importorskip("transformers")
     pick = ENTRIES["pickscore"]
     assert {"divisor", "frames", "device", "revision"} <= set(pick.defaults)
     assert pick.summary != ENTRIES["clip"].summary  # two of one file

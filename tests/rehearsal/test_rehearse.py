@@ -166,6 +166,7 @@ def test_stand_ins_are_told(tmp_path):
 )
 def test_faults_of_a_recipe_are_found(change, message, tmp_path):
     """What would fail after an hour on rented machines fails here, in a sentence."""
+    pytest.importorskip("diffusers")
     values = RECIPE | {"tuning": {"mode": "lora"}} | change
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(values))
     result, _ = rehearse(tmp_path / "r.yaml")

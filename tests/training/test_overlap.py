@@ -81,6 +81,7 @@ def timed(reward, waits):
 
 
 def test_most_of_the_scoring_is_hidden_behind_the_rollout(tmp_path, slow_scorer):
+    pytest.importorskip("urllib3")
     address, given = slow_scorer
     model, waits = SlowModel(), []
     settings = {

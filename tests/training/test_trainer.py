@@ -343,6 +343,7 @@ def test_a_full_disk_is_told_without_a_trace(where, capsys):
 
 
 def test_a_model_of_your_own_is_tuned_as_the_recipe_says(tmp_path):
+    pytest.importorskip("peft")
     recipe = {"tuning": {"mode": "lora", "rank": 2}, "run": {"out": str(tmp_path)}}
     trainer = Trainer(model=ShapesModel.from_pretrained(), rewards=[lambda v, p: [0.0] * len(v)], config=recipe)
     trained = [name for name, p in trainer.model.module.named_parameters() if p.requires_grad]
