@@ -166,7 +166,7 @@ def expected_values(recorder, plan):
     """The true scores, batch after batch, as the run made its videos."""
     for rollouts in recorder.rollouts:
         for i, videos in enumerate(rollouts.videos):
-            yield plan.true_scores(videos, rollouts.prompts[i * GROUP : (i + 1) * GROUP])
+            yield plan.true_scores(videos.frames, rollouts.prompts[i * GROUP : (i + 1) * GROUP])
 
 
 def check_large_bodies(faults, url):
