@@ -12,7 +12,7 @@ FAULTS ?= 100
 ROUNDS ?= 24
 HOURS  ?= 2
 
-.PHONY: setup quick check lint format types test bare docs configuration figures trust-regions lab claims eval audit chaos chaos-alone fleet-chaos soak fleet-speed plan-check plan-all same-weights overhead wheel sbom licences audit-dependencies clean
+.PHONY: setup quick check lint format types test sweeps bare docs configuration figures trust-regions lab claims eval audit chaos chaos-alone fleet-chaos soak fleet-speed plan-check plan-all same-weights overhead wheel sbom licences audit-dependencies clean
 setup:            ## virtual environment with the pinned versions
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install torch==2.13.0
@@ -40,7 +40,10 @@ types:
 	$(BIN)/mypy
 
 test:
-	SAGE_GRPO_ALL=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m '' -n 2 --dist worksteal --durations=15
+	SAGE_GRPO_ALL=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m 'not sweep' -n 2 --dist worksteal --durations=15
+
+sweeps:           ## further cases of what CI checks with one: every layout, compiler mode, size; takes an hour
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -m sweep --durations=15
 
 bare:             ## the quick tests where only the package and pytest are installed; needs the network
 	$(PYTHON) -m venv --clear $(BARE)

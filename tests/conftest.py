@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-QUICK = "not slow"  # as in pyproject.toml
+QUICK = "not slow and not sweep"  # as in pyproject.toml
 
 
 def pytest_addoption(parser, pluginmanager):

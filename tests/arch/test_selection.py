@@ -19,6 +19,10 @@ def test_quick():
 def test_slow():
     pass
 
+@pytest.mark.sweep
+def test_further_case():
+    pass
+
 @pytest.mark.slow
 def test_wants_more():
     pytest.importorskip("no_such_library")
@@ -45,11 +49,13 @@ def run(folder, *words, **environment):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["test_planted.py"], "1 passed, 2 deselected"),
-        (["test_planted.py", "-m", ""], "2 passed, 1 skipped"),
-        (["test_planted.py", "-m", "slow"], "1 passed, 1 skipped, 1 deselected"),
+        (["test_planted.py"], "1 passed, 3 deselected"),
+        (["test_planted.py", "-m", ""], "3 passed, 1 skipped"),
+        (["test_planted.py", "-m", "not sweep"], "2 passed, 1 skipped, 1 deselected"),
+        (["test_planted.py", "-m", "slow"], "1 passed, 1 skipped, 2 deselected"),
         (["test_planted.py::test_slow"], "1 passed"),
-        (["test_planted.py::test_slow", "test_planted.py"], "1 passed, 2 deselected"),
+        (["test_planted.py::test_further_case"], "1 passed"),
+        (["test_planted.py::test_slow", "test_planted.py"], "1 passed, 3 deselected"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -24,6 +24,7 @@ from sage_grpo.distributed.shard import shard
 from sage_grpo.models import contract
 from sage_grpo.plan.layout import Contents
 from sage_grpo.plan.memory import model_states as fullest
+from sweeps import further
 from tiny_models import tiny_model
 
 CASES = ("hunyuan15-lora", "hunyuan15-full")
@@ -142,7 +143,7 @@ def test_groups_over_replicas():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "mode", "uneven"),
-    [(64, "full", 1.01), (512, "full", 1.01), (64, "lora", 1.01)],
+    [(64, "full", 1.01), (64, "lora", 1.01), further(512, "full", 1.01)],
 )
 def test_hunyuanvideo_at_full_size(processes, mode, uneven):
     size = [f"parallel.processes={processes}", f"policy.prompts_per_iteration={processes // 4}", f"tuning.mode={mode}"]

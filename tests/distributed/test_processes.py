@@ -6,6 +6,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.distributed.checkpoint import load_newest
 from sage_grpo.distributed.device import DeviceError, backend_for, choose_device
 from sage_grpo.distributed.processes import join, meeting_place
+from sweeps import further
 
 
 def launch(folder, processes, *cases):
@@ -43,23 +45,30 @@ def assert_alike(one, other, limit=1e-6, spared=0):
     return off.max().item()
 
 
-EXACT = ("shapes-full", "shapes-lora", "hunyuan15-full", "hunyuan15-lora", "wan-full", "wan-lora")
-HALF = ("wan-lora-bf16", "wan-full-bf16")
+class Cases(NamedTuple):
+    exact: tuple[str, ...]  # in float32
+    half: tuple[str, ...]
+    copied: tuple[str, ...]  # of the exact ones; also in copies of shards, and with a number of processes that changes
+
+
+CASES = {
+    "first": Cases(("shapes-full", "hunyuan15-lora", "wan-full"), ("wan-lora-bf16",), ("shapes-full",)),
+    "others": Cases(("shapes-lora", "hunyuan15-full", "wan-lora"), ("wan-full-bf16",), ("wan-lora",)),
+}
 SPARED = {"wan-full": 4}  # of 19,832; the others of this and all weights of the other models within 1e-6
-COPIED = ("shapes-full", "wan-lora")
 
 
-def run_all(folder):
+def run_all(folder, cases):
     """Every case of the two tests below. A launch serves all cases of its number of processes, which lay themselves out
     anew for each; the legs of the run whose number changes go along where they can."""
 
     def leg(iterations):
-        return [f"{case}:{iterations}/suffix=parts" for case in COPIED]
+        return [f"{case}:{iterations}/suffix=parts" for case in cases.copied]
 
-    everything = (*EXACT, *(f"{case}:2" for case in HALF))
-    shared = [f"{case}/sequence=2/suffix=shared" for case in EXACT]
-    copies = [f"{case}/replicate=2" for case in COPIED]
-    both = [f"{case}/sequence=2/suffix=both" for case in COPIED]
+    everything = (*cases.exact, *(f"{case}:2" for case in cases.half))
+    shared = [f"{case}/sequence=2/suffix=shared" for case in cases.exact]
+    copies = [f"{case}/replicate=2" for case in cases.copied]
+    both = [f"{case}/sequence=2/suffix=both" for case in cases.copied]
     launch(folder, 1, *everything)
     launch(folder, 2, *everything, *shared, *leg(2))
     launch(folder, 1, *leg(3))
@@ -67,16 +76,18 @@ def run_all(folder):
     launch(folder, 2, *leg(5))
 
 
-@pytest.fixture(scope="module")
-def ends(tmp_path_factory):
-    return once(tmp_path_factory, "every-layout", run_all)
+@pytest.fixture(scope="module", params=["first", further("others")])
+def ends(request, tmp_path_factory):
+    cases = CASES[request.param]
+    return once(tmp_path_factory, f"every-layout-{request.param}", lambda folder: run_all(folder, cases)), cases
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_every_layout_equals_one_process(ends):
     """Two shards; copies of shards (HSDP); one video for two; half precision with recomputation."""
-    for case in EXACT:
+    ends, cases = ends
+    for case in cases.exact:
         one, two = result(ends, f"{case}-1"), result(ends, f"{case}-2")
         off = assert_alike(one, two, spared=SPARED.get(case, 0))
         print(f"{case}: weights after 10 updates differ by {off:.1e}; held {two['held']:.3f}")
@@ -87,13 +98,13 @@ def test_every_layout_equals_one_process(ends):
         off = assert_alike(one, shared, spared=SPARED.get(case, 0))
         print(f"{case}: with a shared video they differ by {off:.1e}; held {shared['held']:.3f}")
         assert shared["held"] <= 0.6
-    for case in COPIED:
+    for case in cases.copied:
         four, both = result(ends, f"{case}-4"), result(ends, f"{case}-both")
         assert_alike(result(ends, f"{case}-1"), four)
         assert_alike(result(ends, f"{case}-1"), both)
         assert four["held"] <= 0.6
         assert both["held"] <= 0.35
-    for case in HALF:  # the gate held in both, or they would not have ended
+    for case in cases.half:  # the gate held in both, or they would not have ended
         one, two = result(ends, f"{case}-1"), result(ends, f"{case}-2")
         assert {w.dtype for w in two["weights"].values()} == {torch.float32}
         assert torch.equal(one["noise"][0], two["noise"][0])
@@ -142,7 +153,8 @@ def test_the_command_under_torchrun(tmp_path):
 @pytest.mark.timeout(1500)
 def test_number_of_processes_may_change_between_resumes(ends):
     """2 → 1 → 4 → 2 processes end as one that never changed."""
-    for case in COPIED:
+    ends, cases = ends
+    for case in cases.copied:
         one, other = result(ends, f"{case}-1"), result(ends, f"{case}-parts")
         assert len(other["noise"]) == 2  # of one iteration: the last leg went on from the others
         assert torch.equal(one["noise"][-1], other["noise"][-1])

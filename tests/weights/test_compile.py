@@ -9,6 +9,7 @@ import torch
 
 from sage_grpo.models.hunyuan15 import HunyuanVideo15
 from sage_grpo.models.wan import Wan
+from sweeps import further
 from tiny_models import disturb, tiny_model
 from weights.test_start_checks import loop_for
 
@@ -21,9 +22,19 @@ def compiled(adapter, mode, recompute):
     return disturb(tiny_model(adapter, tuning), 0.02)
 
 
-@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
-@pytest.mark.parametrize("mode", ["lora", "full"])
-@pytest.mark.parametrize("adapter", [Wan, HunyuanVideo15], ids=lambda a: a.__name__)
+@pytest.mark.parametrize(
+    ("adapter", "mode", "recompute"),
+    [
+        (Wan, "full", False),
+        (Wan, "lora", True),
+        further(Wan, "full", True),
+        further(Wan, "lora", False),
+        further(HunyuanVideo15, "full", False),
+        further(HunyuanVideo15, "full", True),
+        further(HunyuanVideo15, "lora", False),
+        further(HunyuanVideo15, "lora", True),
+    ],
+)
 def test_compiled_bfloat16_passes_the_gate_and_trains(adapter, mode, recompute):
     model = compiled(adapter, mode, recompute)
     before = [p.detach().clone() for p in model.module.parameters() if p.requires_grad]

@@ -5,6 +5,7 @@ It works alike on tensors without values, for a plan, and on real ones.
 
 # mypy: disable-error-code="no-untyped-call"
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 aten: Any = torch.ops.aten
 Operation = tuple[float, float]  # FLOPs, bytes read and written
@@ -38,8 +38,19 @@ def flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     return float(formula(*args, **kwargs, out_val=out)) if formula else 0.0
 
 
+def tensors(values: Any) -> Iterator[Tensor]:
+    """Of an operation's arguments or results. torch's general walk through nested values takes most of a plan's time."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from tensors(value)
+    elif isinstance(values, dict):
+        yield from tensors(list(values.values()))
+
+
 def sizes(values: Any) -> list[int]:
-    return [x.numel() * x.element_size() for x in tree_leaves(values) if isinstance(x, Tensor)]
+    return [x.numel() * x.element_size() for x in tensors(values)]
 
 
 class OperationCounter(TorchDispatchMode):
@@ -74,12 +85,13 @@ class OperationCounter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        input_storages = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
-        for x in tree_leaves(out):
-            if isinstance(x, Tensor):
-                storage = x.untyped_storage()
-                if storage._cdata in self._live or storage._cdata not in input_storages:  # else it was there before
-                    self._note(storage)
+        if func.namespace in ("prim", "profiler"):  # a tensor is asked for its device more often than all else
+            return out
+        input_storages = {x.untyped_storage()._cdata for x in tensors((args, kwargs))}
+        for x in tensors(out):
+            storage = x.untyped_storage()
+            if storage._cdata in self._live or storage._cdata not in input_storages:  # else it was there before
+                self._note(storage)
         if func.namespace in ("c10d", "_c10d_functional"):
             if purpose := MESSAGES.get(func._overloadpacket.__name__):
                 self.sent[purpose] += max(sizes((args, out)))
