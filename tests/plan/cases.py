@@ -3,6 +3,7 @@
 from sage_grpo.models import contract
 from sage_grpo.registry import resolve_model
 
+ITERATIONS = 4
 LONG_TEXT = "a cat sees a dog, and both of them run"  # as many tokens as tiny models take, which is what a plan counts
 
 
@@ -24,7 +25,7 @@ def case(kind, mode, size, processes=1, *, group=4, anchor="moving", tuning=None
             },
             "kl": {"anchor": anchor, "ref_model_sync_steps": 1},
             "optimizer": {"ema": 0.9 if anchor == "moving" else None},
-            "run": {"iterations": 3, "sample_every": 0, "trackers": [], "save_every": 100, "resume": "never"},
+            "run": {"iterations": ITERATIONS, "sample_every": 0, "trackers": [], "save_every": 100, "resume": "never"},
             "gauge": {"every": 0},
         },
     }

@@ -8,12 +8,7 @@ from plan.reality import MEASURED, measure, planned
 
 pytestmark = pytest.mark.slow
 
-CASES = (
-    "hunyuan15 full, 2 shards",
-    "hunyuan15 lora, shared video",
-    "wan lora, bf16",
-    "wan full, groups of 8, no anchor",
-)
+CASES = ("hunyuan15 full, 2 shards", "wan lora, bf16")
 
 
 @pytest.fixture(scope="module")

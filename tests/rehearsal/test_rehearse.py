@@ -13,6 +13,7 @@ from sage_grpo.distributed.launch import launch
 from sage_grpo.registry import resolve_model
 from sage_grpo.rehearsal.toy import Rehearsal, find_monitors, shrink, toy_layout
 from sage_grpo.training import build
+from sweeps import further
 
 runner = CliRunner()
 
@@ -22,14 +23,14 @@ def rehearse(*arguments):
     return result, json.loads(result.stdout.splitlines()[-1]) if result.exit_code == 0 else None
 
 
-LAYOUTS = {  # rehearsed by the command, as a user would; the others share one launch
-    "hunyuan15-8gpu-lora": 2,  # shards
-    "hunyuan15-64gpu": 4,  # shards of which two share a video
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "processes"), LAYOUTS.items())
+@pytest.mark.parametrize(
+    ("name", "processes"),
+    [
+        ("hunyuan15-64gpu", 4),  # shards, of which two share a video
+        further("hunyuan15-8gpu-lora", 2),
+    ],
+)
 def test_a_recipe_runs_in_its_own_layout(name, processes, tmp_path):
     result, told = rehearse(name, "--out", tmp_path / "r")
     assert result.exit_code == 0, result.output
@@ -49,10 +50,19 @@ def check_facts(facts, processes):
     assert facts["changed tensors"] > 0.8 * facts["of tensors"]
 
 
+# one launch each. Those of the second differ from one of the first, or from hunyuan15-64gpu, in numbers alone
+FIRST = ("hunyuan15-i2v-8gpu-lora", "lab-fast", "text", "wan-1.3b-24gb-lora")
+OTHERS = ("hunyuan15-1gpu-lora", "hunyuan15-8gpu-lora", "hunyuan15-64gpu-480p", "hunyuan15-64gpu-b", "lab", "lab-paper")
+
+
+def test_every_recipe_is_among_them():
+    assert {*FIRST, *OTHERS, "hunyuan15-64gpu"} == {*shipped_recipes()}
+
+
 @pytest.mark.slow
-def test_every_other_recipe_runs_on_two_processes(tmp_path):
-    others = [name for name in shipped_recipes() if name not in LAYOUTS]
-    for name in others:
+@pytest.mark.parametrize("names", [FIRST, further(OTHERS, id="others")], ids=["first", "others"])
+def test_recipes_run_on_two_processes(names, tmp_path):
+    for name in names:
         config, folder = load_recipe(name), tmp_path / name
         folder.mkdir()
         small = find_monitors(shrink(config, folder, Rehearsal(name), 2), Rehearsal(name))
@@ -60,9 +70,9 @@ def test_every_other_recipe_runs_on_two_processes(tmp_path):
         adapter = resolve_model(config.model.type)
         if build.resizable(adapter):
             adapter.tiny().save_pretrained(str(folder / "checkpoint"))
-    launch(2, "rehearsal.several", [str(tmp_path), *others], tmp_path)
+    launch(2, "rehearsal.several", [str(tmp_path), *names], tmp_path)
     facts = json.loads((tmp_path / "facts.json").read_text())
-    assert list(facts) == others
+    assert list(facts) == list(names)
     for told in facts.values():
         check_facts(told, 2)
 
@@ -135,7 +145,7 @@ def test_reference_layout(name):
 
 RECIPE = {
     "model": {"type": "ltx", "path": "somewhere/else"},
-    "tuning": {"mode": "lora", "compile": "aot_eager", "attention": "flash", "rank": 64, "alpha": 128},
+    "tuning": {"mode": "lora", "attention": "flash", "rank": 64, "alpha": 128},
     "sampling": {"window_size": 2},
     "rewards": [{"type": "nowhere.at.all:Score", "weights": {"A": 1.0, "B": 0.5}}],
     "run": {"trackers": ["wandb"]},
@@ -143,8 +153,10 @@ RECIPE = {
 
 
 @pytest.mark.slow
-def test_stand_ins_are_told(tmp_path):
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(RECIPE | {"parallel": {"processes": 4}}))
+@pytest.mark.parametrize("compiled", [None, further("aot_eager")])
+def test_stand_ins_are_told(compiled, tmp_path):
+    tuning = RECIPE["tuning"] | {"compile": compiled}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(RECIPE | {"parallel": {"processes": 4}, "tuning": tuning}))
     result, told = rehearse(tmp_path / "r.yaml", "policy.prompts_per_iteration=4", "--processes", 1)
     assert result.exit_code == 0, result.output
     words = "\n".join(told["stand_ins"])

@@ -39,7 +39,7 @@ def flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
 
 
 def tensors(values: Any) -> Iterator[Tensor]:
-    """Of an operation's arguments or results. torch's general walk through nested values takes most of a plan's time."""
+    """Of an operation's arguments or results; torch's walk through values nested in any way takes longer."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, list | tuple):
