@@ -50,7 +50,7 @@ def test_one_value_has_no_interval():
 def quick(tmp_path_factory):
     out = tmp_path_factory.mktemp("lab")
     result = CliRunner().invoke(
-        app, ["lab", "--out", str(out), "--iterations", "45", "--samples", "96", "--json"], catch_exceptions=False
+        app, ["lab", "--out", str(out), "--iterations", "24", "--samples", "96", "--json"], catch_exceptions=False
     )
     assert result.exit_code == 0
     return json.loads(result.stdout), out
@@ -78,6 +78,6 @@ def test_lab_writes_a_report_that_stands_alone(quick):
 def test_lab_goes_on_instead_of_starting_over(quick):
     """The same command again finds the finished run and only evaluates it: the same figures."""
     found, out = quick
-    result = CliRunner().invoke(app, ["lab", "--out", str(out), "--iterations", "45", "--samples", "96", "--json"])
+    result = CliRunner().invoke(app, ["lab", "--out", str(out), "--iterations", "24", "--samples", "96", "--json"])
     again = json.loads(result.stdout)
     assert again["reward_delta"] == found["reward_delta"]
