@@ -1,10 +1,12 @@
 """What pytest needs to know, also where none of its plugins is installed."""
 
 import os
+import re
 
 import pytest
 
 QUICK = "not slow and not sweep"  # as in pyproject.toml
+ALL_SLOW = re.compile(r"^pytestmark = pytest\.mark\.slow$", re.MULTILINE)
 
 
 def pytest_addoption(parser, pluginmanager):
@@ -17,6 +19,13 @@ def pytest_configure(config):
         config.addinivalue_line("markers", "timeout(seconds): may take longer than the others")
     if config.option.markexpr == QUICK and all("::" in name for name in config.args):
         config.option.markexpr = ""  # who names a test wants it, slow or not
+
+
+def pytest_ignore_collect(collection_path, config):
+    """A file whose tests are all slow is not even imported for the quick ones: model libraries take half a minute."""
+    if config.option.markexpr == QUICK and collection_path.suffix == ".py":
+        return bool(ALL_SLOW.search(collection_path.read_text())) or None
+    return None
 
 
 def pytest_sessionfinish(session):

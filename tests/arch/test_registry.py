@@ -16,6 +16,8 @@ from sage_grpo import registry
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Reward, VideoModel
 
+pytestmark = pytest.mark.slow
+
 # made of others, from a user's function or as a base of others
 NAMELESS = {"CompositeReward", "FunctionReward", "VideoScorer", "DiffusersModel"}
 
@@ -31,7 +33,6 @@ def defined(base):
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "known", "resolve"),
     [

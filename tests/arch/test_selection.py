@@ -65,6 +65,7 @@ def test_what_runs(words, told, tmp_path):
     assert last.startswith(told)
 
 
+@pytest.mark.slow
 def test_a_library_that_is_missing_where_all_must_be_there(tmp_path):
     assert run(tmp_path, "test_planted.py", "-m", "", SAGE_GRPO_ALL="1")[0] == 1
     assert run(tmp_path, "test_planted.py", SAGE_GRPO_ALL="1")[0] == 0

@@ -68,6 +68,7 @@ def test_list_says_how_to_install_what_is_missing(monkeypatch):
     assert "Text rendering: does the video show" in result.stdout  # what it is, is still known
 
 
+@pytest.mark.slow
 def test_score_writes_everything_and_masks_what_is_broken(videos, here):
     result = invoke("score", videos, "--reward", "motion", "--reward", "sharpness")
     assert result.exit_code == 0, result.output
@@ -99,6 +100,7 @@ def test_nothing_scored_is_a_failure_and_says_why(videos):
     assert "damaged" in result.stdout
 
 
+@pytest.mark.slow
 def test_audit_writes_table_picture_and_json(videos, here):
     result = invoke("audit", videos, "--reward", "sharpness", "--out", "a")
     assert result.exit_code == 0, result.output

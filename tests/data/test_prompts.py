@@ -162,6 +162,7 @@ def test_all_orders_are_equally_likely():
     assert chisquare([counts[order] for order in permutations(range(4))]).pvalue > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "bins"), [(10, 10), (1000, 20)])
 @pytest.mark.parametrize("by", ["seed", "epoch"])
 def test_the_place_of_the_first_prompt_is_uniform_over_seeds_and_epochs(size, bins, by):

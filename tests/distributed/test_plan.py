@@ -27,6 +27,8 @@ from sage_grpo.plan.memory import model_states as fullest
 from sweeps import further
 from tiny_models import tiny_model
 
+pytestmark = pytest.mark.slow
+
 CASES = ("hunyuan15-lora", "hunyuan15-full")
 
 
@@ -45,7 +47,6 @@ def payload_by_file(checkpoint):
     return found
 
 
-@pytest.mark.slow
 def test_a_plan_is_what_two_real_processes_hold_and_write(tmp_path):
     command = torchrun(2, "distributed.plan_worker", tmp_path, *CASES)
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
@@ -72,7 +73,6 @@ def tiny_contents(processes):
     return Contents({"weights": named.values()}, named | {"alone": next(iter(named.values())).new_zeros(()).to_local()})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("replicate", [1, 4])
 def test_shards_of_all_ranks_are_the_whole(replicate):
     plan = plan_layout(tiny_contents, 64, 64, replicate=replicate)
@@ -140,7 +140,6 @@ def test_groups_over_replicas():
     assert layout(24, 4).groups(4) == (2, 2)  # one and a half
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "mode", "uneven"),
     [(64, "full", 1.01), (64, "lora", 1.01), further(512, "full", 1.01)],

@@ -16,8 +16,9 @@ from sage_grpo.models.shared_tokens import check_sharing, share_by_plan
 from sage_grpo.models.wan import Wan
 from tiny_models import tiny_model
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_sharing_a_video_is_exact(tmp_path):
     file = tmp_path / "found.json"
     command = torchrun(2, "distributed.sequence_worker", file)

@@ -15,6 +15,8 @@ from distributed.worker import brightness, recipe
 from sage_grpo.distributed.processes import leave
 from sage_grpo.training.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 6.0  # seconds
 
 
@@ -59,7 +61,6 @@ def run(folder, processes, *arguments, timeout=300):
     return done.returncode, done.stderr, files
 
 
-@pytest.mark.slow
 def test_one_rank_sleeps_and_all_tell_where_they_stand(tmp_path):
     code, stderr, files = run(tmp_path, 2, "1")
     assert code == 1
@@ -79,7 +80,6 @@ def test_one_rank_sleeps_and_all_tell_where_they_stand(tmp_path):
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 1  # a restart goes on from there
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "place"), [("sleep", "files"), ("stone", "stderr")])
 def test_one_process(tmp_path, kind, place):
     """Also where no thread of Python can run: the interpreter then writes to stderr."""
@@ -90,7 +90,6 @@ def test_one_process(tmp_path, kind, place):
     assert ("Timeout" in stderr) == (place == "stderr")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("limit", [60.0, 0.0])
 def test_a_run_that_does_not_hang_leaves_nothing(tmp_path, limit):
     before = threading.active_count()

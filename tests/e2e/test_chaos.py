@@ -1,4 +1,4 @@
-"""A lab run killed at random moments ends bit-equal; `make chaos KILLS=10` does more of it."""
+"""A lab run killed at a random moment ends bit-equal; `make chaos-alone KILLS=10` does more of it."""
 
 import pytest
 
@@ -8,4 +8,4 @@ pytestmark = pytest.mark.slow
 
 
 def test_killed_lab_run_is_bit_equal():
-    assert chaos(kills=2, iterations=8) == []
+    assert chaos(kills=1, iterations=6) == []

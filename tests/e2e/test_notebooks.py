@@ -14,6 +14,8 @@ import nbformat
 
 from e2e.notebooks import NOTEBOOKS, execute
 
+pytestmark = pytest.mark.slow
+
 BY_NAME = {path.stem: path for path in NOTEBOOKS}
 
 
@@ -27,7 +29,6 @@ def values(name, folder, what):
     return json.loads(book.cells[-1].outputs[0].text)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_kernel(tmp_path):
     what = "{'before': before.flatten().tolist(), 'after': after.abs().max().item(), 'noise': table.s.tolist()}"
@@ -38,7 +39,6 @@ def test_a_kernel(tmp_path):
     assert all(s > 0 for s in seen["noise"][:-1])
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_your_own_reward(tmp_path):
     what = "{'first': first, 'last': last, 'lit': [brightness(x, prompts) for x in (before, after)]}"

@@ -15,10 +15,11 @@ from sage_grpo.evaluation.catalogue import catalogue, entry
 from sage_grpo.evaluation.class_reader import Declared
 from sage_grpo.training import build
 
+pytestmark = pytest.mark.slow
+
 ENTRIES = {known.name: known for known in catalogue()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", list(registry.rewards()))
 def test_what_is_read_is_what_the_class_says(name):
     """The file is read without importing it; the imported class must say the same."""
@@ -38,7 +39,6 @@ def test_what_is_read_is_what_the_class_says(name):
         assert reward.groupwise == known.groupwise
 
 
-@pytest.mark.slow
 def test_nothing_heavy_is_imported():
     code = (
         "import sys; from sage_grpo.evaluation.catalogue import catalogue; catalogue(); print('torch' in sys.modules)"

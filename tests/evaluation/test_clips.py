@@ -106,6 +106,7 @@ def test_frames_that_are_missing_at_the_end_are_noticed(tmp_path):
         open_video(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bomb.png", "bomb.gif", "bomb.mp4", "bomb.mkv"])
 def test_pixels_are_bounded_before_anything_is_decoded(tmp_path, name):
     path = tmp_path / name

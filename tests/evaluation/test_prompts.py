@@ -37,6 +37,7 @@ def words(text):
     return re.findall(r"\w+", text.lower())
 
 
+@pytest.mark.slow
 def test_the_set_is_large_and_unique():
     assert len(TASKS) >= 240
     assert len({task.id for task in TASKS}) == len({task.prompt.text for task in TASKS}) == len(TASKS)

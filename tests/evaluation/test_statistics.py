@@ -11,6 +11,7 @@ from sage_grpo.evaluation.scores import Score
 from sage_grpo.statistics import bootstrap, discoveries, p_of_zero
 
 
+@pytest.mark.slow
 def test_a_mean_of_many_has_the_interval_of_the_normal_law():
     values = np.random.default_rng(1).normal(0.3, 2.0, 4000)
     effect = bootstrap(values)
@@ -36,6 +37,7 @@ def coverage(draw, interval, truth, times=150):
     return np.mean([effect.low <= truth <= effect.high for effect in effects])
 
 
+@pytest.mark.slow
 def test_coverage_over_prompts_and_the_fault_of_drawing_videos():
     """Four videos of one prompt are alike. Drawing prompts covers the truth; drawing videos as if alone does not."""
 

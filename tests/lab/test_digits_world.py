@@ -52,6 +52,7 @@ def test_ocr_reads_true_renderings(real):
     assert (scores.values == 1).double().mean() >= 0.97
 
 
+@pytest.mark.slow
 def test_true_renderings_have_distance_zero_and_are_read_back(real):
     scene, clips = real
     found = text.fit(clips, scene.prompts)
@@ -62,6 +63,7 @@ def test_true_renderings_have_distance_zero_and_are_read_back(real):
     torch.testing.assert_close(found.numbers, scene.numbers, rtol=0, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_noise_moves_a_clip_by_itself_and_leaves_it_legible(real):
     scene, clips = real
     half_off = 0.2 * torch.randn(clips.shape, generator=torch.Generator().manual_seed(2))
@@ -71,6 +73,7 @@ def test_noise_moves_a_clip_by_itself_and_leaves_it_legible(real):
     assert torch.equal(found.digits, scene.digits)
 
 
+@pytest.mark.slow
 def test_a_wrong_digit_is_seen_by_the_second_reader_and_is_far(real):
     """The reader looks at the video: what the prompt asks for does not sway it."""
     scene, clips = real
@@ -81,6 +84,7 @@ def test_a_wrong_digit_is_seen_by_the_second_reader_and_is_far(real):
     assert found.distance.min() > 0.1
 
 
+@pytest.mark.slow
 def test_a_wrong_hue_is_seen_before_it_is_another_colour(real):
     scene, clips = real
     shifted = clips.clone()

@@ -43,6 +43,7 @@ def test_diversity_is_the_distance_to_the_others_of_the_prompt():
     assert found.valid[:, 2].tolist() == [True, True, True, False]  # one alone has none
 
 
+@pytest.mark.slow
 def test_it_says_what_the_laboratory_says():
     """Of the same videos, up to what they lose as bytes: the laboratory measures before light is cut to the range."""
     config = load_recipe("lab-paper")

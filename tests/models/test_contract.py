@@ -20,6 +20,8 @@ from sage_grpo.models.hunyuan15 import HunyuanVideo15, HunyuanVideo15ImageToVide
 from sage_grpo.models.ltx import LTXVideo, LTXVideoImageToVideo
 from sage_grpo.models.wan import Wan, Wan22, Wan22SmallImageToVideo
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):

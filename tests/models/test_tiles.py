@@ -18,6 +18,8 @@ from sage_grpo.plan.operations import OperationCounter
 from sage_grpo.plan.show import INDEXED, warnings
 from tiny_models import tiny_model
 
+pytestmark = pytest.mark.slow
+
 SIZES = {(81, 352, 624): 1.10, (121, 480, 848): 3.00}  # the largest convolution of a video decoded at once, in 2³¹
 
 
@@ -26,7 +28,6 @@ def test_recipes_decode_in_tiles(name):
     assert load_recipe(name).tuning.vae_tiling
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("size", "at_once"), SIZES.items())
 def test_no_convolution_of_a_tile_is_too_large(size, at_once):
     """The real decoder's own tiles, without values."""
@@ -58,7 +59,6 @@ def test_a_plan_warns_of_a_convolution_that_is_too_large():
     assert "use tuning.vae_tiling=true" in said
 
 
-@pytest.mark.slow
 def test_tiles_give_nearly_the_same_picture():
     """Tiles of the real size. The tiny decoder has random weights, to which a border means more than to a trained one:
     most differs where tiles are blended, and none of a corner if its attention over all pixels is taken away."""

@@ -21,6 +21,8 @@ from sage_grpo.weights.prepare import compile_blocks, make_bank
 from support import make_config, make_loop
 from tiny_models import disturb, tiny_model
 
+pytestmark = pytest.mark.slow
+
 ADAPTERS = [HunyuanVideo15, HunyuanVideo15ImageToVideo]
 
 
@@ -103,7 +105,6 @@ def test_no_pass_waits_for_the_device(adapter, mixed):
         contract.through_pipeline(model, prompt, noise, "latent", steps=1)
 
 
-@pytest.mark.slow
 def test_blocks_are_compiled_once_for_all_lengths():
     torch._dynamo.reset()
     model = tiny_model(tuning={"gradient_checkpointing": True}, text_tokens=60, guidance_scale=1.0)
@@ -124,7 +125,6 @@ def test_blocks_are_compiled_once_for_all_lengths():
     assert len(set(counts)) == 1, f"graphs after each length: {counts}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["lora", "full"])
 def test_texts_of_different_lengths_in_one_batch_pass_the_gate(mode):
     model = tiny_model(tuning={"mode": mode, "precision": "bfloat16", "gradient_checkpointing": True})

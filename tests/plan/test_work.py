@@ -63,7 +63,8 @@ def test_flops_are_those_of_torchs_counter_with_all_blocks():
 def test_a_deep_network_lies_on_the_line_of_two_shallow_ones(monkeypatch):
     """HunyuanVideo's own blocks, eight of them, on two processes that share a video."""
     config = load_recipe(
-        "hunyuan15-64gpu", ["parallel.processes=4", "policy.prompts_per_iteration=1", "policy.batch_size=2"]
+        "hunyuan15-64gpu",
+        ["parallel.processes=4", "policy.prompts_per_iteration=1", "policy.batch_size=2", "model.guidance_scale=1"],
     )
     _, forward, training = passes(build.outline_model(config), config, 8)
     shallow = [passes(build.outline_model(config), config, depth)[1:] for depth in probing.SHALLOW]

@@ -18,10 +18,11 @@ from sage_grpo.models.wan import Wan
 from sage_grpo.rehearsal.full_size import check_room
 from sage_grpo.rehearsal.stage import random_weights
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = ["model.options={text_tokens: 24}", "tuning.rank=8", "rewards=[{type: motion}]"]
 
 
-@pytest.mark.slow
 def test_every_stage_is_measured(tmp_path):
     path = contract.make_checkpoint(Wan, tmp_path / "wan")
     asked = ["rehearse", "wan-1.3b-24gb-lora", f"model.path={path}", *SETTINGS, "--full-size", "--json"]
@@ -65,7 +66,6 @@ assert most() < before + 2**26
 """
 
 
-@pytest.mark.slow
 def test_memory_is_the_systems_count():
     """In a process of its own, as every stage is: what other tests left to the allocator must not count."""
     done = subprocess.run([sys.executable, "-c", COUNTED], capture_output=True, text=True, check=False)

@@ -86,6 +86,7 @@ def test_page_is_whole_sealed_and_in_order(run):
         assert picture.get("aria-hidden") == "true" or set(picture["aria-labelledby"].split()) <= set(ids)
 
 
+@pytest.mark.slow
 def test_curves_equal_the_log(run):
     rows = make_rows(20)
     told = figures(run, "--out", run / "x.html", "--smooth", "0.8")["curves"]

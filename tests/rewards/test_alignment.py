@@ -13,6 +13,8 @@ from sage_grpo.core.protocols import Prompt
 from sage_grpo.rewards.alignment import AlignmentReward
 from sage_grpo.training.build import build_rewards
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def reward():
@@ -34,14 +36,12 @@ def table(reward):
     return torch.stack(rows)
 
 
-@pytest.mark.slow
 def test_every_caption_finds_its_picture_and_every_picture_its_caption(table):
     own = torch.arange(len(CAPTIONS))
     assert torch.equal(table.argmax(0), own)
     assert torch.equal(table.argmax(1), own)
 
 
-@pytest.mark.slow
 def test_the_right_caption_is_clearly_better(table):
     others = table[~torch.eye(len(table), dtype=torch.bool)]
     assert table.diagonal().min() > 0.3

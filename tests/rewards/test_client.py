@@ -31,6 +31,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_back_is_waited_for():
     Server.faults, Server.token = [], None
     port = free_port()
@@ -73,6 +74,7 @@ def test_a_straggler_is_asked_for_twice(monkeypatch):
     assert client.second_requests == 1
 
 
+@pytest.mark.slow
 def test_second_requests_are_few(monkeypatch):
     client = scripted(monkeypatch, [*[(0.0, b"")] * 10, (0.3, b"")], hedge=1.0)
     for _ in range(40):

@@ -16,6 +16,8 @@ from sage_grpo.core.protocols import Prompt
 from sage_grpo.rewards.clip import CLIPReward, PickScoreReward, make_tiny_checkpoint
 from sage_grpo.training.build import build_rewards
 
+pytestmark = pytest.mark.slow
+
 VIDEOS = torch.stack([clips.pan(frames=5), clips.pan(x=200.0, y=400.0, frames=5)])
 LONG = "a very long prompt that goes on and on " * 5
 PROMPTS = [Prompt("a woman in uniform"), Prompt(LONG)]

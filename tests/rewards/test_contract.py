@@ -25,20 +25,20 @@ from sage_grpo.rewards.frames import Unscorable, VideoScorer, frame_numbers
 from sage_grpo.rewards.motion import MotionReward
 from sage_grpo.rewards.sharpness import SharpnessReward
 
+pytestmark = pytest.mark.slow
+
 
 @functools.cache
 def tiny(scorer):
     return scorer.tiny()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("check", contract.CHECKS, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("scorer", contract.scorers(), ids=lambda s: s.__name__)
 def test_contract(scorer, check):
     check(tiny(scorer))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("check", contract.CHECKS, ids=lambda c: c.__name__)
 def test_contract_holds_for_the_combined_motion_score(check):
     check(MotionReward(combined=True))

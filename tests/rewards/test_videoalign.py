@@ -19,6 +19,8 @@ from sage_grpo.rewards.videoalign.frames import frame_indices, frame_size, resiz
 from sage_grpo.rewards.videoalign.model import VideoAlign
 from videoalign_original import Original, config, release, weights
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ("a cat", "a much longer prompt about two dogs that run", "x")
 SIZE = (280, 392)  # what frames of 56×84 are enlarged to
 PROMPTS = [Prompt(text) for text in TEXTS]

@@ -26,6 +26,8 @@ from sage_grpo.rewards.videoalign.model import VideoAlign
 from sage_grpo.training import build
 from videoalign_original import RUBRIC, release, weights
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("change", "message"),

@@ -27,6 +27,8 @@ from sage_grpo.training.build import build_reward
 from serve import chaos
 from serve.faults import truth
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def running():
@@ -34,7 +36,6 @@ def running():
         yield found
 
 
-@pytest.mark.slow
 def test_the_fleet_gives_each_video_its_own_scores(running):
     url, _ = running
     reward = HttpReward(url, videos_per_request=3)
@@ -45,7 +46,6 @@ def test_the_fleet_gives_each_video_its_own_scores(running):
     assert scores.valid.all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", chaos.KINDS)
 def test_faults(kind, running):
     """The command with 100 of each: `make fleet-chaos FAULTS=100`."""
@@ -53,12 +53,10 @@ def test_faults(kind, running):
     print(kind, found[kind])
 
 
-@pytest.mark.slow
 def test_above_the_stated_rate_a_run_ends_with_a_sentence(running):
     assert "at most 50% may (policy.max_failed_rewards)" in chaos.check_failure_rate(running[0])
 
 
-@pytest.mark.slow
 def test_the_command_serves_what_its_file_names(tmp_path):
     port = free_port()
     (tmp_path / "rewards.yaml").write_text(
@@ -119,7 +117,6 @@ def test_a_fleet_needs_a_token_and_a_file(tmp_path, monkeypatch):
         load_fleet(tmp_path / "rewards.yaml")
 
 
-@pytest.mark.slow
 def test_a_port_that_is_taken_is_told(running, monkeypatch):
     monkeypatch.setenv("SAGE_GRPO_TOKEN", "secret")
     port = int(running[0].rsplit(":", 1)[1])
@@ -139,14 +136,12 @@ def test_a_scorer_that_cannot_be_made_is_told_in_its_own_words(monkeypatch):
     assert fleet._last_words() == "videoalign: no w"
 
 
-@pytest.mark.slow
 def test_what_the_machine_does_not_have_is_told(running):
     wanted = FleetConfig(scorers=[{"type": "motion", "gpus": 64, "cpus": 0}])
     with pytest.raises(fleet.FleetError, match=r"want 64 GPUs and the cluster has \d"):
         fleet.check_room(wanted)
 
 
-@pytest.mark.slow
 def test_a_replica_that_keeps_failing_is_replaced(running):
     url, notes = running
     before = set(os.listdir(notes))

@@ -106,6 +106,7 @@ def test_what_is_no_request_gets_no_further(body, status):
     assert said.status_code == status
 
 
+@pytest.mark.slow
 def test_a_body_larger_than_its_header_says_is_cut_off():
     sent = []
 

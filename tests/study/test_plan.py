@@ -32,6 +32,7 @@ def test_pairs():
     assert choose_pairs(["a", "b", "c"], "c", "a") == [("c", "a")]
 
 
+@pytest.mark.slow
 def test_a_plan_holds_every_comparison_and_its_videos(make, evaluated):
     folder, plan, _ = make(checks=3)
     assert [(c.prompt_id, c.first.source, c.second.source) for c in plan.comparisons] == [

@@ -324,6 +324,7 @@ def test_the_policy_is_of_the_pages_own_script(make, start):
     assert "https://" not in page
 
 
+@pytest.mark.slow
 def test_a_slow_line_gets_the_whole_video(make, start, monkeypatch):
     folder, plan, plan_hash = make()
     client = start(folder, plan, plan_hash)

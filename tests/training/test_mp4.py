@@ -109,6 +109,7 @@ LONG = "a red disc moves to the right " * 30
 UNBROKEN = "word" * 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["short", LONG, UNBROKEN, "σ→0 " * 40, "", "a\nb\t c"])
 @pytest.mark.parametrize("lines", [1, 3])
 def test_wrapped_text_fits(text, lines):

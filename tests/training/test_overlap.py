@@ -15,6 +15,8 @@ from sage_grpo.rewards.remote.wire import pack_answer, unpack_request
 from sage_grpo.training.trackers import read_metrics
 from sage_grpo.training.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 BATCHES, TAKES = 6, 0.5  # of an iteration; seconds to make a batch, and to score one
 
 

@@ -195,6 +195,7 @@ def test_an_error_in_the_loop_still_gives_the_terminal_back(clock, monkeypatch):
     assert SHOW_CURSOR in page.file.getvalue()
 
 
+@pytest.mark.slow
 def test_with_the_real_loop(monkeypatch):
     """The names of the metrics are the loop's; the display refreshes by itself while the loop works."""
     page, config, slow = console(terminal=True), make_config(), Callback()

@@ -13,6 +13,7 @@ from sage_grpo.training.trackers import MissingExtra, TensorBoardTracker, make_t
 from sage_grpo.videos import write_mp4
 
 
+@pytest.mark.slow
 def test_tensorboard_curve_and_video(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     movie = tmp_path / "movie.mp4"

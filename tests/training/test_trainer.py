@@ -50,6 +50,7 @@ def make(out, rewards=(brightness,), prompts=("a", "b", "c", "d", "e"), callback
     )
 
 
+@pytest.mark.slow
 def test_a_run_leaves_everything_behind(tmp_path):
     result = make(tmp_path / "run").train()
     folder = tmp_path / "run"
@@ -90,6 +91,7 @@ def test_a_run_leaves_everything_behind(tmp_path):
     assert (end["iteration"], end["stop_reason"], end["error"]) == (6, None, None)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_says_why_and_its_next_part_takes_that_back(tmp_path):
     def broken(videos, prompts):
         raise RuntimeError("no scorer at http://me:secret@host/score")
@@ -232,6 +234,7 @@ def test_resume_with_other_prompts_is_refused(tmp_path):
         make(tmp_path, prompts=("x", "y"), iterations=4).train()
 
 
+@pytest.mark.slow
 def test_resume_never_does_not_overwrite(tmp_path):
     make(tmp_path).train()
     with pytest.raises(ConfigError, match="holds a run already"):

@@ -13,6 +13,8 @@ from sage_grpo.weights.lora_bank import lora_layers
 from sage_grpo.weights.merge import merge_adapters
 from tiny_models import tiny_model
 
+pytestmark = pytest.mark.slow
+
 SHARE = 5e-4  # of the weights: what a short run changes
 
 

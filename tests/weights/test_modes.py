@@ -26,6 +26,8 @@ from sage_grpo.weights.prepare import make_bank, prepare
 from support import make_config, make_loop, weights
 from tiny_models import disturb, tiny_model
 
+pytestmark = pytest.mark.slow
+
 
 def prepared_velocity(model, sigma=0.7):
     prompts = contract.prompts_for(model)[:1]
@@ -112,7 +114,6 @@ def test_anchor_is_a_second_adapter_and_no_second_model():
         pass
 
 
-@pytest.mark.slow
 def test_adapters_as_anchor_equal_plain_copies():
     """The same run with either bank ends in the same weights, to the bit."""
     ends = []
@@ -155,7 +156,6 @@ def test_bank_of_adapters_survives_a_restart():
         assert torch.equal(one_velocity(model), one_velocity(other))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["lora", "full"])
 @pytest.mark.parametrize("adapter", [HunyuanVideo15, Wan22], ids=lambda a: a.__name__)
 def test_bf16_keeps_trained_weights_in_fp32_and_the_ratio_at_one(adapter, mode):
@@ -212,7 +212,6 @@ def test_guidance_gradient_through_both_branches_or_one():
     assert not torch.equal(found["conditional"], found["both"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("adapter", contract.adapters(), ids=lambda a: a.__name__)
 def test_repeated_blocks_compile_without_a_graph_break(adapter):
     """`fullgraph` raises at a break; aot_eager traces backward too and needs no compiler."""
@@ -229,7 +228,6 @@ def test_repeated_blocks_compile_without_a_graph_break(adapter):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_compiled_model_passes_the_gate():
     torch._dynamo.reset()
     loop, seen = numbered_loop(tiny_model(Wan, {"mode": "lora", "compile": "aot_eager"}))
@@ -304,7 +302,6 @@ def test_the_lab_model_takes_adapters_too():
     assert isinstance(make_bank(model.module), LoraBank)
 
 
-@pytest.mark.slow
 def test_timesteps_share_a_pass():
     """Fewer passes, the same gradient to rounding, and a ratio of exactly 1 before the first update."""
     ends, calls = [], []
@@ -326,7 +323,6 @@ def test_timesteps_share_a_pass():
     assert not torch.equal(ends[0], weights_of(tiny_model(tuning={"mode": "lora"}))[: len(ends[0])])
 
 
-@pytest.mark.slow
 def test_shared_passes_still_meet_the_gate():
     model = tiny_model(tuning={"mode": "lora"})
     loop, seen = numbered_loop(model, policy={"replay_timesteps": 2, "num_iterations": 2})

@@ -22,6 +22,8 @@ from sage_grpo.weights.prepare import make_bank
 from support import make_config, make_loop
 from tiny_models import disturb, tiny_model
 
+pytestmark = pytest.mark.slow
+
 
 def loop_for(model, policy=None, **settings):
     prompts = contract.prompts_for(model)
@@ -36,7 +38,6 @@ def rollout_of(model):
     return loop, loop.rollout(loop.table).trajectories
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["lora", "full"])
 @pytest.mark.parametrize("adapter", contract.adapters(), ids=lambda a: a.__name__)
 def test_replay_is_exact_for_every_adapter(adapter, mode):
@@ -133,7 +134,6 @@ class RoundsWithGradient(Wan):
         return v * (1 + self.off * torch.randn_like(v)) if torch.is_grad_enabled() else v
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "rounding"), [("float32", 1e-6), ("bfloat16", 4e-3)])
 def test_one_update_of_a_rollout_bears_rounding(dtype, rounding):
     """Ratio 1 and no pull to the previous policy by construction; what is above rounding is refused all the same."""
@@ -187,7 +187,6 @@ def refused(model, **settings):
     return str(error.value)
 
 
-@pytest.mark.slow
 def test_sound_model_is_not_refused():
     for mode in ("lora", "full"):
         loop, seen = loop_for(tiny_model(HunyuanVideo15, {"mode": mode}))
