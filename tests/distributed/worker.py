@@ -76,7 +76,7 @@ def recipe(folder, case, out, iterations, layout):
         "model": model,
         "tuning": {**tuning, "rank": 2, "conditions": str(folder / f"conditions-{launched()}")},
         "parallel": {"processes": launched(), **layout},
-        "sampling": {"steps": 3},
+        "sampling": {"steps": 4},
         "policy": {"prompts_per_iteration": 2, "num_generations": 4, "batch_size": 2, "num_iterations": 2},
         "kl": {"ref_model_sync_steps": 3, "warmup": 0, "high": 0.1},
         "optimizer": {"lr": 1e-5, "ema": 0.9},
@@ -97,7 +97,7 @@ def read(words):
     name, _, iterations = named.partition(":")
     values = dict(setting.split("=") for setting in settings)
     suffix = values.pop("suffix", os.environ.get("SUFFIX", launched()))
-    return name, int(iterations or 4), suffix, {key: int(n) for key, n in values.items()}
+    return name, int(iterations or 5), suffix, {key: int(n) for key, n in values.items()}
 
 
 def run(folder, case, iterations, suffix, layout):
