@@ -69,3 +69,11 @@ def test_what_runs(words, told, tmp_path):
 def test_a_library_that_is_missing_where_all_must_be_there(tmp_path):
     assert run(tmp_path, "test_planted.py", "-m", "", SAGE_GRPO_ALL="1")[0] == 1
     assert run(tmp_path, "test_planted.py", SAGE_GRPO_ALL="1")[0] == 0
+
+
+def test_a_file_of_slow_tests_is_not_even_imported(tmp_path):
+    (tmp_path / "test_heavy.py").write_text(
+        "import no_such_library\nimport pytest\n\npytestmark = pytest.mark.slow\n\ndef test_one():\n    pass\n"
+    )
+    assert run(tmp_path)[0] == 0
+    assert run(tmp_path, "-m", "not sweep")[0] != 0

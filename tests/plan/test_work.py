@@ -21,7 +21,7 @@ from sweeps import further
 pytestmark = pytest.mark.slow
 
 SIZES = {(352, 624): (18_018, 248), (480, 848): (33_390, 685), (720, 1280): (75_600, 2_961)}
-first, *others = SIZES.items()
+FIRST, *OTHERS = SIZES.items()
 PADDING = 1000 + 256 + 729  # tokens of text, glyphs and image, up to which the library fills
 
 
@@ -36,7 +36,7 @@ def by_hand(tokens, text):
     return (2 * 12 * width**2 * all_tokens + 4 * width * all_tokens**2) * blocks / 1e12
 
 
-@pytest.mark.parametrize(("size", "expected"), [first, *(further(*other) for other in others)])
+@pytest.mark.parametrize(("size", "expected"), [FIRST, *(further(*other) for other in OTHERS)])
 def test_tokens_and_flops_of_hunyuanvideo(size, expected):
     tokens, rough = expected
     found = probe(single(*size))
