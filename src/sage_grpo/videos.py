@@ -24,7 +24,7 @@ MARGIN, LABEL_WIDTH, TEXT = 12, 190, 14
 INK, FAINT, PAPER = "#1a1a1a", "#777777", "#ffffff"
 
 
-def _as_frames(frames: Frames | Tensor) -> Frames:
+def as_frames(frames: Frames | Tensor) -> Frames:
     array = frames.detach().cpu().numpy() if isinstance(frames, Tensor) else np.asarray(frames)
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3 or 0 in array.shape:
         raise ValueError(
@@ -41,7 +41,7 @@ def _enlarged(frames: Frames, scale: int | None) -> Frames:
 
 def mp4_bytes(frames: Frames | Tensor, fps: float = DEFAULT_FPS, scale: int | None = None) -> bytes:
     """H.264 that every browser plays. `scale` enlarges; by default until the smaller side has 128 pixels."""
-    array = _enlarged(_as_frames(frames), scale)
+    array = _enlarged(as_frames(frames), scale)
     height, width = array.shape[1:3]
     # yuv420p halves both sides; an odd side gets its last line twice rather than losing it.
     array = np.pad(array, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
@@ -66,7 +66,7 @@ def write_mp4(path: Path, frames: Frames | Tensor, fps: float = DEFAULT_FPS, sca
 
 def write_frames(path: Path, frames: Frames | Tensor, fps: float = DEFAULT_FPS) -> Path:
     """`path` with the right ending: a picture if there is one frame, else a video."""
-    array = _as_frames(frames)
+    array = as_frames(frames)
     if len(array) > 1:
         write_mp4(path.with_suffix(".mp4"), array, fps)
         return path.with_suffix(".mp4")
@@ -87,7 +87,7 @@ def rgb_frame(frame: av.VideoFrame) -> Frames:
     return np.asarray(frame.reformat(format="rgb24", src_colorspace=source, dst_colorspace=target).to_ndarray())
 
 
-def _font(size: int) -> ImageFont.FreeTypeFont:
+def font_of(size: int) -> ImageFont.FreeTypeFont:
     # matplotlib brings this font along: the same picture on every machine, Greek letters and arrows included.
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)
 
@@ -128,9 +128,9 @@ def contact_sheet(
     """A PNG with one labelled row a video, time from left to right, the frame's number under each frame."""
     if not rows or columns < 1:
         raise ValueError(f"a contact sheet needs a video and a column; given {len(rows)} videos, columns={columns}")
-    font, small, large = _font(TEXT), _font(TEXT - 3), _font(TEXT + 4)
+    font, small, large = font_of(TEXT), font_of(TEXT - 3), font_of(TEXT + 4)
     line, caption = round(TEXT * 1.35), TEXT + 4
-    strips = [(label, _cells(_as_frames(frames), columns)) for label, frames in rows]
+    strips = [(label, _cells(as_frames(frames), columns)) for label, frames in rows]
     labels = min(LABEL_WIDTH, round(max(font.getlength(label) for label, _ in rows)) + 1)
     widths = [sum(cell.width + 4 for _, cell in cells) for _, cells in strips]
     heights = [max(cell.height for _, cell in cells) + caption for _, cells in strips]

@@ -27,12 +27,12 @@ from distributed.soak_notes import descendants, memory
 from distributed.soak_run import Disturber, Run, Stuck
 from distributed.test_full_disk import small_disk
 from sage_grpo.files import atomic_write
+from sage_grpo.lab.autoencoder import Autoencoder
 from sage_grpo.lab.shapes.model import ShapesModel, ShapesTransformer
 from serve.chaos import TOKEN
 from serve.faults import NAMES
 
 KEEP, PAGES = 2, 1 << 14  # of 4 kB
-CLIP = (4, 16, 16)
 ITERATIONS = 30  # of a round
 
 
@@ -130,7 +130,9 @@ class Soak:
         self.run = None  # the one under way
         self.base = folder / "base"
         torch.manual_seed(options.seed)
-        ShapesModel(ShapesTransformer(32, 2, 2, clip=CLIP)).save_pretrained(str(self.base))
+        autoencoder = Autoencoder((4, 16, 16), (4, 4, 4), channels=4, width=16, depth=1, heads=2)
+        module = ShapesTransformer(32, 2, 2, latents=autoencoder.latent_shape)
+        ShapesModel(module, autoencoder=autoencoder).save_pretrained(str(self.base))
         self.end = self.totals.started + 3600 * options.hours
 
     @property

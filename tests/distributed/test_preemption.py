@@ -19,6 +19,7 @@ TRAIN = (
     "sage_grpo",
     "train",
     "lab",
+    "policy.prompts_per_iteration=4",
     "policy.batch_size=8",
     "sampling.steps=4",
     "policy.timestep_fraction=0.4",

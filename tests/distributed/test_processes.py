@@ -120,6 +120,7 @@ def test_the_command_under_torchrun(tmp_path):
         "train",
         "lab",
         "parallel.processes=2",
+        "policy.prompts_per_iteration=4",
         "policy.batch_size=16",
         "run.iterations=2",
         "run.save_every=1",

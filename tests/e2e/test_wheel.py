@@ -74,9 +74,9 @@ def test_wheel_runs_in_an_empty_folder(wheel, environment, tmp_path):
 
 def test_source_distribution_builds_installs_and_trains(sdist, environment, tmp_path):
     install(environment, sdist)
-    words = ["lab", "--iterations", "1", "--samples", "2", "--out", "lab", "--json"]
+    words = ["lab", "--iterations", "1", "--samples", "48", "--out", "lab", "--json"]
     told = json.loads(run(environment, tmp_path / "empty", "sage-grpo", *words).splitlines()[-1])
-    assert told["samples"] == 2
+    assert told["samples"] == 48
     assert (tmp_path / "empty" / "lab" / "report.html").is_file()
 
 

@@ -54,7 +54,7 @@ def test_the_folder_holds_what_was_promised(whole):
     assert manifest["prompts"][0] == {
         "id": "00",
         "text": "a red circle moving left",
-        "tags": {"shape": "circle", "colour": "red", "direction": "left"},
+        "tags": {"shape": "circle", "colour": "red", "direction": "left", "training": "kept out"},
     }
     names = {f"{prompt['id']}-{seed}.mp4" for prompt in manifest["prompts"] for seed in (0, 1)}
     for source in ("base", "new"):

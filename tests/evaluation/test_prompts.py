@@ -110,7 +110,8 @@ def test_a_file_of_ones_own(tmp_path):
 def test_the_laboratory_has_tags_of_its_own():
     tasks = find_tasks(None, "shapes")
     assert len(tasks) == 48
-    assert tasks[0].tags == {"shape": "circle", "colour": "red", "direction": "left"}
+    assert tasks[0].tags == {"shape": "circle", "colour": "red", "direction": "left", "training": "kept out"}
+    assert len(find_tasks(None, "shapes", ["training=kept out"])) == 12
     assert len(find_tasks(None, "shapes", ["shape=circle", "colour=red", "colour=blue"], limit=5)) == 5
 
 

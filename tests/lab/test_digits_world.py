@@ -7,8 +7,8 @@ pytest.importorskip("rapidocr_onnxruntime")
 import torch
 
 from sage_grpo.core.protocols import Prompt
+from sage_grpo.lab.clips import as_frames
 from sage_grpo.lab.digits import world as text
-from sage_grpo.lab.shapes.model import ShapesModel
 from sage_grpo.rewards.ocr import OCRReward, wanted_text
 
 
@@ -47,7 +47,7 @@ def test_ocr_reads_true_renderings(real):
     """What is missing from 1 in a model's accuracy is the model's."""
     scene, clips = real
     prompts = [Prompt(t) for t in scene.prompts]
-    scores = OCRReward(frames=1, detect=False).score(ShapesModel.decode(None, clips), prompts)
+    scores = OCRReward(frames=1, detect=False).score(as_frames(clips), prompts)
     assert scores.valid.all()
     assert (scores.values == 1).double().mean() >= 0.97
 

@@ -11,10 +11,13 @@ from sage_grpo.lab.shapes.world import (
     SHAPES,
     Scene,
     all_prompts,
+    coverage,
     fit,
+    kept_out,
     parse_prompt,
     random_scene,
     render,
+    training_prompts,
 )
 
 
@@ -76,7 +79,7 @@ def test_shrinking_does_not_bring_a_shape_nearer():
 def test_distance_is_the_same_for_large_and_small(real):
     """A fault of the same kind, a hole in the shape, counts alike whatever the radius."""
     found = []
-    for radius in (float(LOW[3]) + 0.01, float(HIGH[3]) - 0.01):
+    for radius in (float(LOW[3]) + 0.06, float(HIGH[3]) - 0.01):  # dimmed light is nearest to a smaller shape
         numbers = torch.tensor([[0.0, 0.0, 0.3, radius]])
         one = torch.zeros(1, dtype=torch.long)
         clip = render(Scene(one, one, one, numbers))
@@ -85,5 +88,24 @@ def test_distance_is_the_same_for_large_and_small(real):
 
 
 def test_a_flat_video_is_far_away():
-    assert fit(-torch.ones(1, 3, 8, 16, 16)).distance.item() > 0.9
-    assert fit(torch.ones(1, 3, 8, 16, 16)).distance.item() > 0.9
+    assert fit(-torch.ones(1, 3, 8, 32, 32)).distance.item() > 0.9
+    assert fit(torch.ones(1, 3, 8, 32, 32)).distance.item() > 0.9
+
+
+def test_slopes_are_those_of_the_coverage():
+    scene = random_scene(12, torch.Generator().manual_seed(5))
+    numbers, step = scene.numbers.double(), 1e-6
+    slopes = coverage(scene.shape, scene.direction, numbers, slopes=True)
+    for index in range(4):
+        unit = step * torch.eye(4, dtype=torch.float64)[index]
+        ahead, behind = (coverage(scene.shape, scene.direction, n) for n in (numbers + unit, numbers - unit))
+        off = (slopes[..., index] - (ahead - behind) / (2 * step)).abs()
+        assert (off > 1e-4).double().mean() < 1e-4  # a corner of a square has none
+
+
+def test_kept_out_prompts_have_every_word_and_none_of_them_is_trained_on():
+    kept = sorted(set(all_prompts()) - set(training_prompts()))
+    assert len(kept) == 12
+    assert all(kept_out(prompt) for prompt in kept)
+    for names, times in ((SHAPES, 4), (COLOURS, 3), (DIRECTIONS, 3)):
+        assert [sum(name in prompt.split() for prompt in kept) for name in names] == [times] * len(names)

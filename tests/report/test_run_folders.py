@@ -135,7 +135,7 @@ def test_settings_that_differ_and_no_others(tmp_path):
     assert [list(row) for row in table.rows] == [
         ["seed", "0 (default)", "0 (default)", "5"],
         ["kl.anchor", "moving (default)", "none", "moving (default)"],
-        ["optimizer.lr", "0.0001", "1e-05 (default)", "0.0001"],
+        ["optimizer.lr", "0.0003", "1e-05 (default)", "0.0003"],
     ]
     assert differing(read_runs([one])) == []
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sage_grpo.videos import _font, contact_sheet, mp4_bytes, read_mp4, wrap, write_mp4
+from sage_grpo.videos import contact_sheet, font_of, mp4_bytes, read_mp4, wrap, write_mp4
 
 BARS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0), (255, 255, 0), (200, 30, 120), (90, 90, 90)]
 
@@ -113,7 +113,7 @@ UNBROKEN = "word" * 60
 @pytest.mark.parametrize("text", ["short", LONG, UNBROKEN, "σ→0 " * 40, "", "a\nb\t c"])
 @pytest.mark.parametrize("lines", [1, 3])
 def test_wrapped_text_fits(text, lines):
-    font = _font(14)
+    font = font_of(14)
     wrapped = wrap(text, font, 190, lines)
     assert len(wrapped) <= lines
     assert all(font.getlength(line) <= 190 for line in wrapped)

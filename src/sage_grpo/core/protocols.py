@@ -179,6 +179,11 @@ class VideoModel:
         return ()
 
     @classmethod
+    def training_prompts(cls) -> Sequence[str]:
+        """Those of its own that post-training is given, where some are kept out of it."""
+        return cls.own_prompts()
+
+    @classmethod
     def prompt_tags(cls, prompt: str) -> Mapping[str, str]:
         """What one of its own prompts is about, for tables by tag."""
         return {}

@@ -9,6 +9,7 @@ from torch import Tensor
 def improve(
     numbers: Tensor,
     masks: Callable[[Tensor], Tensor],
+    slopes: Callable[[Tensor, Tensor], Tensor],
     projected: Tensor,
     total: Tensor,
     strength: Tensor,
@@ -17,6 +18,7 @@ def improve(
 ) -> tuple[Tensor, Tensor]:
     """Levenberg–Marquardt on many pairs of video and clip at once: better numbers (N, K) and squared residuals.
 
+    masks: coverage of the clips by their numbers, (N, pixels); slopes: of that in the numbers, (N, pixels, K);
     projected: the video's light along the clip's colour, (N, pixels); total: squared norm of the video; strength: of
     the colour.
     """
@@ -24,14 +26,13 @@ def improve(
     def residual(mask: Tensor) -> Tensor:
         return total - 2 * (mask * projected).sum(1) + strength * mask.square().sum(1)
 
-    (low, high), step = bounds, 1e-5
+    low, high = bounds
     damping, mask = torch.full_like(total, 1e-2), masks(numbers)
     best = residual(mask)
     for _ in range(iterations):
-        units = torch.eye(numbers.shape[1], dtype=torch.float64)
-        jacobian = torch.stack([(masks(numbers + step * u) - mask) / step for u in units], 2)
+        jacobian = slopes(numbers, mask)
         gradient = torch.einsum("npk,np->nk", jacobian, projected - strength[:, None] * mask)
-        normal = strength[:, None, None] * torch.einsum("npk,npl->nkl", jacobian, jacobian)
+        normal = strength[:, None, None] * (jacobian.mT @ jacobian)
         diagonal = torch.diagonal(normal, dim1=1, dim2=2)
         damped = normal + torch.diag_embed(damping[:, None] * diagonal + 1e-9)
         trial = (numbers + torch.linalg.solve(damped, gradient)).clamp(low, high)
@@ -43,3 +44,13 @@ def improve(
         best = torch.where(better, trial_residual, best)
         damping = torch.where(better, damping * 0.3, damping * 5).clamp(1e-9, 1e6)
     return numbers, best
+
+
+def differences(masks: Callable[[Tensor], Tensor], step: float = 1e-5) -> Callable[[Tensor, Tensor], Tensor]:
+    """Slopes of coverage that has no simple formula for them."""
+
+    def slopes(numbers: Tensor, mask: Tensor) -> Tensor:
+        units = torch.eye(numbers.shape[1], dtype=numbers.dtype)
+        return torch.stack([(masks(numbers + step * unit) - mask) / step for unit in units], 2)
+
+    return slopes

@@ -12,6 +12,8 @@ from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import sample, velocity_at
 from sage_grpo.core.update import UpdateResult
 from sage_grpo.data.prompts import open_prompts
+from sage_grpo.lab.clips import as_clips
+from sage_grpo.lab.shapes.model import ShapesModel
 from sage_grpo.lab.shapes.world import all_prompts, fit, random_scene, render
 from sage_grpo.math.equalizer import equalizer, gradient_scale
 from sage_grpo.math.kernels import KernelTable, kernel_table
@@ -28,10 +30,10 @@ def table_of(config: RecipeConfig, kernel: str, eta: float, *, noisy_end: bool =
 def noise_after_a_step(kernel: str, clips: int = 256) -> dict[str, list[float]]:
     """Noise in x' after one step from exact states of real clips: by the model, and for a perfect denoiser."""
     config = load_recipe("lab-paper")
-    model, table = build_model(config), table_of(config, kernel, 0.7)
+    model, table = ShapesModel.from_pretrained(), table_of(config, kernel, 0.7)
     generator = torch.Generator().manual_seed(0)
     scene = random_scene(clips, generator)
-    x0, condition = render(scene), model.encode([Prompt(text) for text in scene.prompts])
+    x0, condition = model.autoencoder.encode(render(scene)), model.encode([Prompt(text) for text in scene.prompts])
     out: dict[str, list[float]] = {"sigma": [], "theory": [], "measured": []}
     for t in range(1, len(table) - 1):  # inside, where both ends have noise
         sigma, following, a, b, s = (c[t].item() for c in (table.sigma, table.sigma_next, table.a, table.b, table.s))
@@ -64,7 +66,7 @@ def rollout_quality(
         keys = [("quality", j) for j in range(i, min(i + 32, len(repeated)))]
         shared = [("quality", j // group) for j in range(i, min(i + 32, len(repeated)))]
         x0.append(sample(model, repeated[i : i + 32], table, shared, keys).x0)
-    clips = torch.cat(x0)
+    clips = as_clips(model.decode(torch.cat(x0)))
     return Quality(fit(clips).distance.tolist() if distances else [], diversity(clips, group))
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "HeatMap",
     "Page",
     "PageTable",
+    "Picture",
     "Section",
     "VideoPair",
     "VideoStrip",
@@ -76,6 +77,15 @@ class VideoPair:
     after: bytes
     before_note: str = ""
     after_note: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An animated picture that opens the page, as the bytes of a WebP file, with a sentence under it."""
+
+    webp: bytes
+    description: str  # for those who cannot see it
+    caption: str
 
 
 @dataclass(frozen=True)
@@ -155,6 +165,7 @@ class Page:
     footer: str = ""
     sections: Sequence[Section] = ()
     notices: Sequence[str] = field(default=())  # what the reader must know first
+    picture: Picture | None = None
 
     def parts(self) -> list[Section]:
         usual = [
@@ -165,8 +176,8 @@ class Page:
         return [part for part in [*usual, *self.sections] if part.items or part.note]
 
 
-def as_uri(mp4: bytes) -> str:
-    return "data:video/mp4;base64," + b64encode(mp4).decode("ascii")
+def as_uri(content: bytes, kind: str = "video/mp4") -> str:
+    return f"data:{kind};base64," + b64encode(content).decode("ascii")
 
 
 def render_page(page: Page) -> str:

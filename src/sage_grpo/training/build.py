@@ -244,7 +244,7 @@ def build_prompts(config: RecipeConfig, source: Any = None) -> PromptSource:
     if callable(chosen):
         return PromptFunction(chosen)
     if chosen is None:
-        chosen = own_prompts(config.model.type)
+        chosen = list(model_class(config.model.type).training_prompts())
         if not chosen:
             raise ConfigError("prompts.path: none is given; a txt, jsonl, csv or parquet file is needed")
     return open_prompts(chosen, seed=config.seed, shuffle=config.prompts.shuffle, column=config.prompts.column)

@@ -11,6 +11,7 @@ from sage_grpo.config import RecipeConfig
 from sage_grpo.core.loop import Loop
 from sage_grpo.core.protocols import Prompt, VideoModel
 from sage_grpo.core.sampler import generate
+from sage_grpo.lab.clips import as_clips
 from sage_grpo.lab.digits import world as text
 from sage_grpo.rewards.ocr import OCRReward, fold, similarity, wanted_text
 from sage_grpo.training.callbacks import EMA
@@ -51,23 +52,23 @@ def evaluate(
     reader = OCRReward(frames=2, detect=False)
     texts, size = text.fresh_prompts(samples), config.policy.batch_size
     prompts = [Prompt(t) for t in texts]
-    latents, readings = [], []
+    parts, readings = [], []
     for i in range(0, samples, size):
         part = prompts[i : i + size]
         x0 = generate(model, part, config, range(FIRST_SEED + i, FIRST_SEED + i + len(part)))
-        frames = model.decode(x0).numpy()
-        readings += [[reader.read(video[0]), reader.read(video[-1])] for video in frames]
-        latents.append(x0)
+        videos = model.decode(x0)
+        readings += [[reader.read(video[0]), reader.read(video[-1])] for video in videos.numpy()]
+        parts.append(videos)
         tell(len(readings))
-    x0 = torch.cat(latents)
-    fitted = text.fit(x0, texts)
+    videos = torch.cat(parts)
+    fitted = text.fit(as_clips(videos), texts)
     scenes = [text.parse_prompt(t) for t in texts]
     right = fitted.digits == torch.tensor([digits for digits, _ in scenes])
     colour = fitted.colour == torch.tensor([c for _, c in scenes])
     targets = [wanted_text(p) or "" for p in prompts]
     return Evaluation(
         texts,
-        model.decode(x0),
+        videos,
         readings,
         targets,
         fitted.distance.double(),
@@ -82,8 +83,8 @@ def diversity(model: VideoModel, config: RecipeConfig) -> float:
     """Of videos that share a prompt, and nothing else."""
     prompts = [Prompt(t) for t in text.fresh_prompts(GROUPS) for _ in range(GROUP)]
     first = FIRST_SEED * 2
-    x0 = generate(model, prompts, config, range(first, first + len(prompts))).flatten(1)
-    groups = x0.view(GROUPS, GROUP, -1)
+    x0 = generate(model, prompts, config, range(first, first + len(prompts)))
+    groups = as_clips(model.decode(x0)).reshape(GROUPS, GROUP, -1)
     return torch.stack([torch.pdist(x).mean() / x.shape[1] ** 0.5 for x in groups]).mean().item()
 
 

@@ -1,21 +1,19 @@
 """`sage-grpo lab text`: train a generator of numbers against real OCR, and say what fresh videos show."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_rng
+from sage_grpo.lab.comparison import counting, curve_reader, diversity_row, most_telling, paired_rows
 from sage_grpo.lab.digits.evaluate import Evaluation, evaluate, evaluate_run
-from sage_grpo.lab.shapes.run import curve_reader, diversity_row, most_telling, paired_rows
 from sage_grpo.report.page import Headline, Page, PageTable, VideoPair, write_page
 from sage_grpo.report.svg import Chart
 from sage_grpo.statistics import effect, mcnemar, share
@@ -109,14 +107,6 @@ def run_text(
     write_page(make_page(result, before, after, config), report)
     before_after_sheet(before, after, out / "before_after.png")
     return result
-
-
-@contextmanager
-def counting(console: Console, total: int) -> Iterator[Callable[[int], None]]:
-    columns = TextColumn("  videos"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda done: progress.update(task, completed=done)
 
 
 def compare(

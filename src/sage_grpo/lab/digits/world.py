@@ -17,18 +17,20 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from torch.nn import functional as F
 
-from sage_grpo.lab.fitting import improve
+from sage_grpo.lab.captions import mistaken, some_empty
+from sage_grpo.lab.fitting import differences, improve
 
-FRAMES, HEIGHT, WIDTH = 4, 16, 48
+FRAMES, HEIGHT, WIDTH = 4, 24, 72
 DIGITS = 4
 COLOURS = ("white", "yellow", "green", "pink")
 PALETTE = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.85, 0.1], [0.2, 0.95, 0.3], [1.0, 0.45, 0.75]])
-LOW = torch.tensor([-1.5, -1.0, -1.0, -0.5, 12.0])  # pixels: midpoint x and y, drift x and y to the last frame, em
-HIGH = torch.tensor([1.5, 1.0, 1.0, 0.5, 13.5])
+LOW = torch.tensor([-2.0, -1.5, -1.5, -0.75, 18.0])  # pixels: midpoint x and y, drift x and y to the last frame, em
+HIGH = torch.tensor([2.0, 1.5, 1.5, 0.75, 20.0])
 EM = 64  # pixels of the drawn glyphs
 CELL = (0.88, 0.70)  # height and width of a digit's cell in ems; the font's digits are 0.696 wide
 CHECK = (7, 3, 9, 1)  # a number whose weighted digits sum to a multiple of ten is held out
-SHIFTS = torch.tensor([-1.5, 0.0, 1.5], dtype=torch.float64)  # where a fit starts: a wrong digit moves the light
+CAPTION_ERRORS = 0.13
+SHIFTS = torch.tensor([-2.25, 0.0, 2.25], dtype=torch.float64)  # where a fit starts: a wrong digit moves the light
 WANTED = re.compile(r"(?<!\d)(\d{4})(?!\d)")
 
 
@@ -39,6 +41,10 @@ class Scene:
     digits: Tensor
     colour: Tensor
     numbers: Tensor
+
+    def at(self, rows: Tensor) -> "Scene":
+        """Those of some clips."""
+        return Scene(self.digits[rows], self.colour[rows], self.numbers[rows])
 
     @property
     def prompts(self) -> list[str]:
@@ -91,6 +97,12 @@ def random_scene(count: int, generator: torch.Generator) -> Scene:
     return Scene(digits, colour, LOW + (HIGH - LOW) * torch.rand(count, len(LOW), generator=generator))
 
 
+def captions(scene: Scene, generator: torch.Generator) -> list[str]:
+    """What pre-training is told: every digit is wrong in a share of the clips, the colour never."""
+    told = mistaken(scene.digits, 10, CAPTION_ERRORS, generator)
+    return some_empty(Scene(told, scene.colour, scene.numbers).prompts, generator)
+
+
 @cache
 def glyphs() -> Tensor:
     """Coverage of the ten digits, (10, rows, columns), blurred to the resolution of the clips."""
@@ -103,7 +115,7 @@ def glyphs() -> Tensor:
         ImageDraw.Draw(cell).text((columns / 2, rows / 2), digit, 255, font, anchor="mm")
         drawn.append(np.asarray(cell, dtype=np.float32) / 255)
     sharp = torch.from_numpy(np.stack(drawn))[:, None]
-    # a pixel of a clip is about five of these wide: the mean over two boxes of three keeps edges smooth in `numbers`
+    # a pixel of a clip is three or four of these wide: the mean over two boxes of three keeps edges smooth in `numbers`
     for _ in range(2):
         sharp = F.avg_pool2d(sharp, 3, 1, 1, count_include_pad=False)
     return sharp[:, 0]
@@ -178,7 +190,7 @@ def fit(videos: Tensor, prompts: list[str]) -> Fit:
         def masks(numbers: Tensor) -> Tensor:
             return place(looks, numbers).flatten(1)
 
-        return improve(start.clamp(*bounds), masks, projected, total, strength, bounds, iterations)
+        return improve(start.clamp(*bounds), masks, differences(masks), projected, total, strength, bounds, iterations)
 
     rough = [search(start, 3) for start in starts]
     best = torch.stack([squared for _, squared in rough]).argmin(0)

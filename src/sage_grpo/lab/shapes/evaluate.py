@@ -1,5 +1,6 @@
 """Fresh samples of a model, scored and held against the known world; equal seeds make pairs."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -10,11 +11,13 @@ from sage_grpo.config import RecipeConfig
 from sage_grpo.core.loop import Loop
 from sage_grpo.core.protocols import Prompt, VideoModel
 from sage_grpo.core.sampler import generate
-from sage_grpo.lab.shapes.reward import ShapesReward
-from sage_grpo.lab.shapes.world import all_prompts, fit, parse_prompt
+from sage_grpo.lab.clips import as_clips
+from sage_grpo.lab.shapes.reward import NAMES, ShapesReward
+from sage_grpo.lab.shapes.world import all_prompts, as_asked, fit, kept_out, parse_prompt
 from sage_grpo.training.callbacks import EMA
 
 FIRST_SEED = 1_000_000  # away from the seeds of sample videos
+BATCH = 48  # videos made and looked at between two reports of progress
 WEIGHTS = (0.5, 0.5, 1.0)  # setting B
 
 
@@ -27,11 +30,18 @@ class Evaluation:
     scores: Tensor  # VQ, MQ, TA
     distance: Tensor  # to the manifold of the world
     correct: Tensor  # shape, colour and direction as prompted
-    diversity: float  # mean distance of two videos of one prompt
+    diversity: float  # mean distance of two videos of one prompt in what it leaves open: place, speed and size
+    pixel_diversity: float  # of their pixels, where a mistake counts as variety
+    weights: tuple[float, ...]  # of the scores in the reward
+
+    @property
+    def never_seen(self) -> Tensor:
+        """Which videos are of prompts that post-training was not given."""
+        return torch.tensor([kept_out(prompt) for prompt in self.prompts])
 
     @property
     def reward(self) -> Tensor:
-        return self.scores @ torch.tensor(WEIGHTS, dtype=self.scores.dtype)
+        return self.scores @ torch.tensor(self.weights, dtype=self.scores.dtype)
 
     @property
     def accuracy(self) -> Tensor:
@@ -39,23 +49,59 @@ class Evaluation:
         return self.correct.all(1).double()
 
 
-def evaluate(model: VideoModel, config: RecipeConfig, samples: int = 240, first_seed: int = FIRST_SEED) -> Evaluation:
+def evaluate(
+    model: VideoModel,
+    config: RecipeConfig,
+    samples: int = 240,
+    first_seed: int = FIRST_SEED,
+    tell: Callable[[int], None] = lambda done: None,
+) -> Evaluation:
     """`samples` videos by the plain ODE, over the 48 prompts in turn, or fewer so that each comes twice."""
     texts = all_prompts()
     texts = texts[:: -(-len(texts) // max(samples // 2, 1))]
     prompts = [Prompt(texts[i % len(texts)]) for i in range(samples)]
-    x0 = generate(model, prompts, config, range(first_seed, first_seed + samples))
-    videos = model.decode(x0)
-    fitted = fit(x0)
-    expected = torch.tensor([parse_prompt(prompt.text) for prompt in prompts])
-    got = torch.stack([fitted.scene.shape, fitted.scene.colour, fitted.scene.direction], 1)
-    scores = ShapesReward().score(videos, prompts).values.double()
-    per_prompt = [x0[i :: len(texts)].flatten(1) for i in range(len(texts))]
-    diversity = torch.stack([torch.pdist(x).mean() / x.shape[1] ** 0.5 for x in per_prompt]).mean().item()
-    return Evaluation([p.text for p in prompts], videos, scores, fitted.distance.double(), got == expected, diversity)
+    videos, distances, correct, opened = [], [], [], []
+    for first in range(0, samples, BATCH):
+        part = prompts[first : first + BATCH]
+        seeds = range(first_seed + first, first_seed + first + len(part))
+        videos.append(model.decode(generate(model, part, config, seeds)).cpu())
+        fitted = fit(as_clips(videos[-1]))
+        expected = torch.tensor([parse_prompt(prompt.text) for prompt in part])
+        got = torch.stack([fitted.scene.shape, fitted.scene.colour, fitted.scene.direction], 1)
+        opened.append(as_asked(fitted.scene, [prompt.text for prompt in part]))
+        distances.append(fitted.distance.double())
+        correct.append(got == expected)
+        tell(first + len(part))
+    frames = torch.cat(videos)
+    scores = ShapesReward().score(frames, prompts).values.double()
+    return Evaluation(
+        [p.text for p in prompts],
+        frames,
+        scores,
+        torch.cat(distances),
+        torch.cat(correct),
+        mean_distance(torch.cat(opened), len(texts)),
+        mean_distance(as_clips(frames), len(texts)),
+        weights_of(config),
+    )
 
 
-def evaluate_run(loop: Loop, config: RecipeConfig, samples: int = 240) -> Evaluation:
+def mean_distance(clips: Tensor, prompts: int) -> float:
+    """Of two clips of one prompt, a pixel; clips are of the prompts in turn."""
+    flat = clips.flatten(1)
+    apart = [torch.pdist(flat[i::prompts]).mean() / flat.shape[1] ** 0.5 for i in range(prompts)]
+    return torch.stack(apart).mean().item()
+
+
+def weights_of(config: RecipeConfig) -> tuple[float, ...]:
+    """Of VQ, MQ and TA in the recipe's reward; setting B of the paper where it has another."""
+    own = next((entry.weights for entry in config.rewards if entry.type == "shapes"), None)
+    return tuple(own.get(name, 0.0) for name in NAMES) if isinstance(own, dict) else WEIGHTS
+
+
+def evaluate_run(
+    loop: Loop, config: RecipeConfig, samples: int = 240, tell: Callable[[int], None] = lambda done: None
+) -> Evaluation:
     """The averaged weights if the run keeps them, else its last ones."""
     with loop.bank.using(EMA) if EMA in loop.bank else nullcontext():
-        return evaluate(loop.model, config, samples)
+        return evaluate(loop.model, config, samples, tell=tell)

@@ -1,7 +1,8 @@
 """What the laboratory holds its rewards against: nearness to the real clips, the prompt met, and diversity.
 
 They use the known world, which no reward may see: the nearest real clip to each video, how far it is, and whether it
-is what the prompt asked for. Diversity is the mean distance to the other videos of the prompt.
+is what the prompt asked for. Diversity is the mean distance to the other videos of the prompt in what it leaves open:
+place, speed and size. Distances of pixels would count a wrong colour as variety.
 """
 
 import math
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from sage_grpo.core.protocols import Prompt, Reward
 from sage_grpo.core.scores import Scores
-from sage_grpo.lab.shapes.world import FRAMES, SIZE, fit, parse_prompt
+from sage_grpo.lab.clips import as_clips
+from sage_grpo.lab.shapes.world import FRAMES, SIZE, as_asked, fit, parse_prompt
 from sage_grpo.registry import reward
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.frames import groups
@@ -34,9 +36,9 @@ class ShapesHeldOut(Reward):
                 f"shapes-heldout measures uint8 clips of {FRAMES} frames of {SIZE}×{SIZE}; given {videos.dtype} "
                 f"{tuple(videos.shape[1:])}: it is for the model `shapes` alone"
             )
-        clips = videos.cpu().float().permute(0, 4, 1, 2, 3) / 127.5 - 1
-        fitted = fit(clips)
-        expected = torch.tensor([parse_prompt(prompt.text) for prompt in prompts])
+        fitted, texts = fit(as_clips(videos)), [prompt.text for prompt in prompts]
+        expected = torch.tensor([parse_prompt(text) for text in texts])
+        clips = as_asked(fitted.scene, texts)
         got = torch.stack([fitted.scene.shape, fitted.scene.colour, fitted.scene.direction], 1)
         diversity = torch.full((len(videos),), math.nan, dtype=torch.float64)
         for members in groups(prompts):

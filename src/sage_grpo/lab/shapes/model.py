@@ -1,8 +1,8 @@
-"""The laboratory's video generator: a small space-time transformer for clips of moving shapes.
+"""The laboratory's video generator: a small transformer for clips of moving shapes.
 
-Small enough for a laptop and built like the large ones: text through a tokenizer and embeddings, patches in space and
-time, attention over both, modulation by the noise level. It predicts the clean clip and returns the
-velocity (x - x̂0)/σ: a plain velocity head stalls when a patch has more pixels than a token has channels.
+Small enough for a laptop and built like the large ones: an autoencoder, text through a tokenizer and embeddings,
+attention over words and latents, modulation by the noise level, guidance. It predicts the clean latents and returns
+the velocity (x - x̂0)/σ.
 """
 
 import json
@@ -10,20 +10,25 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Condition, Exchange, Prompt, VideoModel
+from sage_grpo.lab.autoencoder import Autoencoder
+from sage_grpo.lab.blocks import Block
+from sage_grpo.lab.clips import as_frames, cut, join
 from sage_grpo.lab.shapes import world as shapes
 from sage_grpo.registry import model
 
 TEXT_LENGTH = 8
+CLIP, PATCH, CHANNELS = (shapes.FRAMES, shapes.SIZE, shapes.SIZE), (8, 8, 8), 8
+LATENTS = (CHANNELS, 1, 4, 4)
+DECODE_BATCH = 32
 WORDS = ("a", "moving", *shapes.SHAPES, *shapes.COLOURS, *shapes.DIRECTIONS)
 
 
@@ -36,98 +41,76 @@ def make_tokenizer(words: Sequence[str] = WORDS, length: int = TEXT_LENGTH) -> T
     return tokenizer
 
 
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.exchange: Exchange | None = None  # with the processes that share a clip
-        self.norm1 = nn.LayerNorm(width, elementwise_affine=False)
-        self.norm2 = nn.LayerNorm(width, elementwise_affine=False)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 3 * width), nn.GELU(), nn.Linear(3 * width, width))
-        self.table = nn.Parameter(torch.randn(6, width) / width**0.5)
-
-    def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
-        shift1, scale1, gate1, shift2, scale2, gate2 = (modulation + self.table).unbind(1)
-        h = self.norm1(x) * (1 + scale1[:, None]) + shift1[:, None]
-        x = x + gate1[:, None] * self.proj(self.attend(*self.qkv(h).unflatten(2, (3, self.heads, -1)).unbind(2)))
-        h = self.norm2(x) * (1 + scale2[:, None]) + shift2[:, None]
-        out: Tensor = x + gate2[:, None] * self.mlp(h)
-        return out
-
-    def attend(self, *qkv: Tensor) -> Tensor:
-        if self.exchange:
-            qkv = tuple(self.exchange.to_heads(x) for x in qkv)
-        q, k, v = (x.transpose(1, 2) for x in qkv)
-        h = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
-        return (self.exchange.to_tokens(h) if self.exchange else h).flatten(2)
-
-
 class ShapesTransformer(nn.Module):
-    """`clip` and `patch` are frames, rows and columns; defaults are those of the world of shapes."""
+    """`latents` are channels, frames, rows and columns; defaults are those of the world of shapes."""
 
     def __init__(
         self,
-        width: int = 64,
+        width: int = 96,
         depth: int = 4,
         heads: int = 4,
         vocabulary: int = 15,
         text_length: int = TEXT_LENGTH,
-        clip: Sequence[int] = (shapes.FRAMES, shapes.SIZE, shapes.SIZE),
-        patch: Sequence[int] = (2, 4, 4),
+        latents: Sequence[int] = LATENTS,
     ) -> None:
         super().__init__()
-        if any(side % part for side, part in zip(clip, patch, strict=True)):
-            raise ValueError(f"a clip of {tuple(clip)} does not divide into patches of {tuple(patch)}")
         self.config = {
             "width": width,
             "depth": depth,
             "heads": heads,
             "vocabulary": vocabulary,
             "text_length": text_length,
-            "clip": list(clip),
-            "patch": list(patch),
+            "latents": list(latents),
         }
-        self.clip, self.patch, self.text_length = tuple(clip), tuple(patch), text_length
-        self.grid = tuple(side // part for side, part in zip(clip, patch, strict=True))
-        pixels = 3 * math.prod(patch)
+        self.latents, self.text_length = tuple(latents), text_length
+        channels, *grid = latents
         self.words = nn.Embedding(vocabulary, width)
-        self.word_places = nn.Parameter(0.02 * torch.randn(text_length, width))
-        self.patches = nn.Linear(pixels, width)
-        self.places = nn.Parameter(0.02 * torch.randn(math.prod(self.grid), width))
+        self.word_places = nn.Parameter(torch.randn(text_length, width) / width**0.5)
+        self.patches = nn.Linear(channels, width)
+        self.places = nn.Parameter(torch.randn(math.prod(grid), width) / width**0.5)
         self.noise = nn.Sequential(nn.Linear(64, width), nn.SiLU(), nn.Linear(width, 6 * width))
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
-        self.out = nn.Linear(width, pixels)
+        self.out = nn.Linear(width, channels)
 
     def forward(self, x: Tensor, sigma: Tensor, tokens: Tensor) -> Tensor:
-        """The clean clip x̂0."""
+        """The clean latents x̂0."""
         frequencies = torch.exp(torch.linspace(0, math.log(1000), 32, device=x.device))
         angles = sigma[:, None].float() * frequencies
         modulation = self.noise(torch.cat([angles.sin(), angles.cos()], 1).to(x.dtype)).unflatten(1, (6, -1))
-        b, (t, h, w), (pt, ph, pw) = len(x), self.grid, self.patch
-        cut = x.view(b, 3, t, pt, h, ph, w, pw).permute(0, 2, 4, 6, 1, 3, 5, 7).flatten(4).flatten(1, 3)
-        stream = torch.cat([self.words(tokens) + self.word_places, self.patches(cut) + self.places], 1)
+        rows = cut(x, (1, 1, 1))
+        stream = torch.cat([self.words(tokens) + self.word_places, self.patches(rows) + self.places], 1)
         for block in self.blocks:
             stream = block(stream, modulation)
-        pixels: Tensor = self.out(self.norm(stream[:, self.text_length :]))
-        return pixels.view(b, t, h, w, 3, pt, ph, pw).permute(0, 4, 1, 5, 2, 6, 3, 7).reshape(x.shape)
+        return join(self.out(self.norm(stream[:, self.text_length :])), self.latents[1:], (1, 1, 1))
 
 
 @model("shapes")
 class ShapesModel(VideoModel):
-    """`VideoModel` of the laboratory. Its latents are the pixels themselves, in [-1, 1]."""
+    """`VideoModel` of the laboratory: what is trained is the transformer, the autoencoder stays as it is."""
 
     lora_targets: Sequence[str] = ("qkv", "proj", "mlp.0", "mlp.2")
     own_monitors: Sequence[str] = ("shapes-heldout",)
     shipped = "sage_grpo.lab.shapes"  # the package that has a checkpoint in `base`
 
-    def __init__(self, module: ShapesTransformer | None = None, tokenizer: Tokenizer | None = None) -> None:
-        module = module or ShapesTransformer()
-        self.module: nn.Module = module
-        self.clip: tuple[int, ...] = module.clip
+    def __init__(
+        self,
+        module: ShapesTransformer | None = None,
+        tokenizer: Tokenizer | None = None,
+        autoencoder: Autoencoder | None = None,
+        *,
+        guidance_scale: float = 1.0,
+        guidance_gradient: Literal["both", "conditional"] = "both",
+    ) -> None:
+        self.module: nn.Module = module or ShapesTransformer()
+        self.autoencoder = (autoencoder or Autoencoder(CLIP, PATCH, CHANNELS)).requires_grad_(False).eval()
         self.tokenizer = tokenizer or make_tokenizer()
+        self.guidance_scale = guidance_scale
+        self.guidance_gradient = guidance_gradient
+
+    def place(self, device: torch.device, offload_device: torch.device | None = None) -> None:
+        self.module.to(device)
+        self.autoencoder.to(device)
 
     @property
     def shard_blocks(self) -> Sequence[nn.Module]:
@@ -146,42 +129,69 @@ class ShapesModel(VideoModel):
         return shapes.all_prompts()
 
     @classmethod
+    def training_prompts(cls) -> Sequence[str]:
+        return shapes.training_prompts()
+
+    @classmethod
     def prompt_tags(cls, prompt: str) -> Mapping[str, str]:
         shape, colour, direction = shapes.parse_prompt(prompt)
         return {
             "shape": shapes.SHAPES[shape],
             "colour": shapes.COLOURS[colour],
             "direction": shapes.DIRECTIONS[direction],
+            "training": "kept out" if shapes.kept_out(prompt) else "given",
         }
 
     def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
-        return (3, *self.clip)
+        return self.autoencoder.latent_shape
 
     def encode(self, prompts: Sequence[Prompt]) -> Condition:
-        rows = self.tokenizer.encode_batch([prompt.text.lower() for prompt in prompts])
-        return {"tokens": torch.tensor([row.ids for row in rows], device=next(self.module.parameters()).device)}
+        condition = {"tokens": self._tokens([prompt.text for prompt in prompts])}
+        if self.guided:
+            condition["negative_tokens"] = self._tokens([self.negative_prompt] * len(prompts))
+        return condition
+
+    def _tokens(self, texts: Sequence[str]) -> Tensor:
+        rows = self.tokenizer.encode_batch([text.lower() for text in texts])
+        return torch.tensor([row.ids for row in rows], device=next(self.module.parameters()).device)
 
     def clean(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
+        """The clean clip that is foreseen, guidance included."""
         out: Tensor = self.module(x, sigma, condition["tokens"])
+        if self.guided:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and self.guidance_gradient == "both"):
+                without = self.module(x, sigma, condition["negative_tokens"])
+            out = without + self.guidance_scale * (out - without)
         return out
 
     def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         return (x - self.clean(x, sigma, condition)) / sigma.view(-1, 1, 1, 1, 1)
 
+    @torch.no_grad()
     def decode(self, x0: Tensor) -> Tensor:
-        return ((x0 + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 4, 1).contiguous()
+        parts = torch.split(x0.float(), DECODE_BATCH)
+        return torch.cat([as_frames(self.autoencoder.decode(part)) for part in parts])
 
     def save_pretrained(self, directory: str, **facts: object) -> None:
-        """weights, configuration with `facts` about their making, and tokenizer."""
+        """Weights of both networks, configuration with `facts` about their making, and tokenizer."""
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
         save_file({k: v.contiguous() for k, v in self.module.state_dict().items()}, folder / "model.safetensors")
-        config = {"architecture": self.module.config, **facts}
+        # in half precision: a byte of a picture is coarser
+        halves = {k: v.half().contiguous() for k, v in self.autoencoder.state_dict().items()}
+        save_file(halves, folder / "autoencoder.safetensors")
+        config = {"architecture": self.module.config, "autoencoder": self.autoencoder.config, **facts}
         (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
         self.tokenizer.save(str(folder / "tokenizer.json"))
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path | None = None) -> Self:
+    def from_pretrained(
+        cls,
+        directory: str | Path | None = None,
+        *,
+        guidance_scale: float = 1.0,
+        guidance_gradient: Literal["both", "conditional"] = "both",
+    ) -> Self:
         """From a folder, or the checkpoint that ships with the package."""
         folder = Path(str(directory or files(cls.shipped) / "base"))
         if not (folder / "config.json").is_file():
@@ -189,4 +199,12 @@ class ShapesModel(VideoModel):
         config = json.loads((folder / "config.json").read_text())
         module = ShapesTransformer(**config["architecture"])
         module.load_state_dict(load_file(folder / "model.safetensors"))
-        return cls(module, Tokenizer.from_file(str(folder / "tokenizer.json")))
+        autoencoder = Autoencoder(**config["autoencoder"])
+        autoencoder.load_state_dict(load_file(folder / "autoencoder.safetensors"))
+        return cls(
+            module,
+            Tokenizer.from_file(str(folder / "tokenizer.json")),
+            autoencoder,
+            guidance_scale=guidance_scale,
+            guidance_gradient=guidance_gradient,
+        )

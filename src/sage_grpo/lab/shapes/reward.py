@@ -12,12 +12,16 @@ from torch.nn import functional as F
 
 from sage_grpo.core.protocols import Prompt, Reward
 from sage_grpo.core.scores import Scores
-from sage_grpo.lab.shapes.world import FRAMES, PALETTE, SIZE, STEPS, parse_prompt, render_masks
+from sage_grpo.lab.shapes.world import FRAMES, PALETTE, SIZE, STEPS, coverage, parse_prompt
 from sage_grpo.registry import reward
 
 NAMES = ("VQ", "MQ", "TA")
 # mean and standard deviation of the raw scores over 960 samples of the shipped base model
-BASE = {"VQ": (-0.718, 0.157), "MQ": (-0.970, 0.258), "TA": (-0.900, 0.524)}
+BASE = {"VQ": (-1.095, 0.262), "MQ": (-0.090, 0.040), "TA": (-4.032, 2.828)}
+
+# log-probabilities that count: what is surely wrong is not worse than this, and what is rather right than not is not
+# better. Without the upper end groups in which all is right compete for large shapes in the middle of the picture.
+WORTH = (-6.0, -0.69)
 
 
 def _centres(mass: Tensor) -> Tensor:
@@ -45,7 +49,7 @@ def motion_quality(light: Tensor) -> Tensor:
 
 
 def text_alignment(light: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-    """Log-probability that template, colour and velocity are those of the prompt."""
+    """Log-probability that template, colour and velocity are those of the prompt, each cut off where it is sure."""
     shape, colour, direction = torch.tensor([parse_prompt(p.text) for p in prompts]).T
     mass = light.amax(4)
     tint = (light * mass[..., None].square()).sum((1, 2, 3))
@@ -55,16 +59,19 @@ def text_alignment(light: Tensor, prompts: Sequence[Prompt]) -> Tensor:
     centre = _centres(mass.square())
     velocity = (centre * time[:, None]).sum(1) / time.square().sum()
     by_direction = velocity @ STEPS.T / 0.05
-    by_shape = -_template_distances(mass, centre) / 0.02
+    by_shape = -4 * _template_distances(mass, centre)
     logs = [
-        by.log_softmax(1).gather(1, index[:, None])[:, 0].clamp(min=-6)
+        by.log_softmax(1).gather(1, index[:, None])[:, 0].clamp(*WORTH)
         for by, index in ((by_shape, shape), (by_colour, colour), (by_direction, direction))
     ]
     return torch.stack(logs).sum(0)
 
 
 def _template_distances(mass: Tensor, centre: Tensor) -> Tensor:
-    """How the mean centred mask differs from each shape of equal area, (N, 3)."""
+    """How the mean centred mask differs from each shape of equal area, (N, 3).
+
+    In units of how circle and square differ at this size: large shapes are not easier to tell apart than small ones.
+    """
     shift = torch.zeros(len(mass), FRAMES, 2, 3)
     shift[:, :, 0, 0] = shift[:, :, 1, 1] = 1
     shift[:, :, :, 2] = centre
@@ -75,13 +82,13 @@ def _template_distances(mass: Tensor, centre: Tensor) -> Tensor:
     n, still = len(mass), torch.zeros(3 * len(mass), dtype=torch.long)
     numbers = torch.zeros(n, 3, 4)
     numbers[..., 3] = radius[:, None]
-    templates = render_masks(torch.arange(3).repeat(n), still, numbers.flatten(0, 1))[:, 0]
+    templates = coverage(torch.arange(3).repeat(n), still, numbers.flatten(0, 1))[:, 0]
     # a template's light is centred like the video's: a triangle's is not at its middle
     middle = _centres(templates[:, None].square())[:, 0].view(n, 3, 2)
     numbers[..., :2] = -middle
-    templates = render_masks(torch.arange(3).repeat(n), still, numbers.flatten(0, 1))[:, 0].view(n, 3, SIZE, SIZE)
-    area = templates.sum((2, 3)).clamp(min=1)
-    return (templates - looks[:, None]).square().sum((2, 3)) / area
+    templates = coverage(torch.arange(3).repeat(n), still, numbers.flatten(0, 1))[:, 0].view(n, 3, SIZE, SIZE)
+    apart = (templates[:, 0] - templates[:, 1]).square().sum((1, 2)).clamp(min=1e-3)
+    return (templates - looks[:, None]).square().sum((2, 3)) / apart[:, None]
 
 
 @reward("shapes")

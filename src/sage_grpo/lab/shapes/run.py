@@ -1,43 +1,73 @@
 """`sage-grpo lab`: train the small generator, say what improved with its error, and show it."""
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from torch import Tensor
 
 from sage_grpo.config import RecipeConfig, load_recipe
+from sage_grpo.files import atomic_write
+from sage_grpo.lab.comparison import counting, curve_reader, diversity_row, most_telling, paired_rows
 from sage_grpo.lab.shapes.evaluate import Evaluation, evaluate, evaluate_run
-from sage_grpo.report.page import Headline, Page, PageTable, VideoPair, write_page
-from sage_grpo.report.svg import Chart, Curve
-from sage_grpo.runs.folder import RunFolder
-from sage_grpo.statistics import Effect, effect
+from sage_grpo.report.animation import Shown, before_after
+from sage_grpo.report.page import Headline, Page, PageTable, Picture, VideoPair, write_page
+from sage_grpo.report.svg import Chart
+from sage_grpo.statistics import effect, mcnemar, share
 from sage_grpo.training.build import build_model
-from sage_grpo.training.trackers import read_metrics
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.videos import contact_sheet, mp4_bytes
 
-SHOWN = 8  # pairs of videos in the report
+FLAW = (
+    "The base learned from captions that were often wrong, so it makes clean clips of the wrong thing; "
+    "a reward for what the prompt says cures it. Same prompt and same seed, before and after."
+)
+PICTURE = "Prompts with their videos before and after training; a cross marks what the prompt did not ask for"
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of videos before and after, with Wilson's intervals of 95 %."""
+
+    before: float
+    before_interval: tuple[float, float]
+    after: float
+    after_interval: tuple[float, float]
+
+    @classmethod
+    def of(cls, before: Tensor, after: Tensor) -> "Share":
+        was, was_low, was_high = share(before.bool().tolist())
+        now, now_low, now_high = share(after.bool().tolist())
+        return cls(was, (was_low, was_high), now, (now_low, now_high))
+
+    def __str__(self) -> str:
+        return f"{self.before:.0%} → {self.after:.0%}"
+
+    @property
+    def intervals(self) -> str:
+        (a, b), (c, d) = self.before_interval, self.after_interval
+        return f"{a:.0%}–{b:.0%} → {c:.0%}–{d:.0%}"
 
 
 @dataclass(frozen=True)
 class LabResult:
+    followed: Share  # shape, colour and direction as asked, all prompts
+    never_seen: Share  # of prompts that post-training was not given
+    gained: int  # videos that became right
+    lost: int  # and wrong
+    mcnemar_p: float
     reward_delta: float
     reward_se: float
-    samples: int
-    seconds: float
-    reward_low: float
-    reward_high: float
-    accuracy_before: float
-    accuracy_after: float
+    reward_interval: tuple[float, float]
     distance_before: float
     distance_after: float
     diversity_before: float
     diversity_after: float
+    samples: int
+    seed: int
     iterations: int
+    seconds: float
     report: str
 
     def as_dict(self) -> dict[str, object]:
@@ -50,42 +80,66 @@ def run_lab(out: Path, *, iterations: int | None, samples: int, seed: int, conso
     overrides = [f"seed={seed}", f"run.out={out}", "run.sample_every=0"]
     overrides += [f"run.iterations={iterations}"] if iterations else []
     config = load_recipe("lab", overrides)
-    console.print(f"1/3 scoring {samples} videos of the base model", highlight=False)
-    before = evaluate(build_model(config), config, samples)
+    console.print(f"1/3 looking at {samples} videos of the base model", highlight=False)
+    with counting(console, samples) as tell:
+        before = evaluate(build_model(config), config, samples, tell=tell)
     console.print(f"2/3 training for {config.run.iterations} iterations", highlight=False)
     trainer = Trainer(config=config, console=console)
     trainer.train()
-    console.print("3/3 scoring the trained model on the same prompts and seeds", highlight=False)
-    after = evaluate_run(trainer.loop, config, samples)
-    gain = effect((after.reward - before.reward).tolist())
-    seconds = time.perf_counter() - started
-    report = out / "report.html"
-    result = LabResult(
+    console.print("3/3 looking at the trained model's videos of the same prompts and seeds", highlight=False)
+    with counting(console, samples) as tell:
+        after = evaluate_run(trainer.loop, config, samples, tell=tell)
+    picture = before_after(chosen(before, after))
+    atomic_write(out / "before_after.webp", picture)
+    before_after_sheet(before, after, out / "before_after.png")
+    report, seconds = out / "report.html", time.perf_counter() - started
+    result = compare(before, after, config, trainer.loop.iteration, seconds, report)
+    write_page(make_page(result, before, after, config, picture), report)
+    return result
+
+
+def compare(
+    before: Evaluation, after: Evaluation, config: RecipeConfig, iterations: int, seconds: float, report: Path
+) -> LabResult:
+    gain, new = effect((after.reward - before.reward).tolist()), before.never_seen
+    changes = mcnemar(before.accuracy.bool().tolist(), after.accuracy.bool().tolist())
+    return LabResult(
+        Share.of(before.accuracy, after.accuracy),
+        Share.of(before.accuracy[new], after.accuracy[new]),
+        changes.gained,
+        changes.lost,
+        changes.p,
         gain.mean,
         gain.se,
-        samples,
-        seconds,
-        gain.low,
-        gain.high,
-        before.accuracy.mean().item(),
-        after.accuracy.mean().item(),
+        (gain.low, gain.high),
         before.distance.mean().item(),
         after.distance.mean().item(),
         before.diversity,
         after.diversity,
-        trainer.loop.iteration,
+        gain.n,
+        config.seed,
+        iterations,
+        seconds,
         str(report),
     )
-    write_page(make_page(result, before, after, config, gain), report)
-    before_after_sheet(before, after, out / "before_after.png")
-    return result
 
 
-def most_telling(gains: Tensor) -> list[int]:
-    """Pairs at even places of the order by gain, so that the failures are shown too."""
-    order = gains.argsort(stable=True).tolist()
-    places = torch.linspace(0, len(order) - 1, min(SHOWN, len(order))).round().long().tolist()
-    return [order[i] for i in reversed(places)]
+def chosen(before: Evaluation, after: Evaluation) -> list[Shown]:
+    """For the moving picture, in the order of the samples: the first two of each thing the base got wrong."""
+    places: list[int] = []
+    for column in (1, 2, 0):  # a wrong colour is seen first, then the direction, then the shape
+        alone = ~before.correct[:, column] & (before.correct.sum(1) == 2)
+        places += alone.nonzero()[:2, 0].tolist()
+    return [
+        Shown(
+            before.prompts[i],
+            before.videos[i],
+            after.videos[i],
+            bool(before.accuracy[i]),
+            bool(after.accuracy[i]),
+        )
+        for i in places or [0]
+    ]
 
 
 def before_after_sheet(before: Evaluation, after: Evaluation, path: Path) -> None:
@@ -97,46 +151,28 @@ def before_after_sheet(before: Evaluation, after: Evaluation, path: Path) -> Non
 
 def comparison(before: Evaluation, after: Evaluation) -> list[list[str]]:
     """Rows: what, before, after, paired difference with interval."""
+    new = before.never_seen
     columns = {
-        "reward (0.5·VQ + 0.5·MQ + TA)": (before.reward, after.reward),
-        "VQ, visual quality": (before.scores[:, 0], after.scores[:, 0]),
-        "MQ, motion quality": (before.scores[:, 1], after.scores[:, 1]),
-        "TA, text alignment": (before.scores[:, 2], after.scores[:, 2]),
         "held out: all of the prompt right": (before.accuracy, after.accuracy),
         "held out: shape right": (before.correct[:, 0].double(), after.correct[:, 0].double()),
         "held out: colour right": (before.correct[:, 1].double(), after.correct[:, 1].double()),
         "held out: direction right": (before.correct[:, 2].double(), after.correct[:, 2].double()),
+        "held out: all right, prompts never seen": (before.accuracy[new], after.accuracy[new]),
+        "held out: all right, the other prompts": (before.accuracy[~new], after.accuracy[~new]),
         "held out: distance to the manifold": (before.distance, after.distance),
+        "reward": (before.reward, after.reward),
+        "VQ, visual quality": (before.scores[:, 0], after.scores[:, 0]),
+        "MQ, motion quality": (before.scores[:, 1], after.scores[:, 1]),
+        "TA, text alignment": (before.scores[:, 2], after.scores[:, 2]),
     }
-    return [*paired_rows(columns), diversity_row(before.diversity, after.diversity)]
+    return [
+        *paired_rows(columns),
+        diversity_row(before.diversity, after.diversity, "held out: diversity of place, speed and size"),
+        diversity_row(before.pixel_diversity, after.pixel_diversity, "held out: of pixels, mistakes included"),
+    ]
 
 
-def paired_rows(columns: dict[str, tuple[Tensor, Tensor]]) -> list[list[str]]:
-    """Of values before and after, one a video: what, before, after, paired difference with interval."""
-    rows = []
-    for name, (old, new) in columns.items():
-        change = effect((new - old).tolist())
-        difference = f"{change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"
-        rows.append([name, f"{old.mean():.3f}", f"{new.mean():.3f}", difference])
-    return rows
-
-
-def diversity_row(before: float, after: float) -> list[str]:
-    return ["held out: diversity", f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}"]
-
-
-def curve_reader(folder: str) -> Callable[[str, str], Curve]:
-    """Curves of a run by the key of its log and a name to show."""
-    log = read_metrics(RunFolder(Path(folder)).log)
-
-    def curve(key: str, name: str) -> Curve:
-        rows = [row for row in log if row.get(key) is not None]
-        return Curve(name, [row["step"] for row in rows], [row[key] for row in rows])
-
-    return curve
-
-
-def make_page(result: LabResult, before: Evaluation, after: Evaluation, config: RecipeConfig, gain: Effect) -> Page:
+def make_page(result: LabResult, before: Evaluation, after: Evaluation, config: RecipeConfig, picture: bytes) -> Page:
     curve = curve_reader(config.run.out)
     charts = [
         Chart(
@@ -147,7 +183,7 @@ def make_page(result: LabResult, before: Evaluation, after: Evaluation, config: 
             note="Rollouts explore with noise and see a few prompts at a time; the table is on fresh videos.",
         ),
         Chart(
-            "Its three parts",
+            "Its parts",
             "iteration",
             "standard deviations of the base",
             [curve(f"reward/{name}", name) for name in ("VQ", "MQ", "TA")],
@@ -177,14 +213,15 @@ def make_page(result: LabResult, before: Evaluation, after: Evaluation, config: 
     ]
     headlines = [
         Headline(
-            "Reward",
-            f"{gain.mean:+.2f} ± {gain.se:.2f}",
-            f"{gain.mean / gain.se:.1f} standard errors, {gain.n} fresh videos in pairs",
+            "Prompts followed",
+            str(result.followed),
+            f"shape, colour and direction all as asked, on {result.samples} fresh videos; "
+            f"95 % {result.followed.intervals}",
         ),
         Headline(
-            "Prompt followed",
-            f"{result.accuracy_before:.0%} → {result.accuracy_after:.0%}",
-            "shape, colour and direction all as asked; never part of the reward",
+            "Prompts never seen in training",
+            str(result.never_seen),
+            f"{int(before.never_seen.sum())} of these videos; 95 % {result.never_seen.intervals}",
         ),
         Headline(
             "Distance to real clips",
@@ -197,11 +234,13 @@ def make_page(result: LabResult, before: Evaluation, after: Evaluation, config: 
         "Before and after on the same prompts and seeds",
         ["", "before", "after", "difference [95 %]"],
         comparison(before, after),
-        "Paired t-intervals. Held-out rows were never part of the reward.",
+        f"Paired t-intervals. McNemar's exact test of the first row: {result.gained} videos became right and "
+        f"{result.lost} wrong, p = {result.mcnemar_p:.1e}. Held-out rows were never part of the reward.",
     )
     summary = (
-        "A small video generator of moving shapes was post-trained with GRPO against rewards for visual quality, "
-        "motion quality and text alignment. Below: what changed, on videos that training never saw."
+        "A small video generator of moving shapes was post-trained with GRPO. "
+        "Below: what changed, on videos that training never saw."
     )
-    footer = f"sage-grpo lab --seed {config.seed} --iterations {config.run.iterations} --samples {gain.n}"
-    return Page("SAGE-GRPO laboratory", summary, headlines, charts, pairs, [table], footer)
+    footer = f"sage-grpo lab --seed {config.seed} --iterations {config.run.iterations} --samples {result.samples}"
+    opening = Picture(picture, PICTURE, FLAW)
+    return Page("SAGE-GRPO laboratory", summary, headlines, charts, pairs, [table], footer, picture=opening)

@@ -1,25 +1,39 @@
 """One coloured shape moving across a black clip: three shapes × four colours × four directions, 48 prompts.
 
+A quarter of the prompts is kept out of post-training; every shape, colour and direction is among the rest.
+
 A clip is a smooth function of four numbers (midpoint, speed, radius) for each prompt, so the data manifold is
 known exactly and the distance of any video to it is a small least-squares fit.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from sage_grpo.lab.captions import mistaken, some_empty
 from sage_grpo.lab.fitting import improve
 
-FRAMES, SIZE = 8, 16
+FRAMES, SIZE = 8, 32
 SHAPES = ("circle", "square", "triangle")
 COLOURS = ("red", "green", "blue", "yellow")
 DIRECTIONS = ("left", "right", "up", "down")
 PALETTE = torch.tensor([[1.0, 0.15, 0.15], [0.15, 0.9, 0.2], [0.2, 0.35, 1.0], [1.0, 0.85, 0.1]])
 STEPS = torch.tensor([[-1.0, 0.0], [1.0, 0.0], [0.0, -1.0], [0.0, 1.0]])  # x to the right, y downwards
-LOW = torch.tensor([-0.25, -0.25, 0.22, 0.32])  # midpoint x and y, speed, radius
-HIGH = torch.tensor([0.25, 0.25, 0.42, 0.46])
-SOFTNESS = 0.035  # of an edge; a pixel is 0.125 wide
+LOW = torch.tensor([-0.25, -0.25, 0.25, 0.30])  # midpoint x and y, speed, radius
+HIGH = torch.tensor([0.25, 0.25, 0.45, 0.42])
+SOFTNESS = 0.035  # of an edge; a pixel is 0.0625 wide
+# directions in which a shape's edges lie, none for a circle; an edge is this many radii away, so that areas are equal
+EDGES: dict[str, list[tuple[float, float]]] = {
+    "circle": [],
+    "square": [(1, 0), (-1, 0), (0, 1), (0, -1)],
+    "triangle": [(0.866, -0.5), (-0.866, -0.5), (0, 1)],
+}
+EDGE_RADII = {"circle": 1.0, "square": 0.8862, "triangle": 0.7777}
+CAPTION_ERRORS = 0.19
+FIT_BATCH = 32  # videos that are fitted at once
 
 
 @dataclass(frozen=True)
@@ -31,6 +45,10 @@ class Scene:
     direction: Tensor
     numbers: Tensor
 
+    def at(self, rows: Tensor) -> "Scene":
+        """Those of some clips."""
+        return Scene(self.shape[rows], self.colour[rows], self.direction[rows], self.numbers[rows])
+
     @property
     def prompts(self) -> list[str]:
         rows = zip(self.colour.tolist(), self.shape.tolist(), self.direction.tolist(), strict=True)
@@ -39,6 +57,16 @@ class Scene:
 
 def all_prompts() -> list[str]:
     return [f"a {c} {s} moving {d}" for s in SHAPES for c in COLOURS for d in DIRECTIONS]
+
+
+def kept_out(prompt: str) -> bool:
+    """12 of the 48 prompts, every colour and direction three times and every shape four times."""
+    shape, colour, direction = parse_prompt(prompt)
+    return (shape + colour + direction) % 4 == 0
+
+
+def training_prompts() -> list[str]:
+    return [prompt for prompt in all_prompts() if not kept_out(prompt)]
 
 
 def parse_prompt(text: str) -> tuple[int, int, int]:
@@ -62,35 +90,55 @@ def random_scene(count: int, generator: torch.Generator) -> Scene:
     return Scene(pick(SHAPES), pick(COLOURS), pick(DIRECTIONS), numbers)
 
 
-def _signed_distance(shape: int, x: Tensor, y: Tensor, radius: Tensor) -> Tensor:
-    """Negative inside. All three shapes of one radius have the area of the circle."""
-    if SHAPES[shape] == "circle":
-        return (x.square() + y.square() + 1e-12).sqrt() - radius
-    if SHAPES[shape] == "square":
-        return torch.maximum(x.abs(), y.abs()) - 0.8862 * radius
-    # three half-planes at half the circumradius of the triangle of equal area
-    sides = torch.maximum(0.866 * x - 0.5 * y, -0.866 * x - 0.5 * y)
-    return torch.maximum(sides, y) - 0.7777 * radius
+def captions(scene: Scene, generator: torch.Generator) -> list[str]:
+    """What pre-training is told: shape, colour and direction are each wrong in a share of the clips."""
+
+    def told(indices: Tensor, names: tuple[str, ...]) -> Tensor:
+        return mistaken(indices, len(names), CAPTION_ERRORS, generator)
+
+    said = (told(scene.shape, SHAPES), told(scene.colour, COLOURS), told(scene.direction, DIRECTIONS))
+    return some_empty(Scene(*said, scene.numbers).prompts, generator)
 
 
-def render_masks(shape: Tensor, direction: Tensor, numbers: Tensor) -> Tensor:
-    """Coverage in [0, 1], (N, FRAMES, SIZE, SIZE), smooth in `numbers`."""
-    axis = (torch.arange(SIZE, dtype=numbers.dtype) + 0.5) / SIZE * 2 - 1
-    time = torch.linspace(-1, 1, FRAMES, dtype=numbers.dtype)
-    centre = numbers[:, None, :2] + STEPS.to(numbers)[direction][:, None] * numbers[:, None, 2:3] * time[:, None]
-    x = axis[None, None, None, :] - centre[..., 0, None, None]
-    y = axis[None, None, :, None] - centre[..., 1, None, None]
-    radius = numbers[:, 3, None, None, None]
-    distance = x.new_empty(len(numbers), FRAMES, SIZE, SIZE)
-    for index in range(len(SHAPES)):
-        rows = shape == index
-        distance[rows] = _signed_distance(index, x[rows], y[rows], radius[rows])
-    return torch.sigmoid(-distance / SOFTNESS)
+def _outwards(shape: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How far out points are, towards the edge that is next, and the slopes of that in x and y."""
+    edges = EDGES[shape]
+    if not edges:
+        away = (x.square() + y.square() + 1e-12).sqrt()
+        return away, x / away, y / away
+    away, across, down = (torch.zeros_like(x + y) for _ in range(3))
+    for index, (right, below) in enumerate(edges):
+        towards = right * x + below * y
+        nearer = torch.ones_like(away, dtype=torch.bool) if index == 0 else towards > away
+        away = torch.where(nearer, towards, away)
+        across, down = across.masked_fill(nearer, right), down.masked_fill(nearer, below)
+    return away, across, down
+
+
+def coverage(shape: Tensor, direction: Tensor, numbers: Tensor, size: int = SIZE, *, slopes: bool = False) -> Tensor:
+    """In [0, 1], (N, FRAMES, size, size), smooth in `numbers`; or its slopes in the four of them, (N, …, 4)."""
+    axis = (torch.arange(size, dtype=numbers.dtype) + 0.5) / size * 2 - 1
+    time = torch.linspace(-1, 1, FRAMES, dtype=numbers.dtype)[:, None, None]
+    sharpness = size / SIZE / SOFTNESS
+    out = numbers.new_empty(len(numbers), FRAMES, size, size, *([4] if slopes else []))
+    for index, name in enumerate(SHAPES):
+        rows = (shape == index).nonzero()[:, 0]
+        own, step = (v[rows][:, :, None, None, None] for v in (numbers, STEPS.to(numbers)[direction]))
+        x = axis - own[:, 0] - step[:, 0] * own[:, 2] * time
+        y = axis[:, None] - own[:, 1] - step[:, 1] * own[:, 2] * time
+        away, across, down = _outwards(name, x, y)
+        inside = torch.sigmoid((EDGE_RADII[name] * own[:, 3] - away) * sharpness)
+        if slopes:
+            along = (across * step[:, 0] + down * step[:, 1]) * time
+            ways = torch.stack([across, down, along, torch.full_like(along, EDGE_RADII[name])], -1)
+            inside = (inside * (1 - inside) * sharpness)[..., None] * ways
+        out[rows] = inside
+    return out
 
 
 def render(scene: Scene) -> Tensor:
     """Clips in [-1, 1], (N, 3, FRAMES, SIZE, SIZE)."""
-    masks = render_masks(scene.shape, scene.direction, scene.numbers)
+    masks = coverage(scene.shape, scene.direction, scene.numbers)
     return 2 * masks[:, None] * PALETTE.to(masks)[scene.colour][:, :, None, None, None] - 1
 
 
@@ -102,9 +150,19 @@ class Fit:
     distance: Tensor
 
 
+def as_asked(found: Scene, prompts: Sequence[str]) -> Tensor:
+    """Clips with the places, speeds and sizes that were found, and the rest as the prompts ask.
+
+    How far these are apart is the diversity of what a prompt leaves open: a mistake adds nothing to it.
+    """
+    shape, colour, direction = torch.tensor([parse_prompt(prompt) for prompt in prompts]).T
+    return render(Scene(shape, colour, direction, found.numbers))
+
+
 def _moments(mass: Tensor) -> tuple[Tensor, Tensor]:
     """Midpoint (N, 2) and velocity (N, 2) of the brightness, by regression of its centre on time."""
-    axis = (torch.arange(SIZE, dtype=mass.dtype) + 0.5) / SIZE * 2 - 1
+    size = mass.shape[-1]
+    axis = (torch.arange(size, dtype=mass.dtype) + 0.5) / size * 2 - 1
     weight = mass.sum((2, 3)).clamp(min=1e-3)
     centre = torch.stack([(mass * axis).sum((2, 3)) / weight, (mass * axis[:, None]).sum((2, 3)) / weight], -1)
     time = torch.linspace(-1, 1, FRAMES, dtype=mass.dtype)
@@ -114,37 +172,47 @@ def _moments(mass: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class _Search:
-    """Many pairs of video and scene."""
+    """Many pairs of video and scene, on a raster of `size` pixels."""
 
     shape: Tensor
     colour: Tensor
     direction: Tensor
     numbers: Tensor
-    seen: Tensor  # the video's light along the scene's colour, per pixel
-    total: Tensor  # squared norm of the video
-
-    @property
-    def strength(self) -> Tensor:
-        return PALETTE.double()[self.colour].square().sum(1)
-
-    def masks(self, numbers: Tensor) -> Tensor:
-        return render_masks(self.shape, self.direction, numbers).flatten(1)
+    video: Tensor  # its row
+    light: Tensor  # of all videos, (videos, 3, FRAMES, size, size)
 
     def run(self, iterations: int) -> Tensor:
         """Improve `numbers` in place and return the squared residuals."""
-        bounds = (LOW.double(), HIGH.double())
+        palette = PALETTE.to(self.light)[self.colour]
+        seen = torch.einsum("nc,ncp->np", palette, self.light.flatten(2)[self.video])
         self.numbers, squared = improve(
-            self.numbers, self.masks, self.seen, self.total, self.strength, bounds, iterations
+            self.numbers,
+            self.masks,
+            self.slopes,
+            seen,
+            self.light.flatten(1).square().sum(1)[self.video],
+            palette.square().sum(1),
+            (LOW.to(self.light), HIGH.to(self.light)),
+            iterations,
         )
         return squared
 
-    def keep(self, rows: Tensor) -> "_Search":
-        return _Search(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+    def masks(self, numbers: Tensor) -> Tensor:
+        return coverage(self.shape, self.direction, numbers, self.light.shape[-1]).flatten(1)
+
+    def slopes(self, numbers: Tensor, masks: Tensor) -> Tensor:
+        size = self.light.shape[-1]
+        return coverage(self.shape, self.direction, numbers, size, slopes=True).flatten(1, 3)
+
+    def keep(self, rows: Tensor, light: Tensor) -> "_Search":
+        """Some of the pairs, with other pixels of the videos."""
+        numbers = self.numbers[rows].to(light)
+        return _Search(self.shape[rows], self.colour[rows], self.direction[rows], numbers, self.video[rows], light)
 
 
 def _likely_scenes(light: Tensor) -> _Search:
     """For each video every shape × the two likeliest colours × the two likeliest directions."""
-    n, mass, palette, ways = len(light), light.clamp(min=0).mean(1), PALETTE.double(), STEPS.double().T
+    n, mass, palette, ways = len(light), light.clamp(min=0).mean(1), PALETTE.to(light), STEPS.to(light).T
     middle, velocity = _moments(mass.square())
     tint = (light * mass[:, None]).sum((2, 3, 4))
     tint = tint / tint.amax(1, keepdim=True).clamp(min=1e-3)
@@ -152,13 +220,11 @@ def _likely_scenes(light: Tensor) -> _Search:
     along, directions = (velocity @ ways).topk(2)
     grid = torch.cartesian_prod(torch.arange(3), torch.arange(2), torch.arange(2))
     colour, speed = colours[:, grid[:, 1]].flatten(), along[:, grid[:, 2]].flatten()
-    radius = torch.full_like(speed, 0.39)
+    radius = torch.full_like(speed, LOW[3].add(HIGH[3]).item() / 2)
     numbers = torch.cat([middle.repeat_interleave(len(grid), 0), speed[:, None], radius[:, None]], 1)
-    projected = torch.einsum("nkc,ncfhw->nkfhw", palette[colour].view(n, len(grid), 3), light)
-    total = light.flatten(1).square().sum(1).repeat_interleave(len(grid))
-    direction = directions[:, grid[:, 2]].flatten()
-    numbers = numbers.clamp(LOW.double(), HIGH.double())
-    return _Search(grid[:, 0].repeat(n), colour, direction, numbers, projected.flatten(0, 1).flatten(1), total)
+    numbers = numbers.clamp(LOW.to(light), HIGH.to(light))
+    video = torch.arange(n).repeat_interleave(len(grid))
+    return _Search(grid[:, 0].repeat(n), colour, directions[:, grid[:, 2]].flatten(), numbers, video, light)
 
 
 def fit(videos: Tensor) -> Fit:
@@ -167,14 +233,21 @@ def fit(videos: Tensor) -> Fit:
     The radius is held to the world's range and the residual is measured against the fitted clip, so that a
     shape cannot come nearer to the manifold by shrinking.
     """
-    search = _likely_scenes(((videos + 1) / 2).double())  # black becomes 0
-    rough, n = search.run(4), len(videos)
-    count = len(rough) // n
-    nearest = rough.view(n, count).topk(3, largest=False).indices + torch.arange(n)[:, None] * count
-    search = search.keep(nearest.flatten())
-    squared = search.run(12)
-    winner = squared.view(n, 3).argmin(1) + torch.arange(n) * 3
-    best = search.keep(winner)
-    energy = best.strength * best.masks(best.numbers).square().sum(1)
-    distance = (squared[winner].clamp(min=0) / energy).sqrt()
-    return Fit(Scene(best.shape, best.colour, best.direction, best.numbers.float()), distance.float())
+    parts = [_fit(part) for part in torch.split(videos, FIT_BATCH)]
+    scenes = [torch.cat([getattr(scene, f.name) for scene, _ in parts]) for f in fields(Scene)]
+    return Fit(Scene(*scenes), torch.cat([distance for _, distance in parts]))
+
+
+def _fit(videos: Tensor) -> tuple[Scene, Tensor]:
+    """Every likely scene at half the size, then the three nearest at the full one, then the nearest exactly."""
+    light, n = ((videos + 1) / 2).float(), len(videos)  # black becomes 0
+    search = _likely_scenes(F.avg_pool3d(light, (1, 2, 2)))
+    rough = search.run(4).view(n, -1)
+    nearest = rough.topk(3, largest=False).indices + torch.arange(n)[:, None] * rough.shape[1]
+    search = search.keep(nearest.flatten(), light)
+    winner = search.run(6).view(n, 3).argmin(1) + torch.arange(n) * 3
+    best = search.keep(winner, light.double())
+    squared = best.run(6)
+    energy = PALETTE.double()[best.colour].square().sum(1) * best.masks(best.numbers).square().sum(1)
+    distance = (squared.clamp(min=0) / energy).sqrt()
+    return Scene(best.shape, best.colour, best.direction, best.numbers.float()), distance.float()
