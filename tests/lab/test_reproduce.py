@@ -11,8 +11,9 @@ from sage_grpo.core.loop import Loop
 from sage_grpo.data.prompts import open_prompts
 from sage_grpo.lab import reproduce as module
 from sage_grpo.lab.claims import Results, judge
-from sage_grpo.lab.grid import CURVES, Job, config_of, experiments, forwards, iterations_of, run_job
+from sage_grpo.lab.grid import CURVES, Job, config_of, experiments, forwards, iterations_of, run_job, summary
 from sage_grpo.lab.measure import gradient_by_step, noise_after_a_step, rollout_quality
+from sage_grpo.lab.shapes.evaluate import Evaluation
 from sage_grpo.lab.shapes.world import all_prompts
 from sage_grpo.training.build import build_model, build_rewards
 
@@ -37,6 +38,14 @@ def test_a_job_is_run_once(tmp_path):
     assert run_job(job) == path
     assert path.stat().st_mtime_ns == before
     assert not list((tmp_path / "work").glob("*"))  # what is not needed is not kept
+
+
+def test_runs_of_other_rewards_are_judged_by_one_measure():
+    """The hacking run is paid for motion alone; its gain over the base is in the base's units all the same."""
+    rows = torch.tensor([[1.0, 2.0, 3.0], [0.0, 4.0, -1.0]])
+    zeros, right = torch.zeros(2), torch.ones(2, 3, dtype=torch.bool)
+    found = Evaluation(["a", "b"], torch.zeros(2, 1, 1, 1, 3), rows, zeros, right, 1.0, 1.0)
+    assert summary(found)["reward"] == [0.5 + 1.0 + 3.0, 2.0 - 1.0]
 
 
 def fake_run(name, seed, gain):

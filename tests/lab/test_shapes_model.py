@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sage_grpo.config import load_recipe
+from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import sample
 from sage_grpo.lab.clips import as_clips
@@ -107,3 +107,9 @@ def test_training_is_given_the_prompts_that_are_not_kept_out():
     assert asked == set(ShapesModel.training_prompts())
     assert len(asked) == 36
     assert asked < set(ShapesModel.own_prompts())
+
+
+def test_a_checkpoint_of_the_first_edition_is_told_so(tmp_path):
+    (tmp_path / "config.json").write_text('{"architecture": {"clip": [8, 16, 16]}}')
+    with pytest.raises(ConfigError, match=r"first edition.*leave model.path out for the checkpoint that ships"):
+        ShapesModel.from_pretrained(tmp_path)

@@ -54,9 +54,9 @@ def lab(
         print(json.dumps(result.as_dict()))
         return
     console.print(
-        f"\n[bold]Prompts followed {result.followed}[/] "
-        f"(95 %: {result.followed.intervals}, {result.samples} fresh videos, never part of the reward)\n"
-        f"  never seen in training  {result.never_seen}   ({result.never_seen.intervals})\n"
+        f"\n[bold]Prompts followed {result.followed}[/]   "
+        f"(95 %: {result.followed.intervals}; {result.samples} fresh videos)\n"
+        f"  never seen in training  {result.never_seen}   (95 %: {result.never_seen.intervals})\n"
         f"  became right, wrong     {result.gained}, {result.lost}   (McNemar p = {result.mcnemar_p:.0e})\n"
         f"  distance to real clips  {result.distance_before:.3f} → {result.distance_after:.3f}\n"
         f"  diversity               {result.diversity_before:.3f} → {result.diversity_after:.3f}\n"
@@ -131,7 +131,7 @@ def pretrain(
     batch: Annotated[int, typer.Option(min=1)] = 64,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """Make a base model that ships with the package, from nothing; about an hour on one core.
+    """Make a base model that ships with the package, from nothing; about half an hour on one core.
 
     Example: `sage-grpo lab pretrain --out runs/shapes_base`
     """

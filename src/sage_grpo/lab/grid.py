@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.files import atomic_write
-from sage_grpo.lab.shapes.evaluate import Evaluation, evaluate, evaluate_run
+from sage_grpo.lab.shapes.evaluate import SETTING_B, Evaluation, evaluate, evaluate_run
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.training.build import build_model
 from sage_grpo.training.trackers import read_metrics
@@ -94,7 +94,7 @@ def config_of(job: Job) -> RecipeConfig:
 
 def summary(evaluation: Evaluation) -> dict[str, Any]:
     return {
-        "reward": evaluation.reward.tolist(),
+        "reward": evaluation.reward(SETTING_B).tolist(),
         "scores": evaluation.scores.mean(0).tolist(),
         "distance": evaluation.distance.tolist(),
         "accuracy": evaluation.accuracy.mean().item(),

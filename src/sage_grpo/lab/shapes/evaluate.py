@@ -1,6 +1,6 @@
 """Fresh samples of a model, scored and held against the known world; equal seeds make pairs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -12,13 +12,13 @@ from sage_grpo.core.loop import Loop
 from sage_grpo.core.protocols import Prompt, VideoModel
 from sage_grpo.core.sampler import generate
 from sage_grpo.lab.clips import as_clips
-from sage_grpo.lab.shapes.reward import NAMES, ShapesReward
+from sage_grpo.lab.shapes.reward import ShapesReward
 from sage_grpo.lab.shapes.world import all_prompts, as_asked, fit, kept_out, parse_prompt
 from sage_grpo.training.callbacks import EMA
 
 FIRST_SEED = 1_000_000  # away from the seeds of sample videos
 BATCH = 48  # videos made and looked at between two reports of progress
-WEIGHTS = (0.5, 0.5, 1.0)  # setting B
+SETTING_B = (0.5, 0.5, 1.0)  # weights of VQ, MQ and TA in the paper
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,15 @@ class Evaluation:
     correct: Tensor  # shape, colour and direction as prompted
     diversity: float  # mean distance of two videos of one prompt in what it leaves open: place, speed and size
     pixel_diversity: float  # of their pixels, where a mistake counts as variety
-    weights: tuple[float, ...]  # of the scores in the reward
 
     @property
     def never_seen(self) -> Tensor:
         """Which videos are of prompts that post-training was not given."""
         return torch.tensor([kept_out(prompt) for prompt in self.prompts])
 
-    @property
-    def reward(self) -> Tensor:
-        return self.scores @ torch.tensor(self.weights, dtype=self.scores.dtype)
+    def reward(self, weights: Sequence[float]) -> Tensor:
+        """The weighted sum of the scores. Runs are compared by one set of weights, whatever each was trained on."""
+        return self.scores @ torch.tensor(weights, dtype=self.scores.dtype)
 
     @property
     def accuracy(self) -> Tensor:
@@ -82,7 +81,6 @@ def evaluate(
         torch.cat(correct),
         mean_distance(torch.cat(opened), len(texts)),
         mean_distance(as_clips(frames), len(texts)),
-        weights_of(config),
     )
 
 
@@ -91,12 +89,6 @@ def mean_distance(clips: Tensor, prompts: int) -> float:
     flat = clips.flatten(1)
     apart = [torch.pdist(flat[i::prompts]).mean() / flat.shape[1] ** 0.5 for i in range(prompts)]
     return torch.stack(apart).mean().item()
-
-
-def weights_of(config: RecipeConfig) -> tuple[float, ...]:
-    """Of VQ, MQ and TA in the recipe's reward; setting B of the paper where it has another."""
-    own = next((entry.weights for entry in config.rewards if entry.type == "shapes"), None)
-    return tuple(own.get(name, 0.0) for name in NAMES) if isinstance(own, dict) else WEIGHTS
 
 
 def evaluate_run(

@@ -21,13 +21,13 @@ from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Condition, Exchange, Prompt, VideoModel
 from sage_grpo.lab.autoencoder import Autoencoder
 from sage_grpo.lab.blocks import Block
-from sage_grpo.lab.clips import as_frames, cut, join
+from sage_grpo.lab.clips import as_frames, cut, grid_of, join
 from sage_grpo.lab.shapes import world as shapes
 from sage_grpo.registry import model
 
 TEXT_LENGTH = 8
 CLIP, PATCH, CHANNELS = (shapes.FRAMES, shapes.SIZE, shapes.SIZE), (8, 8, 8), 8
-LATENTS = (CHANNELS, 1, 4, 4)
+LATENTS = (CHANNELS, *grid_of(CLIP, PATCH))
 DECODE_BATCH = 32
 WORDS = ("a", "moving", *shapes.SHAPES, *shapes.COLOURS, *shapes.DIRECTIONS)
 
@@ -156,7 +156,7 @@ class ShapesModel(VideoModel):
         return torch.tensor([row.ids for row in rows], device=next(self.module.parameters()).device)
 
     def clean(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
-        """The clean clip that is foreseen, guidance included."""
+        """The clean latents x̂0, guidance included."""
         out: Tensor = self.module(x, sigma, condition["tokens"])
         if self.guided:
             with torch.set_grad_enabled(torch.is_grad_enabled() and self.guidance_gradient == "both"):
@@ -197,6 +197,11 @@ class ShapesModel(VideoModel):
         if not (folder / "config.json").is_file():
             raise ConfigError(f"{folder} holds no checkpoint of the laboratory; `sage-grpo lab pretrain` makes one")
         config = json.loads((folder / "config.json").read_text())
+        if "autoencoder" not in config:
+            raise ConfigError(
+                f"{folder} is of the laboratory's first edition, which worked on pixels and is not read any more; "
+                "leave model.path out for the checkpoint that ships, or make one by `sage-grpo lab pretrain`"
+            )
         module = ShapesTransformer(**config["architecture"])
         module.load_state_dict(load_file(folder / "model.safetensors"))
         autoencoder = Autoencoder(**config["autoencoder"])

@@ -15,7 +15,7 @@ from sage_grpo.report.animation import Shown, before_after
 from sage_grpo.report.page import Headline, Page, PageTable, Picture, VideoPair, write_page
 from sage_grpo.report.svg import Chart
 from sage_grpo.statistics import effect, mcnemar, share
-from sage_grpo.training.build import build_model
+from sage_grpo.training.build import build_model, build_rewards
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.videos import contact_sheet, mp4_bytes
 
@@ -47,7 +47,19 @@ class Share:
     @property
     def intervals(self) -> str:
         (a, b), (c, d) = self.before_interval, self.after_interval
-        return f"{a:.0%}–{b:.0%} → {c:.0%}–{d:.0%}"
+        return f"{100 * a:.0f}–{100 * b:.0f} → {100 * c:.0f}–{100 * d:.0f} %"
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """Of each video, as the recipe weighs the scores."""
+
+    before: Tensor
+    after: Tensor
+
+    @property
+    def gains(self) -> Tensor:
+        return self.after - self.before
 
 
 @dataclass(frozen=True)
@@ -91,17 +103,25 @@ def run_lab(out: Path, *, iterations: int | None, samples: int, seed: int, conso
         after = evaluate_run(trainer.loop, config, samples, tell=tell)
     picture = before_after(chosen(before, after))
     atomic_write(out / "before_after.webp", picture)
-    before_after_sheet(before, after, out / "before_after.png")
+    weights = build_rewards(config)[1]
+    rewards = Rewards(before.reward(weights), after.reward(weights))
+    before_after_sheet(before, after, rewards, out / "before_after.png")
     report, seconds = out / "report.html", time.perf_counter() - started
-    result = compare(before, after, config, trainer.loop.iteration, seconds, report)
-    write_page(make_page(result, before, after, config, picture), report)
+    result = compare(before, after, rewards, config, trainer.loop.iteration, seconds, report)
+    write_page(make_page(result, before, after, rewards, config, picture), report)
     return result
 
 
 def compare(
-    before: Evaluation, after: Evaluation, config: RecipeConfig, iterations: int, seconds: float, report: Path
+    before: Evaluation,
+    after: Evaluation,
+    rewards: Rewards,
+    config: RecipeConfig,
+    iterations: int,
+    seconds: float,
+    report: Path,
 ) -> LabResult:
-    gain, new = effect((after.reward - before.reward).tolist()), before.never_seen
+    gain, new = effect(rewards.gains.tolist()), before.never_seen
     changes = mcnemar(before.accuracy.bool().tolist(), after.accuracy.bool().tolist())
     return LabResult(
         Share.of(before.accuracy, after.accuracy),
@@ -142,14 +162,14 @@ def chosen(before: Evaluation, after: Evaluation) -> list[Shown]:
     ]
 
 
-def before_after_sheet(before: Evaluation, after: Evaluation, path: Path) -> None:
+def before_after_sheet(before: Evaluation, after: Evaluation, rewards: Rewards, path: Path) -> None:
     rows = []
-    for i in most_telling(after.reward - before.reward)[:5]:
+    for i in most_telling(rewards.gains)[:5]:
         rows += [(f"{name}: {before.prompts[i]}", e.videos[i]) for name, e in (("before", before), ("after", after))]
     contact_sheet(path, rows, title="the same prompt and seed, before and after training")
 
 
-def comparison(before: Evaluation, after: Evaluation) -> list[list[str]]:
+def comparison(before: Evaluation, after: Evaluation, rewards: Rewards) -> list[list[str]]:
     """Rows: what, before, after, paired difference with interval."""
     new = before.never_seen
     columns = {
@@ -160,7 +180,7 @@ def comparison(before: Evaluation, after: Evaluation) -> list[list[str]]:
         "held out: all right, prompts never seen": (before.accuracy[new], after.accuracy[new]),
         "held out: all right, the other prompts": (before.accuracy[~new], after.accuracy[~new]),
         "held out: distance to the manifold": (before.distance, after.distance),
-        "reward": (before.reward, after.reward),
+        "reward": (rewards.before, rewards.after),
         "VQ, visual quality": (before.scores[:, 0], after.scores[:, 0]),
         "MQ, motion quality": (before.scores[:, 1], after.scores[:, 1]),
         "TA, text alignment": (before.scores[:, 2], after.scores[:, 2]),
@@ -172,7 +192,14 @@ def comparison(before: Evaluation, after: Evaluation) -> list[list[str]]:
     ]
 
 
-def make_page(result: LabResult, before: Evaluation, after: Evaluation, config: RecipeConfig, picture: bytes) -> Page:
+def make_page(
+    result: LabResult,
+    before: Evaluation,
+    after: Evaluation,
+    rewards: Rewards,
+    config: RecipeConfig,
+    picture: bytes,
+) -> Page:
     curve = curve_reader(config.run.out)
     charts = [
         Chart(
@@ -206,22 +233,22 @@ def make_page(result: LabResult, before: Evaluation, after: Evaluation, config: 
             before.prompts[i],
             mp4_bytes(before.videos[i]),
             mp4_bytes(after.videos[i]),
-            f"before: reward {before.reward[i]:.2f}",
-            f"after: reward {after.reward[i]:.2f}",
+            f"before: reward {rewards.before[i]:.2f}",
+            f"after: reward {rewards.after[i]:.2f}",
         )
-        for i in most_telling(after.reward - before.reward)
+        for i in most_telling(rewards.gains)
     ]
     headlines = [
         Headline(
             "Prompts followed",
             str(result.followed),
             f"shape, colour and direction all as asked, on {result.samples} fresh videos; "
-            f"95 % {result.followed.intervals}",
+            f"95 %: {result.followed.intervals}",
         ),
         Headline(
             "Prompts never seen in training",
             str(result.never_seen),
-            f"{int(before.never_seen.sum())} of these videos; 95 % {result.never_seen.intervals}",
+            f"{int(before.never_seen.sum())} of these videos; 95 %: {result.never_seen.intervals}",
         ),
         Headline(
             "Distance to real clips",
@@ -233,7 +260,7 @@ def make_page(result: LabResult, before: Evaluation, after: Evaluation, config: 
     table = PageTable(
         "Before and after on the same prompts and seeds",
         ["", "before", "after", "difference [95 %]"],
-        comparison(before, after),
+        comparison(before, after, rewards),
         f"Paired t-intervals. McNemar's exact test of the first row: {result.gained} videos became right and "
         f"{result.lost} wrong, p = {result.mcnemar_p:.1e}. Held-out rows were never part of the reward.",
     )
