@@ -28,6 +28,8 @@ JITTER = 0.1  # noise on latents, so that the decoder forgives a generator its s
 SMALL = 1e-4  # price of large latents
 SPREAD = 1.2  # of the logit of σ
 
+Schedule = torch.optim.lr_scheduler.OneCycleLR
+
 
 @dataclass(frozen=True)
 class World:
@@ -142,9 +144,6 @@ def train_generator(
             smooth = tell(loss.item())
     model.module.load_state_dict(average.module.state_dict())
     return smooth
-
-
-Schedule = torch.optim.lr_scheduler.OneCycleLR
 
 
 def optimizer_of(network: nn.Module, lr: float, steps: int) -> tuple[torch.optim.AdamW, Schedule]:
