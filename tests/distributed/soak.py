@@ -28,7 +28,8 @@ from distributed.soak_run import Disturber, Run, Stuck
 from distributed.test_full_disk import small_disk
 from sage_grpo.files import atomic_write
 from sage_grpo.lab.autoencoder import Autoencoder
-from sage_grpo.lab.shapes.model import ShapesModel, ShapesTransformer
+from sage_grpo.lab.generator import LabTransformer
+from sage_grpo.lab.shapes.model import ShapesModel
 from serve.chaos import TOKEN
 from serve.faults import NAMES
 
@@ -131,7 +132,9 @@ class Soak:
         self.base = folder / "base"
         torch.manual_seed(options.seed)
         autoencoder = Autoencoder((4, 16, 16), (4, 4, 4), channels=4, width=16, depth=1, heads=2)
-        module = ShapesTransformer(32, 2, 2, latents=autoencoder.latent_shape)
+        module = LabTransformer(
+            vocabulary=15, text_length=8, latents=autoencoder.latent_shape, width=32, depth=2, heads=2
+        )
         ShapesModel(module, autoencoder=autoencoder).save_pretrained(str(self.base))
         self.end = self.totals.started + 3600 * options.hours
 

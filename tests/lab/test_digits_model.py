@@ -3,10 +3,19 @@
 import pytest
 import torch
 
-from sage_grpo.config import ConfigError
+from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.lab.digits.model import TextModel
 from sage_grpo.lab.shapes.model import ShapesModel
+from sage_grpo.rewards.ocr import wanted_text
+from sage_grpo.training.build import build_prompts
+
+
+def test_training_is_given_its_own_prompts():
+    """Each asks for a number, and none is of another world."""
+    asked = build_prompts(load_recipe("text"))(0, 50)
+    assert len({wanted_text(prompt) for prompt in asked}) == 50
+    assert {prompt.text for prompt in asked} <= set(TextModel.own_prompts())
 
 
 def test_each_digit_is_a_token():
@@ -31,5 +40,5 @@ def test_a_folder_without_its_checkpoint_is_told(tmp_path):
     with pytest.raises(ConfigError, match="holds no checkpoint of the laboratory"):
         TextModel.from_pretrained(tmp_path)
     ShapesModel().save_pretrained(str(tmp_path))
-    with pytest.raises(ConfigError, match="lab pretrain --world text"):
+    with pytest.raises(ConfigError, match="another world than digits"):
         TextModel.from_pretrained(tmp_path)

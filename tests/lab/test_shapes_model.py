@@ -7,11 +7,13 @@ from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import sample
 from sage_grpo.lab.clips import as_clips
-from sage_grpo.lab.shapes.model import LATENTS, ShapesModel
+from sage_grpo.lab.shapes.model import ShapesModel
 from sage_grpo.lab.shapes.world import all_prompts, fit, parse_prompt
 from sage_grpo.math.kernels import kernel_table
 from sage_grpo.math.schedule import sigma_schedule
 from sage_grpo.training.build import build_prompts
+
+LATENTS = ShapesModel().autoencoder.latent_shape
 
 
 def generate(model, prompts, steps=8):
@@ -44,7 +46,11 @@ def test_guidance_brings_out_what_the_prompt_says():
 
 
 def test_guidance_leads_away_from_the_empty_prompt():
-    x, sigma, prompts = torch.randn(2, *LATENTS), torch.tensor([0.3, 0.9]), [Prompt("a red circle moving left")] * 2
+    x, sigma, prompts = (
+        torch.randn(2, *LATENTS),
+        torch.tensor([0.3, 0.9]),
+        [Prompt("a red circle moving left")] * 2,
+    )
     plain, guided = ShapesModel.from_pretrained(), ShapesModel.from_pretrained(guidance_scale=3.0)
     told, silent = (plain.velocity(x, sigma, plain.encode(p)) for p in (prompts, [Prompt("")] * 2))
     torch.testing.assert_close(guided.velocity(x, sigma, guided.encode(prompts)), silent + 3 * (told - silent))
@@ -54,7 +60,11 @@ def test_guidance_leads_away_from_the_empty_prompt():
 @pytest.mark.parametrize(("gradient", "same"), [("both", False), ("conditional", True)])
 def test_the_gradient_goes_through_the_branches_it_is_asked_to(gradient, same):
     """Through the prompt's branch alone it is the scale times that of the unguided model."""
-    x, sigma, prompts = torch.randn(2, *LATENTS), torch.tensor([0.3, 0.9]), [Prompt("a red circle moving left")] * 2
+    x, sigma, prompts = (
+        torch.randn(2, *LATENTS),
+        torch.tensor([0.3, 0.9]),
+        [Prompt("a red circle moving left")] * 2,
+    )
     grads = []
     for scale in (1.0, 3.0):
         model = ShapesModel.from_pretrained(guidance_scale=scale, guidance_gradient=gradient)

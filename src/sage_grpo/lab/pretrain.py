@@ -19,6 +19,7 @@ from sage_grpo.core.protocols import Prompt
 from sage_grpo.lab.autoencoder import Autoencoder
 from sage_grpo.lab.digits import world as text
 from sage_grpo.lab.digits.model import TextModel
+from sage_grpo.lab.generator import LabModel
 from sage_grpo.lab.shapes import world as shapes
 from sage_grpo.lab.shapes.model import ShapesModel
 
@@ -35,7 +36,7 @@ Schedule = torch.optim.lr_scheduler.OneCycleLR
 class World:
     """A model to be trained from nothing, clips and captions to train it on, and for how long."""
 
-    make: Callable[[], ShapesModel]
+    make: Callable[[], LabModel]
     random_scene: Callable[[int, torch.Generator], Any]
     render: Callable[[Any], Tensor]
     captions: Callable[[Any, torch.Generator], list[str]]  # some wrong, some empty
@@ -112,7 +113,7 @@ def encode_stock(network: Autoencoder, world: World, clips: int, generator: torc
 
 
 def train_generator(
-    model: ShapesModel,
+    model: LabModel,
     world: World,
     latents: Tensor,
     scene: Any,

@@ -1,128 +1,21 @@
-"""The laboratory's video generator: a small transformer for clips of moving shapes.
+"""The generator of shapes."""
 
-Small enough for a laptop and built like the large ones: an autoencoder, text through a tokenizer and embeddings,
-attention over words and latents, modulation by the noise level, guidance. It predicts the clean latents and returns
-the velocity (x - x̂0)/σ.
-"""
-
-import json
-import math
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
-from pathlib import Path
-from typing import Literal, Self
 
-import torch
-from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import Tensor, nn
-
-from sage_grpo.config import ConfigError
-from sage_grpo.core.protocols import Condition, Exchange, Prompt, VideoModel
-from sage_grpo.lab.autoencoder import Autoencoder
-from sage_grpo.lab.blocks import Block
-from sage_grpo.lab.clips import as_frames, cut, grid_of, join
+from sage_grpo.lab.generator import LabModel
 from sage_grpo.lab.shapes import world as shapes
 from sage_grpo.registry import model
 
-TEXT_LENGTH = 8
-CLIP, PATCH, CHANNELS = (shapes.FRAMES, shapes.SIZE, shapes.SIZE), (8, 8, 8), 8
-LATENTS = (CHANNELS, *grid_of(CLIP, PATCH))
-DECODE_BATCH = 32
-WORDS = ("a", "moving", *shapes.SHAPES, *shapes.COLOURS, *shapes.DIRECTIONS)
-
-
-def make_tokenizer(words: Sequence[str] = WORDS, length: int = TEXT_LENGTH) -> Tokenizer:
-    known = ["[pad]", "[unk]", *words]
-    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(known)}, unk_token="[unk]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.enable_padding(pad_id=0, pad_token="[pad]", length=length)
-    tokenizer.enable_truncation(length)
-    return tokenizer
-
-
-class ShapesTransformer(nn.Module):
-    """`latents` are channels, frames, rows and columns; defaults are those of the world of shapes."""
-
-    def __init__(
-        self,
-        width: int = 96,
-        depth: int = 4,
-        heads: int = 4,
-        vocabulary: int = 15,
-        text_length: int = TEXT_LENGTH,
-        latents: Sequence[int] = LATENTS,
-    ) -> None:
-        super().__init__()
-        self.config = {
-            "width": width,
-            "depth": depth,
-            "heads": heads,
-            "vocabulary": vocabulary,
-            "text_length": text_length,
-            "latents": list(latents),
-        }
-        self.latents, self.text_length = tuple(latents), text_length
-        channels, *grid = latents
-        self.words = nn.Embedding(vocabulary, width)
-        self.word_places = nn.Parameter(torch.randn(text_length, width) / width**0.5)
-        self.patches = nn.Linear(channels, width)
-        self.places = nn.Parameter(torch.randn(math.prod(grid), width) / width**0.5)
-        self.noise = nn.Sequential(nn.Linear(64, width), nn.SiLU(), nn.Linear(width, 6 * width))
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
-        self.norm = nn.LayerNorm(width)
-        self.out = nn.Linear(width, channels)
-
-    def forward(self, x: Tensor, sigma: Tensor, tokens: Tensor) -> Tensor:
-        """The clean latents x̂0."""
-        frequencies = torch.exp(torch.linspace(0, math.log(1000), 32, device=x.device))
-        angles = sigma[:, None].float() * frequencies
-        modulation = self.noise(torch.cat([angles.sin(), angles.cos()], 1).to(x.dtype)).unflatten(1, (6, -1))
-        rows = cut(x, (1, 1, 1))
-        stream = torch.cat([self.words(tokens) + self.word_places, self.patches(rows) + self.places], 1)
-        for block in self.blocks:
-            stream = block(stream, modulation)
-        return join(self.out(self.norm(stream[:, self.text_length :])), self.latents[1:], (1, 1, 1))
-
 
 @model("shapes")
-class ShapesModel(VideoModel):
-    """`VideoModel` of the laboratory: what is trained is the transformer, the autoencoder stays as it is."""
+class ShapesModel(LabModel):
+    """`VideoModel` of moving shapes."""
 
-    lora_targets: Sequence[str] = ("qkv", "proj", "mlp.0", "mlp.2")
     own_monitors: Sequence[str] = ("shapes-heldout",)
-    shipped = "sage_grpo.lab.shapes"  # the package that has a checkpoint in `base`
-
-    def __init__(
-        self,
-        module: ShapesTransformer | None = None,
-        tokenizer: Tokenizer | None = None,
-        autoencoder: Autoencoder | None = None,
-        *,
-        guidance_scale: float = 1.0,
-        guidance_gradient: Literal["both", "conditional"] = "both",
-    ) -> None:
-        self.module: nn.Module = module or ShapesTransformer()
-        self.autoencoder = (autoencoder or Autoencoder(CLIP, PATCH, CHANNELS)).requires_grad_(False).eval()
-        self.tokenizer = tokenizer or make_tokenizer()
-        self.guidance_scale = guidance_scale
-        self.guidance_gradient = guidance_gradient
-
-    def place(self, device: torch.device, offload_device: torch.device | None = None) -> None:
-        self.module.to(device)
-        self.autoencoder.to(device)
-
-    @property
-    def shard_blocks(self) -> Sequence[nn.Module]:
-        blocks = self.module.get_submodule("blocks")
-        return list(blocks.children())
-
-    def share_sequence(self, exchange: Exchange) -> None:
-        first, *_, last = self.shard_blocks
-        for block in self.shard_blocks:
-            block.exchange = exchange  # type: ignore[assignment] # a module takes anything
-        first.register_forward_pre_hook(lambda module, inputs: (exchange.mine(inputs[0], 1), *inputs[1:]))
-        last.register_forward_hook(lambda module, inputs, out: exchange.everything(out, 1))
+    shipped = "sage_grpo.lab.shapes"
+    clip, patch, channels = (shapes.FRAMES, shapes.SIZE, shapes.SIZE), (8, 8, 8), 8
+    words = ("a", "moving", *shapes.SHAPES, *shapes.COLOURS, *shapes.DIRECTIONS)
+    text_length = 8
 
     @classmethod
     def own_prompts(cls) -> Sequence[str]:
@@ -141,75 +34,3 @@ class ShapesModel(VideoModel):
             "direction": shapes.DIRECTIONS[direction],
             "training": "kept out" if shapes.kept_out(prompt) else "given",
         }
-
-    def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
-        return self.autoencoder.latent_shape
-
-    def encode(self, prompts: Sequence[Prompt]) -> Condition:
-        condition = {"tokens": self._tokens([prompt.text for prompt in prompts])}
-        if self.guided:
-            condition["negative_tokens"] = self._tokens([self.negative_prompt] * len(prompts))
-        return condition
-
-    def _tokens(self, texts: Sequence[str]) -> Tensor:
-        rows = self.tokenizer.encode_batch([text.lower() for text in texts])
-        return torch.tensor([row.ids for row in rows], device=next(self.module.parameters()).device)
-
-    def clean(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
-        """The clean latents x̂0, guidance included."""
-        out: Tensor = self.module(x, sigma, condition["tokens"])
-        if self.guided:
-            with torch.set_grad_enabled(torch.is_grad_enabled() and self.guidance_gradient == "both"):
-                without = self.module(x, sigma, condition["negative_tokens"])
-            out = without + self.guidance_scale * (out - without)
-        return out
-
-    def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
-        return (x - self.clean(x, sigma, condition)) / sigma.view(-1, 1, 1, 1, 1)
-
-    @torch.no_grad()
-    def decode(self, x0: Tensor) -> Tensor:
-        parts = torch.split(x0.float(), DECODE_BATCH)
-        return torch.cat([as_frames(self.autoencoder.decode(part)) for part in parts])
-
-    def save_pretrained(self, directory: str, **facts: object) -> None:
-        """Weights of both networks, configuration with `facts` about their making, and tokenizer."""
-        folder = Path(directory)
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file({k: v.contiguous() for k, v in self.module.state_dict().items()}, folder / "model.safetensors")
-        # in half precision: a byte of a picture is coarser
-        halves = {k: v.half().contiguous() for k, v in self.autoencoder.state_dict().items()}
-        save_file(halves, folder / "autoencoder.safetensors")
-        config = {"architecture": self.module.config, "autoencoder": self.autoencoder.config, **facts}
-        (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-        self.tokenizer.save(str(folder / "tokenizer.json"))
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        directory: str | Path | None = None,
-        *,
-        guidance_scale: float = 1.0,
-        guidance_gradient: Literal["both", "conditional"] = "both",
-    ) -> Self:
-        """From a folder, or the checkpoint that ships with the package."""
-        folder = Path(str(directory or files(cls.shipped) / "base"))
-        if not (folder / "config.json").is_file():
-            raise ConfigError(f"{folder} holds no checkpoint of the laboratory; `sage-grpo lab pretrain` makes one")
-        config = json.loads((folder / "config.json").read_text())
-        if "autoencoder" not in config:
-            raise ConfigError(
-                f"{folder} is of the laboratory's first edition, which worked on pixels and is not read any more; "
-                "leave model.path out for the checkpoint that ships, or make one by `sage-grpo lab pretrain`"
-            )
-        module = ShapesTransformer(**config["architecture"])
-        module.load_state_dict(load_file(folder / "model.safetensors"))
-        autoencoder = Autoencoder(**config["autoencoder"])
-        autoencoder.load_state_dict(load_file(folder / "autoencoder.safetensors"))
-        return cls(
-            module,
-            Tokenizer.from_file(str(folder / "tokenizer.json")),
-            autoencoder,
-            guidance_scale=guidance_scale,
-            guidance_gradient=guidance_gradient,
-        )

@@ -1,0 +1,206 @@
+"""A generator of the laboratory: a small transformer for short clips. A world gives it words, sizes and prompts.
+
+Small enough for a laptop and built like the large ones: an autoencoder, text through a tokenizer and embeddings,
+attention over words and latents, modulation by the noise level, guidance. It predicts the clean latents and returns
+the velocity (x - x̂0)/σ.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal, Self
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor, nn
+
+from sage_grpo.config import ConfigError
+from sage_grpo.core.protocols import Condition, Exchange, Prompt, VideoModel
+from sage_grpo.lab.autoencoder import Autoencoder
+from sage_grpo.lab.blocks import Block
+from sage_grpo.lab.clips import as_frames, cut, join
+
+DECODE_BATCH = 32
+
+
+class LabTransformer(nn.Module):
+    """`latents` are channels, frames, rows and columns."""
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        text_length: int,
+        latents: Sequence[int],
+        width: int = 96,
+        depth: int = 4,
+        heads: int = 4,
+    ) -> None:
+        super().__init__()
+        self.config = {
+            "width": width,
+            "depth": depth,
+            "heads": heads,
+            "vocabulary": vocabulary,
+            "text_length": text_length,
+            "latents": list(latents),
+        }
+        self.latents, self.text_length = tuple(latents), text_length
+        channels, *grid = latents
+        self.words = nn.Embedding(vocabulary, width)
+        self.word_places = nn.Parameter(torch.randn(text_length, width) / width**0.5)
+        self.patches = nn.Linear(channels, width)
+        self.places = nn.Parameter(torch.randn(math.prod(grid), width) / width**0.5)
+        self.noise = nn.Sequential(nn.Linear(64, width), nn.SiLU(), nn.Linear(width, 6 * width))
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.out = nn.Linear(width, channels)
+
+    def forward(self, x: Tensor, sigma: Tensor, tokens: Tensor) -> Tensor:
+        """The clean latents x̂0."""
+        frequencies = torch.exp(torch.linspace(0, math.log(1000), 32, device=x.device))
+        angles = sigma[:, None].float() * frequencies
+        modulation = self.noise(torch.cat([angles.sin(), angles.cos()], 1).to(x.dtype)).unflatten(1, (6, -1))
+        rows = cut(x, (1, 1, 1))
+        stream = torch.cat([self.words(tokens) + self.word_places, self.patches(rows) + self.places], 1)
+        for block in self.blocks:
+            stream = block(stream, modulation)
+        return join(self.out(self.norm(stream[:, self.text_length :])), self.latents[1:], (1, 1, 1))
+
+
+class LabModel(VideoModel):
+    """`VideoModel` of the laboratory: what is trained is the transformer, the autoencoder stays as it is."""
+
+    lora_targets: Sequence[str] = ("qkv", "proj", "mlp.0", "mlp.2")
+    # what a world gives
+    shipped: str  # the package that has a checkpoint in `base`
+    clip: tuple[int, int, int]  # frames, rows, columns
+    patch: tuple[int, int, int]
+    channels: int  # of a latent
+    words: Sequence[str]
+    text_length: int
+
+    def __init__(
+        self,
+        module: LabTransformer | None = None,
+        tokenizer: Tokenizer | None = None,
+        autoencoder: Autoencoder | None = None,
+        *,
+        guidance_scale: float = 1.0,
+        guidance_gradient: Literal["both", "conditional"] = "both",
+    ) -> None:
+        """Parts that are not given are made new."""
+        autoencoder = autoencoder or Autoencoder(self.clip, self.patch, self.channels)
+        self.autoencoder = autoencoder.requires_grad_(False).eval()
+        self.module: nn.Module = module or self.new_module(autoencoder.latent_shape)
+        self.tokenizer = tokenizer or self.new_tokenizer()
+        if not self.tokenizer.get_vocab().keys() >= set(self.words):
+            world = self.shipped.rpartition(".")[2]
+            raise ConfigError(f"this checkpoint is of another world than {world}: it lacks words of its prompts")
+        self.guidance_scale = guidance_scale
+        self.guidance_gradient = guidance_gradient
+
+    @classmethod
+    def new_module(cls, latents: Sequence[int]) -> LabTransformer:
+        return LabTransformer(vocabulary=len(cls.words) + 2, text_length=cls.text_length, latents=latents)
+
+    @classmethod
+    def new_tokenizer(cls) -> Tokenizer:
+        """A token for each word."""
+        known = ["[pad]", "[unk]", *cls.words]
+        tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(known)}, unk_token="[unk]"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.enable_padding(pad_id=0, pad_token="[pad]", length=cls.text_length)
+        tokenizer.enable_truncation(cls.text_length)
+        return tokenizer
+
+    def place(self, device: torch.device, offload_device: torch.device | None = None) -> None:
+        self.module.to(device)
+        self.autoencoder.to(device)
+
+    @property
+    def shard_blocks(self) -> Sequence[nn.Module]:
+        blocks = self.module.get_submodule("blocks")
+        return list(blocks.children())
+
+    def share_sequence(self, exchange: Exchange) -> None:
+        first, *_, last = self.shard_blocks
+        for block in self.shard_blocks:
+            block.exchange = exchange  # type: ignore[assignment] # a module takes anything
+        first.register_forward_pre_hook(lambda module, inputs: (exchange.mine(inputs[0], 1), *inputs[1:]))
+        last.register_forward_hook(lambda module, inputs, out: exchange.everything(out, 1))
+
+    def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
+        return self.autoencoder.latent_shape
+
+    def encode(self, prompts: Sequence[Prompt]) -> Condition:
+        condition = {"tokens": self._tokens([prompt.text for prompt in prompts])}
+        if self.guided:
+            condition["negative_tokens"] = self._tokens([self.negative_prompt] * len(prompts))
+        return condition
+
+    def _tokens(self, texts: Sequence[str]) -> Tensor:
+        rows = self.tokenizer.encode_batch([text.lower() for text in texts])
+        return torch.tensor([row.ids for row in rows], device=next(self.module.parameters()).device)
+
+    def clean(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
+        """The clean latents x̂0, guidance included."""
+        out: Tensor = self.module(x, sigma, condition["tokens"])
+        if self.guided:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and self.guidance_gradient == "both"):
+                without = self.module(x, sigma, condition["negative_tokens"])
+            out = without + self.guidance_scale * (out - without)
+        return out
+
+    def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
+        return (x - self.clean(x, sigma, condition)) / sigma.view(-1, 1, 1, 1, 1)
+
+    @torch.no_grad()
+    def decode(self, x0: Tensor) -> Tensor:
+        parts = torch.split(x0.float(), DECODE_BATCH)
+        return torch.cat([as_frames(self.autoencoder.decode(part)) for part in parts])
+
+    def save_pretrained(self, directory: str, **facts: object) -> None:
+        """Weights of both networks, configuration with `facts` about their making, and tokenizer."""
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({k: v.contiguous() for k, v in self.module.state_dict().items()}, folder / "model.safetensors")
+        # in half precision: a byte of a picture is coarser
+        halves = {k: v.half().contiguous() for k, v in self.autoencoder.state_dict().items()}
+        save_file(halves, folder / "autoencoder.safetensors")
+        config = {"architecture": self.module.config, "autoencoder": self.autoencoder.config, **facts}
+        (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        self.tokenizer.save(str(folder / "tokenizer.json"))
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        directory: str | Path | None = None,
+        *,
+        guidance_scale: float = 1.0,
+        guidance_gradient: Literal["both", "conditional"] = "both",
+    ) -> Self:
+        """From a folder, or the checkpoint that ships with the package."""
+        folder = Path(str(directory or files(cls.shipped) / "base"))
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"{folder} holds no checkpoint of the laboratory; `sage-grpo lab pretrain` makes one")
+        config = json.loads((folder / "config.json").read_text())
+        if "autoencoder" not in config:
+            raise ConfigError(
+                f"{folder} is of the laboratory's first edition, which worked on pixels and is not read any more; "
+                "leave model.path out for the checkpoint that ships, or make one by `sage-grpo lab pretrain`"
+            )
+        module = LabTransformer(**config["architecture"])
+        module.load_state_dict(load_file(folder / "model.safetensors"))
+        autoencoder = Autoencoder(**config["autoencoder"])
+        autoencoder.load_state_dict(load_file(folder / "autoencoder.safetensors"))
+        return cls(
+            module,
+            Tokenizer.from_file(str(folder / "tokenizer.json")),
+            autoencoder,
+            guidance_scale=guidance_scale,
+            guidance_gradient=guidance_gradient,
+        )
