@@ -64,13 +64,13 @@ def checkpoint_of(kind, folder):
 def recipe(folder, case, out, iterations, layout):
     tuning = dict(CASES[case])
     kind = tuning.pop("kind")
-    model = {"type": kind}
+    model = {"type": kind, "guidance_scale": 3.0}
     if kind != "shapes":
         adapter = resolve_model(kind)
         # at its tiny size Wan has two tokens, and gradients that are rounding alone: Adam makes whole steps of them
         frames, height, width = (9, 32, 32) if kind == "wan" else adapter.tiny_size
         model |= {"path": checkpoint_of(kind, folder), "frames": frames, "height": height, "width": width}
-        model |= {"guidance_scale": 3.0, "options": dict(adapter.tiny_options)}
+        model |= {"options": dict(adapter.tiny_options)}
     return {
         "seed": int(os.environ.get("SEED", "0")),
         "model": model,

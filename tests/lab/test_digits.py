@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("rapidocr_onnxruntime")
 
 import torch
+from PIL import Image
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -58,7 +59,7 @@ def small(tmp_path_factory):
 def test_the_base_reads_as_stated(small):
     found, _ = small
     low, high = stats.binom.interval(0.999, SAMPLES, STATED)
-    assert low <= found["exact_before"] * SAMPLES <= high
+    assert low <= found["exact"]["before"] * SAMPLES <= high
     assert found["colour_before"] > 0.9
 
 
@@ -66,11 +67,14 @@ def test_the_base_reads_as_stated(small):
 def test_figures_and_report_agree(small):
     found, out = small
     assert found["iterations"] == 2
-    assert found["exact_after"] - found["exact_before"] == pytest.approx(found["exact_delta"])
+    assert found["exact"]["after"] - found["exact"]["before"] == pytest.approx(found["exact_delta"])
     assert found["gained"] - found["lost"] == round(found["exact_delta"] * SAMPLES)
     page = (out / "report.html").read_text()
     assert page.count("data:video/mp4;base64,") == 16  # eight pairs
     assert "held out: exactly, by the second reader" in page
+    assert page.index("data:image/webp;base64,") < page.index("data:video/mp4;base64,")  # it opens with the picture
+    with Image.open(out / "before_after.webp") as picture:
+        assert picture.n_frames == 4
     assert (out / "before_after.png").stat().st_size > 10_000
 
 
@@ -78,7 +82,7 @@ def test_figures_and_report_agree(small):
 def test_the_same_command_goes_on_and_says_the_same(small):
     found, out = small
     said = run(out)
-    assert f"{found['exact_before']:.1%} → {found['exact_after']:.1%}" in said
+    assert f"{found['exact']['before']:.0%} → {found['exact']['after']:.0%}" in said
     assert "second reader" in said
 
 

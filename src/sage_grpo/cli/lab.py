@@ -101,14 +101,12 @@ def text(
     if as_json:
         print(json.dumps(result.as_dict()))
         return
-    low, high = result.exact_delta_interval
     console.print(
-        f"\n[bold]Numbers read exactly {result.exact_before:.1%} → {result.exact_after:.1%}[/] "
-        f"({100 * result.exact_delta:+.1f} points, 95 % {100 * low:+.1f} to {100 * high:+.1f}, on {result.samples} "
-        f"fresh videos in pairs; McNemar p = {result.mcnemar_p:.1e})\n"
+        f"\n[bold]Numbers read exactly {result.exact}[/] "
+        f"of {result.samples} fresh videos (95 %: {result.exact.intervals}; McNemar p = {result.mcnemar_p:.1e})\n"
         f"  characters right        {result.characters_before:.1%} → {result.characters_after:.1%}   (the reward)\n"
-        f"  exactly, last frame     {result.last_frame_before:.1%} → {result.last_frame_after:.1%}   (held out)\n"
-        f"  exactly, second reader  {result.second_reader_before:.1%} → {result.second_reader_after:.1%}   (held out)\n"
+        f"  exactly, last frame     {result.last_frame}   (held out)\n"
+        f"  exactly, second reader  {result.second_reader}   (held out)\n"
         f"  distance to the truth   {result.distance_before:.3f} → {result.distance_after:.3f}   (held out)\n"
         f"  colour right            {result.colour_before:.1%} → {result.colour_after:.1%}   (held out)\n"
         f"  tint off the colour     {result.tint_before:.3f} → {result.tint_after:.3f}   (held out)\n"

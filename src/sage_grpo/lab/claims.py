@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sage_grpo.lab.grid import TRAINED
+from sage_grpo.lab.grid import TARGET, TRAINED
 from sage_grpo.statistics import Effect, effect, paired, verdict
 
 TEST = "paired t over seeds"
@@ -42,6 +42,10 @@ class Results:
     def gain(self, name: str) -> list[float]:
         start = sum(self.base["reward"]) / len(self.base["reward"])
         return [value - start for value in self._per_seed(name, "reward")]
+
+    def accuracy(self, name: str) -> list[float]:
+        """Share of prompts followed."""
+        return self._per_seed(name, "accuracy")
 
     def drift(self, name: str) -> list[float]:
         """Rise of the distance to the manifold."""
@@ -222,9 +226,8 @@ def _weight(results: Results) -> list[Claim]:
             "The feedback on λ as printed (Eq. 42) holds the KL near its target", "Eq. 42", evidence, "count", outcome
         )
     )
-    target = 3e-6
     errors = {
-        s: [abs(math.log(max(v, 1e-12) / target)) for v in results.late(f"lambda-{s}", "approx_kl", 20)]
+        s: [abs(math.log(max(v, 1e-12) / TARGET)) for v in results.late(f"lambda-{s}", "approx_kl", 20)]
         for s in ("paper", "lagrangian")
     }
     nearer = paired(errors["paper"], errors["lagrangian"])

@@ -1,7 +1,8 @@
-"""What the reports of both worlds share: progress, rows of a table before and after, curves."""
+"""What the reports of both worlds have in common: shares and rows before and after, progress, curves."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,10 +12,34 @@ from torch import Tensor
 
 from sage_grpo.report.svg import Curve
 from sage_grpo.runs.folder import RunFolder
-from sage_grpo.statistics import effect
+from sage_grpo.statistics import effect, share
 from sage_grpo.training.trackers import read_metrics
 
 SHOWN = 8  # pairs of videos in a report
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of videos before and after, with Wilson's intervals of 95 %."""
+
+    before: float
+    before_interval: tuple[float, float]
+    after: float
+    after_interval: tuple[float, float]
+
+    @classmethod
+    def of(cls, before: Tensor, after: Tensor) -> "Share":
+        was, was_low, was_high = share(before.bool().tolist())
+        now, now_low, now_high = share(after.bool().tolist())
+        return cls(was, (was_low, was_high), now, (now_low, now_high))
+
+    def __str__(self) -> str:
+        return f"{self.before:.0%} → {self.after:.0%}"
+
+    @property
+    def intervals(self) -> str:
+        (a, b), (c, d) = self.before_interval, self.after_interval
+        return f"{100 * a:.0f}–{100 * b:.0f} → {100 * c:.0f}–{100 * d:.0f} %"
 
 
 @contextmanager

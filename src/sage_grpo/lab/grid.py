@@ -25,36 +25,76 @@ from sage_grpo.training.trainer import Trainer
 KERNELS = ("dance", "flow", "sage", "cps", "precise")  # measured directly
 TRAINED = ("flow", "sage", "cps", "precise")
 MATCHED = ("flow", "cps")  # also run at sage's exploration, see `measure.match_exploration`
+RATES = (1e-4, 3e-4, 1e-3)  # learning rates, against these prompts an iteration, of `GENERATIONS` videos each
+PROMPTS, GENERATIONS = (4, 16), 8
+TARGET = 3e-6  # of the KL, for the feedback on λ
 NO_KL = ["kl.anchor=none", "kl.beta_velocity=0"]
 
 
-def experiments(matched: Mapping[str, float]) -> dict[str, list[str]]:
-    """Name → what differs from the recipe `lab-paper`; `matched` has the η of equal exploration."""
-    grid: dict[str, list[str]] = {}
+@dataclass(frozen=True)
+class Experiment:
+    """What differs from a recipe. Those of equal cost run for as many forward passes as the paper's choices do."""
+
+    overrides: tuple[str, ...] = ()
+    recipe: str = "lab-paper"
+    equal_cost: bool = False
+
+    def config(self, seed: int, iterations: int, folder: Path) -> RecipeConfig:
+        """Its recipe; `iterations` are those of the paper's choices."""
+        own = load_recipe(self.recipe, list(self.overrides))
+        if self.equal_cost:
+            iterations = max(1, iterations * forwards(load_recipe("lab-paper")) // forwards(own))
+        common = [
+            f"seed={seed}",
+            f"run.out={folder}",
+            f"run.iterations={iterations}",
+            "run.trackers=[]",
+            "run.sample_every=0",
+            "run.save_every=1000000",
+            "run.resume=auto",
+        ]
+        return load_recipe(self.recipe, [*self.overrides, *common])
+
+
+def experiments(matched: Mapping[str, float]) -> dict[str, Experiment]:
+    """By name; `matched` has the η of equal exploration."""
+    grid: dict[str, Experiment] = {}
+
+    def vary(name: str, *overrides: str, equal_cost: bool = False) -> None:
+        grid[name] = Experiment(overrides, equal_cost=equal_cost)
+
     for name in TRAINED:
-        grid[f"kernel-{name}"] = [f"sampling.kernel={name}"]
-        grid[f"kernel-{name}-unequal"] = [f"sampling.kernel={name}", "policy.equalizer=false"]
+        vary(f"kernel-{name}", f"sampling.kernel={name}")
+        vary(f"kernel-{name}-unequal", f"sampling.kernel={name}", "policy.equalizer=false")
     for name, eta in matched.items():
-        grid[f"matched-{name}"] = [f"sampling.kernel={name}", f"sampling.eta={eta}"]
-    grid["noisy-end-sage"] = ["sampling.last_step=kernel"]
-    grid["kl-none"] = NO_KL
-    grid["kl-fixed"] = ["kl.anchor=fixed", "kl.beta_velocity=0"]
-    grid["kl-step"] = ["kl.anchor=none", "kl.beta_velocity=1"]
-    grid["kl-moving"] = ["kl.anchor=moving", "kl.beta_velocity=0"]
-    grid["lambda-two-stage"] = ["kl.warmup=40", "kl.low=0.005"]
+        vary(f"matched-{name}", f"sampling.kernel={name}", f"sampling.eta={eta}")
+    vary("noisy-end-sage", "sampling.last_step=kernel")
+    vary("kl-none", *NO_KL)
+    vary("kl-fixed", "kl.anchor=fixed", "kl.beta_velocity=0")
+    vary("kl-step", "kl.anchor=none", "kl.beta_velocity=1")
+    vary("kl-moving", "kl.anchor=moving", "kl.beta_velocity=0")
+    vary("lambda-two-stage", "kl.warmup=40", "kl.low=0.005")
     for sign in ("lagrangian", "paper"):
-        grid[f"lambda-{sign}"] = [f"kl.feedback={sign}", "kl.low=0.005", "kl.high=5", "kl.target=3e-6", "kl.warmup=0"]
+        vary(f"lambda-{sign}", f"kl.feedback={sign}", "kl.low=0.005", "kl.high=5", f"kl.target={TARGET}", "kl.warmup=0")
+    for lr in RATES:
+        for prompts in PROMPTS:
+            name, batch = size_name(lr, prompts), f"policy.prompts_per_iteration={prompts}"
+            vary(name, f"optimizer.lr={lr}", batch, equal_cost=True)
     # paid for motion alone, held by nothing: the way to hack it is to show less
     only_motion = "rewards=[{type: shapes, weights: {VQ: 0, MQ: 1, TA: 0}}]"
-    grid["hacking"] = [*NO_KL, "optimizer.lr=3e-4", only_motion]
-    grid["best"] = ["@lab-fast"]
+    vary("hacking", *NO_KL, only_motion)
+    grid["best"] = Experiment(recipe="lab-fast", equal_cost=True)
     return grid
+
+
+def size_name(lr: float, prompts: int) -> str:
+    return f"lr-{lr:g}-videos-{prompts * GENERATIONS}"
 
 
 @dataclass(frozen=True)
 class Job:
     name: str
-    overrides: tuple[str, ...]
+    experiment: Experiment
     seed: int
     iterations: int
     samples: int
@@ -64,32 +104,15 @@ class Job:
     def file(self) -> Path:
         return self.out / "runs" / f"{self.name}-{self.seed}-{self.iterations}.json"
 
+    @property
+    def config(self) -> RecipeConfig:
+        return self.experiment.config(self.seed, self.iterations, self.out / "work" / self.file.stem)
+
 
 def forwards(config: RecipeConfig) -> int:
     """Forward passes of one iteration, a video: rollout, anchor and trained ones."""
     trained = config.policy.num_iterations * config.trained_steps
     return config.rollouts * (config.sampling.steps + trained * (1 if config.kl.anchor == "none" else 2))
-
-
-def iterations_of(recipe: str, iterations: int) -> int:
-    """As many iterations of a recipe as cost the forward passes of `iterations` of the paper's."""
-    return iterations * forwards(load_recipe("lab-paper")) // forwards(load_recipe(recipe))
-
-
-def config_of(job: Job) -> RecipeConfig:
-    recipe = "lab-fast" if "@lab-fast" in job.overrides else "lab-paper"
-    folder = job.out / "work" / job.file.stem
-    iterations = iterations_of(recipe, job.iterations)
-    common = [
-        f"seed={job.seed}",
-        f"run.out={folder}",
-        f"run.iterations={iterations}",
-        "run.trackers=[]",
-        "run.sample_every=0",
-        "run.save_every=1000000",
-        "run.resume=auto",
-    ]
-    return load_recipe(recipe, [*(o for o in job.overrides if o != "@lab-fast"), *common])
 
 
 def summary(evaluation: Evaluation) -> dict[str, Any]:
@@ -121,7 +144,7 @@ def run_job(job: Job) -> Path:
     if job.file.exists():
         return job.file
     torch.set_num_threads(1)
-    config = config_of(job)
+    config = job.config
     trainer = Trainer(config=config, console=Console(quiet=True))
     trainer.train()
     log = read_metrics(RunFolder(Path(config.run.out)).log)

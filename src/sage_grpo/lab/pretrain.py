@@ -47,7 +47,7 @@ class World:
 
 
 WORLDS = {
-    "shapes": World(ShapesModel, shapes.random_scene, shapes.render, shapes.captions, 4000, 6000, 0.5, 0.05),
+    "shapes": World(ShapesModel, shapes.random_scene, shapes.render, shapes.captions, 5000, 9000, 0.5, 0.05),
     "text": World(TextModel, text.random_scene, text.render, text.captions, 3000, 6000, 1.0, 0.5),
 }
 

@@ -53,7 +53,7 @@ def reproduce(
     direct = measure_directly(out)
     grid = experiments(direct["matched"])
     names = only or list(grid)
-    jobs = [Job(name, tuple(grid[name]), seed, iterations, samples, out) for seed in range(seeds) for name in names]
+    jobs = [Job(name, grid[name], seed, iterations, samples, out) for seed in range(seeds) for name in names]
     runs = run_grid(jobs, workers, console)
     results = Results(runs, run_base(out, samples))
     if only:
@@ -65,7 +65,7 @@ def reproduce(
         "samples": samples,
         "claims": [vars(claim) for claim in claims],
         "experiments": {
-            name: {"gain": results.gain(name), "drift": results.drift(name), "diversity": results.diversity(name)}
+            name: {key: getattr(results, key)(name) for key in ("gain", "accuracy", "drift", "diversity")}
             for name in results.runs
         },
         "direct": direct,

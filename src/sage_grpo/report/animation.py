@@ -11,7 +11,6 @@ from torch import Tensor
 from sage_grpo.videos import DEFAULT_FPS, FAINT, INK, PAPER, Frames, as_frames, font_of, wrap
 
 WIDTH = 720  # of the picture: at half of it, as on a phone, texts can still be read
-COLUMNS = 2
 MARGIN, GAP = 20, 8
 PROMPT, LABEL = 23, 18  # pixels of text
 MET, MISSED = "#1a7f37", "#cf222e"
@@ -47,18 +46,19 @@ def _mark(draw: ImageDraw.ImageDraw, right: int, top: int, side: int, met: bool)
 
 def _still(shown: Sequence[Shown]) -> tuple[Image.Image, list[tuple[Frames, tuple[int, int], tuple[int, int]]]]:
     """What does not move, and the videos with their places and sizes."""
-    column = (WIDTH - (COLUMNS + 1) * MARGIN) // COLUMNS
+    first = as_frames(shown[0].before)
+    columns = 1 if first.shape[2] > 2 * first.shape[1] else 2  # wide videos need all of the width
+    column = (WIDTH - (columns + 1) * MARGIN) // columns
     side = (column - GAP) // 2
     prompts, labels = font_of(PROMPT), font_of(LABEL)
-    first = as_frames(shown[0].before)
     height = round(side * first.shape[1] / first.shape[2])
     texts = [wrap(item.prompt, prompts, column, 2) for item in shown]
     text_height = max(map(len, texts)) * round(PROMPT * 1.3)
     row = text_height + height + round(LABEL * 1.6) + MARGIN
-    sheet = Image.new("RGB", (WIDTH, MARGIN + row * -(-len(shown) // COLUMNS)), PAPER)
+    sheet = Image.new("RGB", (WIDTH, MARGIN + row * -(-len(shown) // columns)), PAPER)
     draw, videos = ImageDraw.Draw(sheet), []
     for index, (item, lines) in enumerate(zip(shown, texts, strict=True)):
-        left, top = MARGIN + index % COLUMNS * (column + MARGIN), MARGIN + index // COLUMNS * row
+        left, top = MARGIN + index % columns * (column + MARGIN), MARGIN + index // columns * row
         for number, text in enumerate(lines):
             draw.text((left, top + number * round(PROMPT * 1.3)), text, INK, prompts)
         top += text_height + 4

@@ -32,7 +32,8 @@ class Evaluation:
     second: Tensor  # digits that the second reader finds right, (N, 4)
     colour: Tensor  # as prompted
     tint: Tensor  # distance of the mean colour from the one asked for
-    diversity: float  # mean distance of two videos of one prompt
+    diversity: float  # mean distance of two videos of one prompt in what it leaves open: place, drift and size
+    pixel_diversity: float  # of their pixels, where a mistake counts as variety
 
     def exact(self, frame: int = 0) -> Tensor:
         """Whether OCR reads the number and nothing else."""
@@ -75,16 +76,22 @@ def evaluate(
         right,
         colour.double(),
         fitted.tint.double(),
-        diversity(model, config),
+        *diversity(model, config),
     )
 
 
-def diversity(model: VideoModel, config: RecipeConfig) -> float:
-    """Of videos that share a prompt, and nothing else."""
-    prompts = [Prompt(t) for t in text.fresh_prompts(GROUPS) for _ in range(GROUP)]
+def diversity(model: VideoModel, config: RecipeConfig) -> tuple[float, float]:
+    """Of videos that share a prompt, and nothing else: in what the prompt leaves open, and of pixels."""
+    texts = [t for t in text.fresh_prompts(GROUPS) for _ in range(GROUP)]
     first = FIRST_SEED * 2
-    x0 = generate(model, prompts, config, range(first, first + len(prompts)))
-    groups = as_clips(model.decode(x0)).reshape(GROUPS, GROUP, -1)
+    x0 = generate(model, [Prompt(t) for t in texts], config, range(first, first + len(texts)))
+    clips = as_clips(model.decode(x0))
+    return mean_distance(text.as_asked(text.fit(clips, texts), texts)), mean_distance(clips)
+
+
+def mean_distance(clips: Tensor) -> float:
+    """Of two clips of one group, a pixel."""
+    groups = clips.reshape(GROUPS, GROUP, -1)
     return torch.stack([torch.pdist(x).mean() / x.shape[1] ** 0.5 for x in groups]).mean().item()
 
 

@@ -12,11 +12,13 @@ from torch import Tensor
 from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_rng
-from sage_grpo.lab.comparison import counting, curve_reader, diversity_row, most_telling, paired_rows
+from sage_grpo.files import atomic_write
+from sage_grpo.lab.comparison import Share, counting, curve_reader, diversity_row, most_telling, paired_rows
 from sage_grpo.lab.digits.evaluate import Evaluation, evaluate, evaluate_run
-from sage_grpo.report.page import Headline, Page, PageTable, VideoPair, write_page
+from sage_grpo.report.animation import Shown, before_after
+from sage_grpo.report.page import Headline, Page, PageTable, Picture, VideoPair, write_page
 from sage_grpo.report.svg import Chart
-from sage_grpo.statistics import effect, mcnemar, share
+from sage_grpo.statistics import effect, mcnemar
 from sage_grpo.training.build import build_model
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.videos import contact_sheet, mp4_bytes
@@ -25,6 +27,12 @@ SUMMARY = (
     "A small video generator that writes numbers was post-trained with GRPO against a real reader, PP-OCRv4. "
     "Below: what changed, on numbers that neither stage of training saw."
 )
+FLAW = (
+    "The base learned from captions with wrong digits, so it writes clear numbers that nobody asked for; "
+    "a reward for what a reader reads cures it. Same prompt and same seed, before and after."
+)
+PICTURE = "Prompts with their videos before and after training; a cross marks what is not read as the prompt asks"
+SHOWN = 5  # prompts in the moving picture
 CONTROL = "A control: the same post-training with a lottery for a reward. What it gains, the reader did not teach."
 
 
@@ -32,10 +40,7 @@ CONTROL = "A control: the same post-training with a lottery for a reward. What i
 class TextResult:
     """Shares of 0 to 1; intervals of 95 %."""
 
-    exact_before: float
-    exact_before_interval: tuple[float, float]  # Wilson
-    exact_after: float
-    exact_after_interval: tuple[float, float]
+    exact: Share  # numbers that OCR reads as asked for
     exact_delta: float
     exact_delta_interval: tuple[float, float]  # paired t
     gained: int
@@ -44,10 +49,8 @@ class TextResult:
     characters_before: float
     characters_after: float
     characters_delta_interval: tuple[float, float]
-    last_frame_before: float
-    last_frame_after: float
-    second_reader_before: float
-    second_reader_after: float
+    last_frame: Share
+    second_reader: Share
     distance_before: float
     distance_after: float
     colour_before: float
@@ -104,7 +107,9 @@ def run_text(
     report = out / "report.html"
     times = time.perf_counter() - started, time.process_time() - cpu
     result = compare(before, after, config, trainer.loop.iteration, times, report)
-    write_page(make_page(result, before, after, config), report)
+    picture = before_after(chosen(before, after))
+    atomic_write(out / "before_after.webp", picture)
+    write_page(make_page(result, before, after, config, picture), report)
     before_after_sheet(before, after, out / "before_after.png")
     return result
 
@@ -119,17 +124,13 @@ def compare(
 ) -> TextResult:
     old, new = before.exact(), after.exact()
     gain, letters = effect((new - old).tolist()), effect((after.characters() - before.characters()).tolist())
-    (was, *was_within), (now, *now_within) = share(old.bool().tolist()), share(new.bool().tolist())
     changes = mcnemar(old.bool().tolist(), new.bool().tolist())
 
     def mean(values: Tensor) -> float:
         return values.double().mean().item()
 
     return TextResult(
-        was,
-        (was_within[0], was_within[1]),
-        now,
-        (now_within[0], now_within[1]),
+        Share.of(old, new),
         gain.mean,
         (gain.low, gain.high),
         changes.gained,
@@ -138,10 +139,8 @@ def compare(
         mean(before.characters()),
         mean(after.characters()),
         (letters.low, letters.high),
-        mean(before.exact(-1)),
-        mean(after.exact(-1)),
-        mean(before.second.all(1)),
-        mean(after.second.all(1)),
+        Share.of(before.exact(-1), after.exact(-1)),
+        Share.of(before.second.all(1), after.second.all(1)),
         mean(before.distance),
         mean(after.distance),
         mean(before.colour),
@@ -170,7 +169,20 @@ def comparison(before: Evaluation, after: Evaluation) -> list[list[str]]:
         "held out: colour right": (before.colour, after.colour),
         "held out: tint off the colour asked for": (before.tint, after.tint),
     }
-    return [*paired_rows(columns), diversity_row(before.diversity, after.diversity)]
+    return [
+        *paired_rows(columns),
+        diversity_row(before.diversity, after.diversity, "held out: diversity of place, drift and size"),
+        diversity_row(before.pixel_diversity, after.pixel_diversity, "held out: of pixels, mistakes included"),
+    ]
+
+
+def chosen(before: Evaluation, after: Evaluation) -> list[Shown]:
+    """For the moving picture, in the order of the samples: the first that OCR did not read as asked for."""
+    old, new = before.exact().bool(), after.exact().bool()
+    places = (~old).nonzero()[:SHOWN, 0].tolist()
+    return [
+        Shown(before.prompts[i], before.videos[i], after.videos[i], bool(old[i]), bool(new[i])) for i in places or [0]
+    ]
 
 
 def before_after_sheet(before: Evaluation, after: Evaluation, path: Path) -> None:
@@ -181,7 +193,7 @@ def before_after_sheet(before: Evaluation, after: Evaluation, path: Path) -> Non
     contact_sheet(path, rows, title="the same prompt and seed before and after training, and what OCR read")
 
 
-def make_page(result: TextResult, before: Evaluation, after: Evaluation, config: RecipeConfig) -> Page:
+def make_page(result: TextResult, before: Evaluation, after: Evaluation, config: RecipeConfig, picture: bytes) -> Page:
     curve = curve_reader(config.run.out)
     charts = [
         Chart(
@@ -220,18 +232,17 @@ def make_page(result: TextResult, before: Evaluation, after: Evaluation, config:
         )
         for i in most_telling(after.characters() - before.characters())
     ]
-    low, high = result.exact_delta_interval
     headlines = [
         Headline(
             "Number read exactly",
-            f"{result.exact_before:.0%} → {result.exact_after:.0%}",
-            f"by PP-OCRv4; {100 * result.exact_delta:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}] on "
-            f"{result.samples} fresh videos of numbers that no training saw",
+            str(result.exact),
+            f"by PP-OCRv4, on {result.samples} fresh videos of numbers that no training saw; "
+            f"95 %: {result.exact.intervals}",
         ),
         Headline(
             "Second reader",
-            f"{result.second_reader_before:.0%} → {result.second_reader_after:.0%}",
-            "glyphs compared pixel by pixel; never part of the reward",
+            str(result.second_reader),
+            f"glyphs compared pixel by pixel, never part of the reward; 95 %: {result.second_reader.intervals}",
         ),
         Headline(
             "Distance to the true rendering",
@@ -254,4 +265,5 @@ def make_page(result: TextResult, before: Evaluation, after: Evaluation, config:
     summary = CONTROL if control else SUMMARY
     footer = f"sage-grpo lab text --seed {config.seed} --iterations {config.run.iterations} --samples {result.samples}"
     footer += " --control" if control else ""
-    return Page("SAGE-GRPO text rendering", summary, headlines, charts, pairs, [table], footer)
+    opening = Picture(picture, PICTURE, "" if control else FLAW)
+    return Page("SAGE-GRPO text rendering", summary, headlines, charts, pairs, [table], footer, picture=opening)

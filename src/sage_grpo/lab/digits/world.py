@@ -157,6 +157,12 @@ class Fit:
     tint: Tensor  # how far the mean colour of the light is from the one asked for; 1 is a whole channel
 
 
+def as_asked(found: Fit, prompts: list[str]) -> Tensor:
+    """Clips of what the prompts ask for at the places and sizes that were found: how these differ is left open."""
+    scenes = [parse_prompt(prompt) for prompt in prompts]
+    return render(Scene(torch.tensor([d for d, _ in scenes]), torch.tensor([c for _, c in scenes]), found.numbers))
+
+
 def _start(mass: Tensor, digits: Tensor) -> Tensor:
     """First guess of the numbers, from the centre of the light in each frame less that of the digits themselves."""
     x = torch.arange(WIDTH, dtype=mass.dtype) + 0.5 - WIDTH / 2

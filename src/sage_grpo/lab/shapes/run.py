@@ -9,12 +9,12 @@ from torch import Tensor
 
 from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.files import atomic_write
-from sage_grpo.lab.comparison import counting, curve_reader, diversity_row, most_telling, paired_rows
+from sage_grpo.lab.comparison import Share, counting, curve_reader, diversity_row, most_telling, paired_rows
 from sage_grpo.lab.shapes.evaluate import Evaluation, evaluate, evaluate_run
 from sage_grpo.report.animation import Shown, before_after
 from sage_grpo.report.page import Headline, Page, PageTable, Picture, VideoPair, write_page
 from sage_grpo.report.svg import Chart
-from sage_grpo.statistics import effect, mcnemar, share
+from sage_grpo.statistics import effect, mcnemar
 from sage_grpo.training.build import build_model, build_rewards
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.videos import contact_sheet, mp4_bytes
@@ -24,30 +24,6 @@ FLAW = (
     "a reward for what the prompt says cures it. Same prompt and same seed, before and after."
 )
 PICTURE = "Prompts with their videos before and after training; a cross marks what the prompt did not ask for"
-
-
-@dataclass(frozen=True)
-class Share:
-    """A share of videos before and after, with Wilson's intervals of 95 %."""
-
-    before: float
-    before_interval: tuple[float, float]
-    after: float
-    after_interval: tuple[float, float]
-
-    @classmethod
-    def of(cls, before: Tensor, after: Tensor) -> "Share":
-        was, was_low, was_high = share(before.bool().tolist())
-        now, now_low, now_high = share(after.bool().tolist())
-        return cls(was, (was_low, was_high), now, (now_low, now_high))
-
-    def __str__(self) -> str:
-        return f"{self.before:.0%} → {self.after:.0%}"
-
-    @property
-    def intervals(self) -> str:
-        (a, b), (c, d) = self.before_interval, self.after_interval
-        return f"{100 * a:.0f}–{100 * b:.0f} → {100 * c:.0f}–{100 * d:.0f} %"
 
 
 @dataclass(frozen=True)

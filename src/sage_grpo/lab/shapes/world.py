@@ -22,17 +22,17 @@ COLOURS = ("red", "green", "blue", "yellow")
 DIRECTIONS = ("left", "right", "up", "down")
 PALETTE = torch.tensor([[1.0, 0.15, 0.15], [0.15, 0.9, 0.2], [0.2, 0.35, 1.0], [1.0, 0.85, 0.1]])
 STEPS = torch.tensor([[-1.0, 0.0], [1.0, 0.0], [0.0, -1.0], [0.0, 1.0]])  # x to the right, y downwards
-LOW = torch.tensor([-0.25, -0.25, 0.25, 0.30])  # midpoint x and y, speed, radius
-HIGH = torch.tensor([0.25, 0.25, 0.45, 0.42])
+LOW = torch.tensor([-0.22, -0.22, 0.25, 0.36])  # midpoint x and y, speed, radius
+HIGH = torch.tensor([0.22, 0.22, 0.40, 0.46])
 SOFTNESS = 0.035  # of an edge; a pixel is 0.0625 wide
-# directions in which a shape's edges lie, none for a circle; an edge is this many radii away, so that areas are equal
-EDGES: dict[str, list[tuple[float, float]]] = {
-    "circle": [],
-    "square": [(1, 0), (-1, 0), (0, 1), (0, -1)],
-    "triangle": [(0.866, -0.5), (-0.866, -0.5), (0, 1)],
+# A circle is a ring of this middle and half width, in radii. Other shapes have edges in these directions, this many
+# radii away. All cover the same area.
+RING = (0.86, 0.295)
+EDGES: dict[str, tuple[float, list[tuple[float, float]]]] = {
+    "square": (0.8862, [(1, 0), (-1, 0), (0, 1), (0, -1)]),
+    "triangle": (0.7777, [(0.866, -0.5), (-0.866, -0.5), (0, 1)]),
 }
-EDGE_RADII = {"circle": 1.0, "square": 0.8862, "triangle": 0.7777}
-CAPTION_ERRORS = 0.19
+CAPTION_ERRORS = 0.17
 FIT_BATCH = 32  # videos that are fitted at once
 
 
@@ -100,19 +100,20 @@ def captions(scene: Scene, generator: torch.Generator) -> list[str]:
     return some_empty(Scene(*said, scene.numbers).prompts, generator)
 
 
-def _outwards(shape: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """How far out points are, towards the edge that is next, and the slopes of that in x and y."""
-    edges = EDGES[shape]
-    if not edges:
+def _inwards(shape: str, x: Tensor, y: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    """How far inside a shape points are, and the slopes of that in its place, x and y, and in its radius."""
+    if shape not in EDGES:
+        middle, half = RING
         away = (x.square() + y.square() + 1e-12).sqrt()
-        return away, x / away, y / away
-    away, across, down = (torch.zeros_like(x + y) for _ in range(3))
-    for index, (right, below) in enumerate(edges):
-        towards = right * x + below * y
-        nearer = torch.ones_like(away, dtype=torch.bool) if index == 0 else towards > away
-        away = torch.where(nearer, towards, away)
-        across, down = across.masked_fill(nearer, right), down.masked_fill(nearer, below)
-    return away, across, down
+        side = (away - middle * radius).sign()
+        return half * radius - (away - middle * radius).abs(), torch.stack(
+            [side * x / away, side * y / away, half + middle * side], -1
+        )
+    radii, edges = EDGES[shape]
+    towards = torch.stack([right * x + below * y for right, below in edges], -1)
+    away, nearest = towards.max(-1)
+    slopes = torch.tensor([[*edge, radii] for edge in edges], dtype=x.dtype)
+    return radii * radius - away, slopes[nearest]
 
 
 def coverage(shape: Tensor, direction: Tensor, numbers: Tensor, size: int = SIZE, *, slopes: bool = False) -> Tensor:
@@ -126,11 +127,12 @@ def coverage(shape: Tensor, direction: Tensor, numbers: Tensor, size: int = SIZE
         own, step = (v[rows][:, :, None, None, None] for v in (numbers, STEPS.to(numbers)[direction]))
         x = axis - own[:, 0] - step[:, 0] * own[:, 2] * time
         y = axis[:, None] - own[:, 1] - step[:, 1] * own[:, 2] * time
-        away, across, down = _outwards(name, x, y)
-        inside = torch.sigmoid((EDGE_RADII[name] * own[:, 3] - away) * sharpness)
+        depth, ways = _inwards(name, x, y, own[:, 3])
+        inside = torch.sigmoid(depth * sharpness)
         if slopes:
+            across, down, wider = ways.unbind(-1)
             along = (across * step[:, 0] + down * step[:, 1]) * time
-            ways = torch.stack([across, down, along, torch.full_like(along, EDGE_RADII[name])], -1)
+            ways = torch.stack([across, down, along, wider], -1)
             inside = (inside * (1 - inside) * sharpness)[..., None] * ways
         out[rows] = inside
     return out
