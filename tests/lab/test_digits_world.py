@@ -85,6 +85,19 @@ def test_a_wrong_digit_is_seen_by_the_second_reader_and_is_far(real):
 
 
 @pytest.mark.slow
+def test_a_mistake_is_no_diversity(real):
+    """What a prompt leaves open is kept, what it asks for is as asked, whatever was shown."""
+    scene, clips = real
+    asked = scene.digits.clone()
+    asked[:, 1] = (asked[:, 1] + 5) % 10
+    prompts = text.Scene(asked, scene.colour, scene.numbers).prompts
+    found = text.as_asked(text.fit(clips, prompts), prompts)
+    off = (found - text.render(text.Scene(asked, scene.colour, scene.numbers))).square().mean().sqrt()
+    other = (clips - clips.roll(1, 0)).square().mean().sqrt()
+    assert off < 0.25 * other
+
+
+@pytest.mark.slow
 def test_a_wrong_hue_is_seen_before_it_is_another_colour(real):
     scene, clips = real
     shifted = clips.clone()

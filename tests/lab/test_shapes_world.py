@@ -11,6 +11,7 @@ from sage_grpo.lab.shapes.world import (
     SHAPES,
     Scene,
     all_prompts,
+    as_asked,
     coverage,
     fit,
     kept_out,
@@ -101,6 +102,13 @@ def test_slopes_are_those_of_the_coverage():
         ahead, behind = (coverage(scene.shape, scene.direction, n) for n in (numbers + unit, numbers - unit))
         off = (slopes[..., index] - (ahead - behind) / (2 * step)).abs()
         assert (off > 1e-4).double().mean() < 1e-4  # a corner of a square has none
+
+
+def test_a_mistake_is_no_diversity():
+    """What a prompt leaves open is kept, what it asks for is as asked, whatever was shown."""
+    right = random_scene(12, torch.Generator().manual_seed(6))
+    wrong = Scene((right.shape + 1) % 3, (right.colour + 2) % 4, (right.direction + 1) % 4, right.numbers)
+    assert torch.equal(as_asked(wrong, right.prompts), render(right))
 
 
 def test_kept_out_prompts_have_every_word_and_none_of_them_is_trained_on():

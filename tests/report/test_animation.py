@@ -51,6 +51,14 @@ def test_marks_say_which_video_is_what_the_prompt_asks_for(before, after):
         assert (near(part, MISSED) > 50) == (not met)
 
 
+def test_wide_videos_have_a_row_each():
+    wide = clip((255, 0, 0)).repeat(3, 2)  # three times as wide as high
+    one, two = (pictures(before_after([Shown("a prompt", wide, wide, True, True)] * n))[0][0] for n in (1, 2))
+    assert two.shape[0] > 1.7 * one.shape[0]
+    red = np.argwhere((one[..., 0] > 200) & (one[..., 2] < 60))[:, 1]
+    assert red.max() - red.min() > WIDTH / 2  # the bar at the left of both
+
+
 def test_more_prompts_make_more_rows_and_none_is_refused():
     item = Shown("a prompt", clip((255, 0, 0)), clip((255, 0, 0)), True, True)
     two, four = (pictures(before_after([item] * count))[0][0].shape[0] for count in (2, 4))
