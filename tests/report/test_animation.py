@@ -51,6 +51,16 @@ def test_marks_say_which_video_is_what_the_prompt_asks_for(before, after):
         assert (near(part, MISSED) > 50) == (not met)
 
 
+def test_what_a_judge_saw_is_written_beside_its_mark():
+    black = clip((0, 0, 0))
+    plain, told = (
+        pictures(before_after([Shown("a prompt", black, black, False, False, seen)]))[0][0] for seen in ("", "4711")
+    )
+    different = np.argwhere((plain != told).any(-1))
+    assert len(different) > 50
+    assert different[:, 1].max() < WIDTH // 4  # on the side of what was before
+
+
 def test_wide_videos_have_a_row_each():
     wide = clip((255, 0, 0)).repeat(3, 2)  # three times as wide as high
     one, two = (pictures(before_after([Shown("a prompt", wide, wide, True, True)] * n))[0][0] for n in (1, 2))

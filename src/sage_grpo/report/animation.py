@@ -26,6 +26,8 @@ class Shown:
     after: Frames | Tensor
     met_before: bool
     met_after: bool
+    seen_before: str = ""  # what a judge saw, where that can be said in a word
+    seen_after: str = ""
 
 
 def _mark(draw: ImageDraw.ImageDraw, right: int, top: int, side: int, met: bool) -> None:
@@ -62,11 +64,14 @@ def _still(shown: Sequence[Shown]) -> tuple[Image.Image, list[tuple[Frames, tupl
         for number, text in enumerate(lines):
             draw.text((left, top + number * round(PROMPT * 1.3)), text, INK, prompts)
         top += text_height + 4
-        pair = (("before", item.before, item.met_before), ("after", item.after, item.met_after))
-        for place, (label, video, met) in enumerate(pair):
+        pair = (
+            ("before", item.before, item.met_before, item.seen_before),
+            ("after", item.after, item.met_after, item.seen_after),
+        )
+        for place, (label, video, met, seen) in enumerate(pair):
             x = left + place * (side + GAP)
             videos.append((as_frames(video), (x, top), (side, height)))
-            draw.text((x, top + height + 4), label, FAINT, labels)
+            draw.text((x, top + height + 4), f"{label}: {seen}" if seen else label, FAINT, labels)
             _mark(draw, x + side, top + height + 4, LABEL + 4, met)
     return sheet, videos
 

@@ -181,7 +181,16 @@ def chosen(before: Evaluation, after: Evaluation) -> list[Shown]:
     old, new = before.exact().bool(), after.exact().bool()
     places = (~old).nonzero()[:SHOWN, 0].tolist()
     return [
-        Shown(before.prompts[i], before.videos[i], after.videos[i], bool(old[i]), bool(new[i])) for i in places or [0]
+        Shown(
+            before.prompts[i],
+            before.videos[i],
+            after.videos[i],
+            bool(old[i]),
+            bool(new[i]),
+            f"read as {before.readings[i][0] or 'nothing'}",
+            f"read as {after.readings[i][0] or 'nothing'}",
+        )
+        for i in places or [0]
     ]
 
 
