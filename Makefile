@@ -74,7 +74,7 @@ lab:              ## train the small generator and open runs/lab/report.html
 	$(BIN)/sage-grpo lab --out runs/lab
 
 claims:           ## regenerate docs/claims/: figures, results.json and the table of docs/claims.md
-	$(BIN)/sage-grpo lab reproduce --out docs/claims --seeds 5 --iterations 24 --samples 96
+	$(BIN)/sage-grpo lab reproduce --out docs/claims --seeds 5 --iterations 32 --samples 480
 
 eval:             ## regenerate docs/eval/: the base, the paper's choices and our recipe at equal cost, three training seeds each
 	for seed in 1 2 3; do \

@@ -11,7 +11,7 @@ from sage_grpo.core.loop import Loop
 from sage_grpo.data.prompts import open_prompts
 from sage_grpo.lab import reproduce as module
 from sage_grpo.lab.claims import Results, judge
-from sage_grpo.lab.grid import CURVES, Job, experiments, forwards, run_job, summary
+from sage_grpo.lab.grid import CURVES, Job, cost, experiments, run_job, summary
 from sage_grpo.lab.measure import gradient_by_step, noise_after_a_step, rollout_quality
 from sage_grpo.lab.shapes.evaluate import Evaluation
 from sage_grpo.lab.shapes.world import all_prompts
@@ -26,8 +26,8 @@ def test_every_experiment_is_a_valid_recipe(name, tmp_path):
     config = Job(name, experiment, 3, 70, 4, tmp_path).config
     assert config.seed == 3
     if experiment.equal_cost:
-        budget = 70 * forwards(load_recipe("lab-paper"))
-        assert 0 <= budget - config.run.iterations * forwards(config) < forwards(config)
+        budget = 70 * cost(load_recipe("lab-paper"))
+        assert 0 <= budget - config.run.iterations * cost(config) < cost(config)
     else:
         assert config.run.iterations == 70
 
@@ -46,7 +46,7 @@ def test_a_job_is_run_once(tmp_path):
 
 
 def test_runs_of_other_rewards_are_judged_by_one_measure():
-    """The hacking run is paid for motion alone; its gain over the base is in the base's units all the same."""
+    """The hacking run is paid for looks alone; its gain over the base is in the base's units all the same."""
     rows = torch.tensor([[1.0, 2.0, 3.0], [0.0, 4.0, -1.0]])
     zeros, right = torch.zeros(2), torch.ones(2, 3, dtype=torch.bool)
     found = Evaluation(["a", "b"], torch.zeros(2, 1, 1, 1, 3), rows, zeros, right, 1.0, 1.0)
@@ -60,7 +60,7 @@ def fake_run(name, seed, gain):
         "distance": [0.4 - 0.1 * gain] * 4,
         "diversity": 0.3,
         "accuracy": 0.5 + 0.1 * gain,
-        "scores": [0, gain, 0],
+        "scores": [gain, 0, 0],
     }
     return {
         "name": name,
@@ -124,14 +124,21 @@ def test_noise_left_by_the_last_step_is_seen():
 
 
 @pytest.mark.slow
-def test_forward_passes_are_counted_right():
-    """By calls of the network, not by our own formula: experiments of equal cost rest on it."""
+def test_passes_are_counted_right():
+    """By calls of the network, not by our own formula: experiments of equal cost rest on it.
+
+    A pass that keeps a graph goes backward as well, which costs two forward passes.
+    """
     for recipe in ("lab-fast", "lab-paper"):
         config = load_recipe(recipe, ["gauge.every=0", "run.trackers=[]"])
         model, reward, count = build_model(config), build_rewards(config)[0], []
-        model.module.register_forward_hook(lambda module, inputs, output, count=count: count.append(len(output)))
+
+        def passed(module, inputs, output, count=count):
+            count.append(len(output) * (3 if output.requires_grad else 1))
+
+        model.module.register_forward_hook(passed)
         optimizer = torch.optim.SGD(model.module.parameters(), lr=0.0)
         loop = Loop(model, reward, open_prompts(all_prompts()), config, optimizer)
         loop._checked = True  # the gate looks once a run, not once an iteration
         loop.iterate()
-        assert sum(count) == forwards(config)
+        assert sum(count) == cost(config)

@@ -143,8 +143,8 @@ def pretrain(
 def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for runs, results.json, claims.md and figures.")],
     seeds: Annotated[int, typer.Option(min=2, help="Seeds of every experiment.")] = 5,
-    iterations: Annotated[int, typer.Option(min=2)] = 24,
-    samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate each run on.")] = 96,
+    iterations: Annotated[int, typer.Option(min=2)] = 32,
+    samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate each run on.")] = 480,
     workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
 ) -> None:

@@ -244,16 +244,16 @@ def _weight(results: Results) -> list[Claim]:
 
 
 def _gauge(results: Results) -> list[Claim]:
-    """A run that is paid for motion alone and held by nothing, beside the paper's choices."""
+    """A run that is paid for visual quality alone and held by nothing, beside the paper's choices."""
     paid = effect(
-        [run["evaluation"]["scores"][1] - results.base["scores"][1] for run in results.runs["hacking"].values()]
+        [run["evaluation"]["scores"][0] - results.base["scores"][0] for run in results.runs["hacking"].values()]
     )
     rang = {
         name: sum(bool(run["alarms"]) for run in results.runs[name].values()) for name in ("hacking", "kernel-sage")
     }
     n = len(results.runs["hacking"])
     evidence = (
-        f"its reward MQ {paid}; distance {effect(results.drift('hacking'))}; alarms in {rang['hacking']} of {n} runs, "
+        f"its reward VQ {paid}; distance {effect(results.drift('hacking'))}; alarms in {rang['hacking']} of {n} runs, "
         f"paper's choices {rang['kernel-sage']} of {n}"
     )
     detected = paid.low > 0 and rang["hacking"] == n and rang["kernel-sage"] == 0
@@ -272,7 +272,7 @@ def _best(results: Results) -> list[Claim]:
     more, nearer = (compare(results, "best", "kernel-sage", what) for what in ("gain", "drift"))
     return [
         Claim(
-            "Our recipe `lab-fast` earns more reward than the paper's choices at equal forward passes",
+            "Our recipe `lab-fast` earns more reward than the paper's choices at equal cost",
             "ours",
             f"reward {more}",
             TEST,

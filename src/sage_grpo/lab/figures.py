@@ -157,7 +157,7 @@ def frontier(results: Results, path: Path) -> None:
         for lr, colour in zip(RATES, ("#56B4E9", "#0072B2", "#CC79A7"), strict=True)
         for prompts, marker in zip(PROMPTS, ("v", "^"), strict=True)
     }
-    titles = ("KL strategies at equal iterations", "learning rate and videos an iteration, at equal forward passes")
+    titles = ("KL strategies at equal iterations", "learning rate and videos an iteration, at equal cost")
     for column, (marks, title) in enumerate(zip((strategies, sizes), titles, strict=True)):
         _points(axes[0][column], results, "accuracy", marks)
         _points(axes[1][column], results, "gain", marks)

@@ -27,13 +27,13 @@ TRAINED = ("flow", "sage", "cps", "precise")
 MATCHED = ("flow", "cps")  # also run at sage's exploration, see `measure.match_exploration`
 RATES = (1e-4, 3e-4, 1e-3)  # learning rates, against these prompts an iteration, of `GENERATIONS` videos each
 PROMPTS, GENERATIONS = (4, 16), 8
-TARGET = 3e-6  # of the KL, for the feedback on λ
+TARGET = 1e-4  # of the KL, for the feedback on λ
 NO_KL = ["kl.anchor=none", "kl.beta_velocity=0"]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What differs from a recipe. Those of equal cost run for as many forward passes as the paper's choices do."""
+    """What differs from a recipe. Those of equal cost run for as many passes as the paper's choices do."""
 
     overrides: tuple[str, ...] = ()
     recipe: str = "lab-paper"
@@ -43,7 +43,7 @@ class Experiment:
         """Its recipe; `iterations` are those of the paper's choices."""
         own = load_recipe(self.recipe, list(self.overrides))
         if self.equal_cost:
-            iterations = max(1, iterations * forwards(load_recipe("lab-paper")) // forwards(own))
+            iterations = max(1, iterations * cost(load_recipe("lab-paper")) // cost(own))
         common = [
             f"seed={seed}",
             f"run.out={folder}",
@@ -80,9 +80,9 @@ def experiments(matched: Mapping[str, float]) -> dict[str, Experiment]:
         for prompts in PROMPTS:
             name, batch = size_name(lr, prompts), f"policy.prompts_per_iteration={prompts}"
             vary(name, f"optimizer.lr={lr}", batch, equal_cost=True)
-    # paid for motion alone, held by nothing: the way to hack it is to show less
-    only_motion = "rewards=[{type: shapes, weights: {VQ: 0, MQ: 1, TA: 0}}]"
-    vary("hacking", *NO_KL, only_motion)
+    # paid for clean colours alone, and held by nothing: what they show does not matter any more
+    only_looks = "rewards=[{type: shapes, weights: {VQ: 1, MQ: 0, TA: 0}}]"
+    vary("hacking", *NO_KL, "optimizer.lr=6e-4", only_looks)
     grid["best"] = Experiment(recipe="lab-fast", equal_cost=True)
     return grid
 
@@ -109,10 +109,10 @@ class Job:
         return self.experiment.config(self.seed, self.iterations, self.out / "work" / self.file.stem)
 
 
-def forwards(config: RecipeConfig) -> int:
-    """Forward passes of one iteration, a video: rollout, anchor and trained ones."""
+def cost(config: RecipeConfig) -> int:
+    """Of one iteration, in forward passes of a video: rollout, anchor, and trained ones with a backward pass of two."""
     trained = config.policy.num_iterations * config.trained_steps
-    return config.rollouts * (config.sampling.steps + trained * (1 if config.kl.anchor == "none" else 2))
+    return config.rollouts * (config.sampling.steps + trained * (3 if config.kl.anchor == "none" else 4))
 
 
 def summary(evaluation: Evaluation) -> dict[str, Any]:

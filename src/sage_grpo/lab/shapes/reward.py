@@ -82,11 +82,11 @@ def _template_distances(mass: Tensor, centre: Tensor) -> Tensor:
     n, still = len(mass), torch.zeros(3 * len(mass), dtype=torch.long)
     numbers = torch.zeros(n, 3, 4)
     numbers[..., 3] = radius[:, None]
-    templates = coverage(torch.arange(3).repeat(n), still, numbers.flatten(0, 1))[:, 0]
+    templates = coverage(torch.arange(3).repeat(n), still, numbers.flatten(0, 1), frames=1)[:, 0]
     # a template's light is centred like the video's: a triangle's is not at its middle
     middle = _centres(templates[:, None].square())[:, 0].view(n, 3, 2)
     numbers[..., :2] = -middle
-    templates = coverage(torch.arange(3).repeat(n), still, numbers.flatten(0, 1))[:, 0].view(n, 3, SIZE, SIZE)
+    templates = coverage(torch.arange(3).repeat(n), still, numbers.flatten(0, 1), frames=1)[:, 0].view(n, 3, SIZE, SIZE)
     apart = (templates[:, 0] - templates[:, 1]).square().sum((1, 2)).clamp(min=1e-3)
     return (templates - looks[:, None]).square().sum((2, 3)) / apart[:, None]
 

@@ -100,37 +100,52 @@ def captions(scene: Scene, generator: torch.Generator) -> list[str]:
     return some_empty(Scene(*said, scene.numbers).prompts, generator)
 
 
-def _inwards(shape: str, x: Tensor, y: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-    """How far inside a shape points are, and the slopes of that in its place, x and y, and in its radius."""
+def _depth(shape: str, x: Tensor, y: Tensor, radius: Tensor) -> Tensor:
+    """How far inside a shape points are; outside it is negative."""
+    if shape not in EDGES:
+        middle, half = RING
+        return half * radius - ((x.square() + y.square()).sqrt() - middle * radius).abs()
+    radii, edges = EDGES[shape]
+    away = edges[0][0] * x + edges[0][1] * y
+    for right, below in edges[1:]:
+        away = torch.maximum(away, right * x + below * y)
+    return radii * radius - away
+
+
+def _depth_slopes(shape: str, x: Tensor, y: Tensor, radius: Tensor) -> Tensor:
+    """Slopes of the depth in the shape's place, x and y, and in its radius, (…, 3)."""
     if shape not in EDGES:
         middle, half = RING
         away = (x.square() + y.square() + 1e-12).sqrt()
         side = (away - middle * radius).sign()
-        return half * radius - (away - middle * radius).abs(), torch.stack(
-            [side * x / away, side * y / away, half + middle * side], -1
-        )
+        return torch.stack([side * x / away, side * y / away, half + middle * side], -1)
     radii, edges = EDGES[shape]
-    towards = torch.stack([right * x + below * y for right, below in edges], -1)
-    away, nearest = towards.max(-1)
-    slopes = torch.tensor([[*edge, radii] for edge in edges], dtype=x.dtype)
-    return radii * radius - away, slopes[nearest]
+    nearest = torch.stack([right * x + below * y for right, below in edges], -1).argmax(-1)
+    return torch.tensor([[*edge, radii] for edge in edges], dtype=x.dtype)[nearest]
 
 
-def coverage(shape: Tensor, direction: Tensor, numbers: Tensor, size: int = SIZE, *, slopes: bool = False) -> Tensor:
-    """In [0, 1], (N, FRAMES, size, size), smooth in `numbers`; or its slopes in the four of them, (N, …, 4)."""
+def coverage(
+    shape: Tensor,
+    direction: Tensor,
+    numbers: Tensor,
+    size: int = SIZE,
+    *,
+    frames: int = FRAMES,
+    slopes: bool = False,
+) -> Tensor:
+    """In [0, 1], (N, frames, size, size), smooth in `numbers`; or its slopes in the four of them, (N, …, 4)."""
     axis = (torch.arange(size, dtype=numbers.dtype) + 0.5) / size * 2 - 1
-    time = torch.linspace(-1, 1, FRAMES, dtype=numbers.dtype)[:, None, None]
+    time = torch.linspace(-1, 1, frames, dtype=numbers.dtype)[:, None, None]
     sharpness = size / SIZE / SOFTNESS
-    out = numbers.new_empty(len(numbers), FRAMES, size, size, *([4] if slopes else []))
+    out = numbers.new_empty(len(numbers), frames, size, size, *([4] if slopes else []))
     for index, name in enumerate(SHAPES):
         rows = (shape == index).nonzero()[:, 0]
         own, step = (v[rows][:, :, None, None, None] for v in (numbers, STEPS.to(numbers)[direction]))
         x = axis - own[:, 0] - step[:, 0] * own[:, 2] * time
         y = axis[:, None] - own[:, 1] - step[:, 1] * own[:, 2] * time
-        depth, ways = _inwards(name, x, y, own[:, 3])
-        inside = torch.sigmoid(depth * sharpness)
+        inside = torch.sigmoid(_depth(name, x, y, own[:, 3]) * sharpness)
         if slopes:
-            across, down, wider = ways.unbind(-1)
+            across, down, wider = _depth_slopes(name, x, y, own[:, 3]).unbind(-1)
             along = (across * step[:, 0] + down * step[:, 1]) * time
             ways = torch.stack([across, down, along, wider], -1)
             inside = (inside * (1 - inside) * sharpness)[..., None] * ways
