@@ -20,7 +20,7 @@ from sage_grpo.statistics import mcnemar, share
 from sage_grpo.training.build import build_rewards
 
 SAMPLES = 48
-STATED = 0.75  # docs/text-rendering.md, exact match of the base
+STATED = 0.73  # docs/text-rendering.md, exact match of the base
 
 
 def test_mcnemar_counts_changes_alone():
