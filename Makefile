@@ -78,8 +78,8 @@ claims:           ## regenerate docs/claims/: figures, results.json and the tabl
 
 eval:             ## regenerate docs/eval/: the base, the paper's choices and our recipe at equal cost, three training seeds each
 	for seed in 1 2 3; do \
-	  $(BIN)/sage-grpo train lab-paper seed=$$seed run.out=runs/eval/paper-$$seed run.iterations=24 $(QUIET) || exit; \
-	  $(BIN)/sage-grpo train lab-fast seed=$$seed run.out=runs/eval/fast-$$seed run.iterations=36 $(QUIET) || exit; \
+	  $(BIN)/sage-grpo train lab-paper seed=$$seed run.out=runs/eval/paper-$$seed $(QUIET) || exit; \
+	  $(BIN)/sage-grpo train lab-fast seed=$$seed run.out=runs/eval/fast-$$seed $(QUIET) || exit; \
 	done
 	$(BIN)/sage-grpo eval base=lab-paper $(foreach run,paper-1 paper-2 paper-3 fast-1 fast-2 fast-3,$(run)=runs/eval/$(run)) \
 	  --seeds 8 --out runs/eval/results

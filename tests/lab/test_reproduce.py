@@ -1,6 +1,7 @@
 """The sceptic's command at the smallest size: every experiment runs, a kill is survived, every claim is judged."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -30,6 +31,14 @@ def test_every_experiment_is_a_valid_recipe(name, tmp_path):
         assert 0 <= budget - config.run.iterations * cost(config) < cost(config)
     else:
         assert config.run.iterations == 70
+
+
+def test_a_changed_experiment_is_another_file(tmp_path):
+    grid = experiments(MATCHED)
+    job = Job("kl-none", grid["kl-none"], 0, 2, 8, tmp_path)
+    others = [replace(job, samples=9), replace(job, iterations=3), replace(job, experiment=grid["kl-fixed"])]
+    assert len({job.file, *(other.file for other in others)}) == 4
+    assert replace(job, out=tmp_path / "elsewhere").file.name == job.file.name
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from hashlib import blake2b
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,10 @@ class Job:
 
     @property
     def file(self) -> Path:
-        return self.out / "runs" / f"{self.name}-{self.seed}-{self.iterations}.json"
+        """Named after all that decides its result, so that a changed experiment is run again."""
+        settings = self.experiment.config(self.seed, self.iterations, Path("any")).model_dump_json()
+        digest = blake2b(f"{settings} {self.samples}".encode(), digest_size=4).hexdigest()
+        return self.out / "runs" / f"{self.name}-{self.seed}-{digest}.json"
 
     @property
     def config(self) -> RecipeConfig:
