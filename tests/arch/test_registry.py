@@ -19,7 +19,7 @@ from sage_grpo.core.protocols import Reward, VideoModel
 pytestmark = pytest.mark.slow
 
 # made of others, from a user's function or as a base of others
-NAMELESS = {"CompositeReward", "FunctionReward", "VideoScorer", "DiffusersModel"}
+NAMELESS = {"CompositeReward", "FunctionReward", "VideoScorer", "DiffusersModel", "LabModel"}
 
 
 def defined(base):

@@ -6,19 +6,18 @@ import torch
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.lab.digits.model import TextModel
-from sage_grpo.lab.digits.world import fresh_prompts
+from sage_grpo.lab.digits.world import fresh_prompts, parse_prompt
 from sage_grpo.lab.shapes.model import ShapesModel
-from sage_grpo.rewards.ocr import wanted_text
 from sage_grpo.training.build import build_prompts
 
 
 def test_training_is_given_its_own_prompts():
     """Each asks for a number, none of which is held out."""
-    asked = build_prompts(load_recipe("text"))(0, 50)
-    assert len({wanted_text(prompt) for prompt in asked}) == 50
-    assert {prompt.text for prompt in asked} <= set(TextModel.own_prompts())
-    held_out = {wanted_text(Prompt(prompt)) for prompt in fresh_prompts(1000)}
-    assert held_out.isdisjoint(wanted_text(Prompt(prompt)) for prompt in TextModel.own_prompts())
+    asked = [prompt.text for prompt in build_prompts(load_recipe("text"))(0, 50)]
+    assert len({tuple(parse_prompt(prompt)[0]) for prompt in asked}) == 50
+    assert set(asked) <= set(TextModel.own_prompts())
+    held_out = {tuple(parse_prompt(prompt)[0]) for prompt in fresh_prompts(1000)}
+    assert held_out.isdisjoint(tuple(parse_prompt(prompt)[0]) for prompt in TextModel.own_prompts())
 
 
 def test_each_digit_is_a_token():
