@@ -7,12 +7,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from sage_grpo.config import load_recipe
+from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.loop import Loop
 from sage_grpo.data.prompts import open_prompts
 from sage_grpo.lab import reproduce as module
 from sage_grpo.lab.claims import Results, judge
-from sage_grpo.lab.grid import CURVES, Job, cost, experiments, run_job, summary
+from sage_grpo.lab.grid import CURVES, Experiment, Job, cost, experiments, run_grid, run_job, summary
 from sage_grpo.lab.measure import gradient_by_step, noise_after_a_step, rollout_quality
 from sage_grpo.lab.shapes.evaluate import Evaluation
 from sage_grpo.lab.shapes.world import all_prompts
@@ -26,6 +26,7 @@ def test_every_experiment_is_a_valid_recipe(name, tmp_path):
     experiment = experiments(MATCHED)[name]
     config = Job(name, experiment, 3, 70, 4, tmp_path).config
     assert config.seed == 3
+    assert config.rollouts % config.policy.batch_size == 0  # the trainer refuses others
     if experiment.equal_cost:
         budget = 70 * cost(load_recipe("lab-paper"))
         assert 0 <= budget - config.run.iterations * cost(config) < cost(config)
@@ -39,6 +40,18 @@ def test_a_changed_experiment_is_another_file(tmp_path):
     others = [replace(job, samples=9), replace(job, iterations=3), replace(job, experiment=grid["kl-fixed"])]
     assert len({job.file, *(other.file for other in others)}) == 4
     assert replace(job, out=tmp_path / "elsewhere").file.name == job.file.name
+
+
+@pytest.mark.slow
+def test_a_failure_is_told_before_the_rest_is_run(tmp_path):
+    broken = Experiment(("policy.batch_size=7",))
+    jobs = [
+        Job("broken", broken, 0, 1, 2, tmp_path),
+        *(Job("kl-none", Experiment(), s, 1, 2, tmp_path) for s in range(9)),
+    ]
+    with pytest.raises(ConfigError, match="batch_size 7"):
+        run_grid(jobs, workers=1, console=Console(quiet=True))
+    assert len(list((tmp_path / "runs").glob("*.json"))) < 4
 
 
 @pytest.mark.slow

@@ -79,8 +79,9 @@ def experiments(matched: Mapping[str, float]) -> dict[str, Experiment]:
         vary(f"lambda-{sign}", f"kl.feedback={sign}", "kl.low=0.005", "kl.high=5", f"kl.target={TARGET}", "kl.warmup=0")
     for lr in RATES:
         for prompts in PROMPTS:
-            name, batch = size_name(lr, prompts), f"policy.prompts_per_iteration={prompts}"
-            vary(name, f"optimizer.lr={lr}", batch, equal_cost=True)
+            at_once = f"policy.batch_size={min(64, prompts * GENERATIONS)}"
+            asked = f"policy.prompts_per_iteration={prompts}"
+            vary(size_name(lr, prompts), f"optimizer.lr={lr}", asked, at_once, equal_cost=True)
     # paid for clean colours alone, and held by nothing: what they show does not matter any more
     only_looks = "rewards=[{type: shapes, weights: {VQ: 1, MQ: 0, TA: 0}}]"
     vary("hacking", *NO_KL, "optimizer.lr=6e-4", only_looks)
@@ -191,6 +192,10 @@ def run_grid(jobs: list[Job], workers: int | None = None, console: Console | Non
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=len(jobs), completed=len(jobs) - len(todo))
         with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=get_context("spawn")) as pool:
-            for done in as_completed([pool.submit(run_job, job) for job in todo]):
-                progress.update(task, advance=1, description=done.result().stem)
+            try:
+                for done in as_completed([pool.submit(run_job, job) for job in todo]):
+                    progress.update(task, advance=1, description=done.result().stem)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)  # what failed is told now, not after all the others
+                raise
     return [json.loads(job.file.read_text()) for job in jobs]
