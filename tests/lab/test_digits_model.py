@@ -42,5 +42,5 @@ def test_a_folder_without_its_checkpoint_is_told(tmp_path):
     with pytest.raises(ConfigError, match="holds no checkpoint of the laboratory"):
         TextModel.from_pretrained(tmp_path)
     ShapesModel().save_pretrained(str(tmp_path))
-    with pytest.raises(ConfigError, match="another world than digits"):
+    with pytest.raises(ConfigError, match="lab pretrain --world text"):
         TextModel.from_pretrained(tmp_path)

@@ -90,6 +90,7 @@ def fake_run(name, seed, gain):
         "evaluation": evaluation,
         "curves": dict.fromkeys(CURVES, curve),
         "alarms": ["x"] if name == "hacking" else [],
+        "cpu_seconds": 1.0,
     }
 
 
@@ -114,7 +115,7 @@ def test_claims_and_figures_from_known_answers(tmp_path, monkeypatch):
     }
     monkeypatch.setattr(module, "measure_directly", lambda out: direct)
     monkeypatch.setattr(module, "run_grid", lambda *a: runs)
-    base = {"reward": [0.0] * 4, "distance": [0.5] * 4, "diversity": 0.4, "scores": [0, 0, 0]}
+    base = {"reward": [0.0] * 4, "distance": [0.5] * 4, "diversity": 0.4, "accuracy": 0.5, "scores": [0, 0, 0]}
     monkeypatch.setattr(module, "run_base", lambda *a: base)
     claims = module.reproduce(tmp_path, seeds=5, iterations=20, samples=4, console=Console(quiet=True))
     verdicts = {claim.statement: claim.verdict for claim in claims}

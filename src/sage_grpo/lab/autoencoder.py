@@ -4,6 +4,7 @@ A patch of many pixels becomes a handful of channels, so a generator of few toke
 as the decoder. It is trained once, before the generator, and never again.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -56,8 +57,8 @@ class Autoencoder(nn.Module):
             "heads": heads,
         }
         self.clip, self.patch, self.grid = tuple(clip), tuple(patch), grid_of(clip, patch)
-        rows = self.grid[0] * self.grid[1] * self.grid[2]
-        pixels = 3 * self.patch[0] * self.patch[1] * self.patch[2]
+        rows = math.prod(self.grid)
+        pixels = 3 * math.prod(self.patch)
         self.encoder = _Tower(rows, pixels, channels, width, depth, heads)
         self.decoder = _Tower(rows, channels, pixels, width, depth, heads)
         self.register_buffer("mean", torch.zeros(channels, 1, 1, 1))

@@ -1,7 +1,7 @@
 """Claims about the method, each with its effect, interval, test and verdict."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ from sage_grpo.lab.grid import TARGET, TRAINED
 from sage_grpo.statistics import Effect, effect, paired, verdict
 
 TEST = "paired t over seeds"
+Measure = Callable[[str], list[float]]  # of an experiment, one value a seed
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ class Results:
         return out
 
 
-def compare(results: Results, a: str, b: str, what: str = "gain") -> Effect:
-    return paired(getattr(results, what)(a), getattr(results, what)(b))
+def compare(measure: Measure, a: str, b: str) -> Effect:
+    return paired(measure(a), measure(b))
 
 
 def judge(results: Results, direct: dict[str, Any]) -> list[Claim]:
@@ -139,7 +140,7 @@ def _kernels(results: Results) -> list[Claim]:
     others = ("flow", "cps")
 
     def claim(statement: str, source: str, other: str) -> Claim:
-        difference = compare(results, "kernel-sage", other)
+        difference = compare(results.gain, "kernel-sage", other)
         return Claim(statement, source, f"reward {difference}", TEST, verdict(difference))
 
     return [
@@ -156,23 +157,30 @@ def _kernels(results: Results) -> list[Claim]:
 def _trust(results: Results) -> list[Claim]:
     dual = "kernel-sage"
 
-    def claim(statement: str, source: str, a: str, b: str, what: str, unit: str, expected: str = "positive") -> Claim:
-        difference = compare(results, a, b, what)
+    def claim(
+        statement: str, source: str, a: str, b: str, measure: Measure, unit: str, expected: str = "positive"
+    ) -> Claim:
+        difference = compare(measure, a, b)
         return Claim(statement, source, f"{unit} {difference}", TEST, verdict(difference, expected=expected))
 
     std = paired(results.late(dual, "reward/std"), results.late("kl-moving", "reward/std"))
     return [
         claim(
-            "A fixed anchor underfits: a moving one earns more", "Fig. 8a", "kl-moving", "kl-fixed", "gain", "reward"
+            "A fixed anchor underfits: a moving one earns more",
+            "Fig. 8a",
+            "kl-moving",
+            "kl-fixed",
+            results.gain,
+            "reward",
         ),
-        claim("Dual KL earns more reward than moving KL alone", "Fig. 8a", dual, "kl-moving", "gain", "reward"),
-        claim("Dual KL earns more reward than no KL", "Fig. 8a, Table 2", dual, "kl-none", "gain", "reward"),
+        claim("Dual KL earns more reward than moving KL alone", "Fig. 8a", dual, "kl-moving", results.gain, "reward"),
+        claim("Dual KL earns more reward than no KL", "Fig. 8a, Table 2", dual, "kl-none", results.gain, "reward"),
         claim(
             "Without KL the policy drifts further from the data than with dual KL",
             "Sec. 3.2.2",
             "kl-none",
             dual,
-            "drift",
+            results.drift,
             "distance",
         ),
         claim(
@@ -180,7 +188,7 @@ def _trust(results: Results) -> list[Claim]:
             "Sec. 3.2.2",
             "kl-none",
             dual,
-            "diversity",
+            results.diversity,
             "share",
             "negative",
         ),
@@ -189,7 +197,7 @@ def _trust(results: Results) -> list[Claim]:
             "Sec. 3.2.2",
             "kl-step",
             dual,
-            "drift",
+            results.drift,
             "distance",
         ),
         Claim(
@@ -203,7 +211,7 @@ def _trust(results: Results) -> list[Claim]:
 
 
 def _weight(results: Results) -> list[Claim]:
-    difference = compare(results, "lambda-two-stage", "kernel-sage")
+    difference = compare(results.gain, "lambda-two-stage", "kernel-sage")
     claims = [
         Claim(
             "A two-stage λ (weak, then strong) earns more than a constant one",
@@ -252,9 +260,10 @@ def _gauge(results: Results) -> list[Claim]:
         name: sum(bool(run["alarms"]) for run in results.runs[name].values()) for name in ("hacking", "kernel-sage")
     }
     n = len(results.runs["hacking"])
+    followed = sum(results.accuracy("hacking")) / n
     evidence = (
-        f"its reward VQ {paid}; distance {effect(results.drift('hacking'))}; alarms in {rang['hacking']} of {n} runs, "
-        f"paper's choices {rang['kernel-sage']} of {n}"
+        f"its reward VQ {paid}; prompts followed {results.base['accuracy']:.0%} → {followed:.0%}; "
+        f"alarms in {rang['hacking']} of {n} runs, paper's choices {rang['kernel-sage']} of {n}"
     )
     detected = paid.low > 0 and rang["hacking"] == n and rang["kernel-sage"] == 0
     return [
@@ -269,7 +278,7 @@ def _gauge(results: Results) -> list[Claim]:
 
 
 def _best(results: Results) -> list[Claim]:
-    more, nearer = (compare(results, "best", "kernel-sage", what) for what in ("gain", "drift"))
+    more, nearer = (compare(measure, "best", "kernel-sage") for measure in (results.gain, results.drift))
     return [
         Claim(
             "Our recipe `lab-fast` earns more reward than the paper's choices at equal cost",

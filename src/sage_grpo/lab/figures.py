@@ -1,6 +1,6 @@
 """The laboratory's versions of the paper's Figures 3, 4, 7, 8 and 9, with bands over seeds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +134,12 @@ def figure_9(direct: dict[str, Any], path: Path) -> None:
     _finish(figure, [left, right], path, 5)
 
 
-def _points(ax: Axes, results: Results, what: str, marks: dict[str, tuple[str, str, str]]) -> None:
+def _points(
+    ax: Axes, results: Results, measure: Callable[[str], list[float]], marks: dict[str, tuple[str, str, str]]
+) -> None:
     """One point an experiment with its standard errors, of a measure against drift; marks: label, colour, shape."""
     for name, (label, colour, marker) in marks.items():
-        gain, drift = getattr(results, what)(name), results.drift(name)
+        gain, drift = measure(name), results.drift(name)
         root = np.sqrt(len(gain))
         errors = {"xerr": np.std(drift, ddof=1) / root, "yerr": np.std(gain, ddof=1) / root} if root > 1 else {}
         ax.errorbar(np.mean(drift), np.mean(gain), **errors, fmt=marker, color=colour, label=label, linewidth=1)
@@ -159,8 +161,8 @@ def frontier(results: Results, path: Path) -> None:
     }
     titles = ("KL strategies at equal iterations", "learning rate and videos an iteration, at equal cost")
     for column, (marks, title) in enumerate(zip((strategies, sizes), titles, strict=True)):
-        _points(axes[0][column], results, "accuracy", marks)
-        _points(axes[1][column], results, "gain", marks)
+        _points(axes[0][column], results, results.accuracy, marks)
+        _points(axes[1][column], results, results.gain, marks)
         axes[0][column].set_title(title, fontsize=11)
         axes[0][column].legend(fontsize=9, frameon=False)
         axes[1][column].set_xlabel("rise of the distance to the manifold (held out; left is better)")

@@ -76,6 +76,7 @@ class LabModel(VideoModel):
 
     lora_targets: Sequence[str] = ("qkv", "proj", "mlp.0", "mlp.2")
     # what a world gives
+    world: str  # as `lab pretrain --world` calls it
     shipped: str  # the package that has a checkpoint in `base`
     clip: tuple[int, int, int]  # frames, rows, columns
     patch: tuple[int, int, int]
@@ -98,8 +99,10 @@ class LabModel(VideoModel):
         self.module: nn.Module = module or self.new_module(autoencoder.latent_shape)
         self.tokenizer = tokenizer or self.new_tokenizer()
         if not self.tokenizer.get_vocab().keys() >= set(self.words):
-            world = self.shipped.rpartition(".")[2]
-            raise ConfigError(f"this checkpoint is of another world than {world}: it lacks words of its prompts")
+            raise ConfigError(
+                f"this checkpoint does not know the words of the world of {self.world}; leave model.path out for the "
+                f"checkpoint that ships, or make one by `sage-grpo lab pretrain --world {self.world}`"
+            )
         self.guidance_scale = guidance_scale
         self.guidance_gradient = guidance_gradient
 
@@ -186,7 +189,9 @@ class LabModel(VideoModel):
         """From a folder, or the checkpoint that ships with the package."""
         folder = Path(str(directory or files(cls.shipped) / "base"))
         if not (folder / "config.json").is_file():
-            raise ConfigError(f"{folder} holds no checkpoint of the laboratory; `sage-grpo lab pretrain` makes one")
+            raise ConfigError(
+                f"{folder} holds no checkpoint of the laboratory; `sage-grpo lab pretrain --world {cls.world}` makes one"
+            )
         config = json.loads((folder / "config.json").read_text())
         if "autoencoder" not in config:
             raise ConfigError(

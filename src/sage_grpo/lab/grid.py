@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -149,6 +150,7 @@ def run_job(job: Job) -> Path:
     if job.file.exists():
         return job.file
     torch.set_num_threads(1)
+    began = time.process_time()
     config = job.config
     trainer = Trainer(config=config, console=Console(quiet=True))
     trainer.train()
@@ -161,6 +163,7 @@ def run_job(job: Job) -> Path:
         "curves": curves,
         "evaluation": summary(evaluate_run(trainer.loop, config, job.samples)),
         "alarms": trainer.gauge.alarms,
+        "cpu_seconds": time.process_time() - began,
     }
     atomic_write(job.file, json.dumps(result).encode())
     shutil.rmtree(config.run.out, ignore_errors=True)

@@ -63,9 +63,17 @@ def reproduce(
         "seeds": seeds,
         "iterations": iterations,
         "samples": samples,
+        "cpu_hours": sum(run["cpu_seconds"] for run in runs) / 3600,
+        "longest_run_seconds": max(run["cpu_seconds"] for run in runs),
+        "base": {"accuracy": results.base["accuracy"], "diversity": results.base["diversity"]},
         "claims": [vars(claim) for claim in claims],
         "experiments": {
-            name: {key: getattr(results, key)(name) for key in ("gain", "accuracy", "drift", "diversity")}
+            name: {
+                "gain": results.gain(name),
+                "accuracy": results.accuracy(name),
+                "drift": results.drift(name),
+                "diversity": results.diversity(name),
+            }
             for name in results.runs
         },
         "direct": direct,

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,11 @@ from sage_grpo.videos import contact_sheet, write_mp4
 
 EMA = "ema"
 PER_STEP = {"ratio": "ratio", "clip_frac": "clip_frac", "gradient": "gradient_raw", "kl": "kl"}
+
+
+def averaged(loop: Loop) -> AbstractContextManager[object]:
+    """The averaged weights if the run keeps them, else its last ones."""
+    return loop.bank.using(EMA) if EMA in loop.bank else nullcontext()
 
 
 class WeightAverage(Callback):
@@ -116,7 +121,7 @@ class Samples(Callback):
         """The videos, and what the monitors say of them."""
         run = self.config.run
         prompts = [prompt for prompt in loop.prompts(0, run.samples) for _ in range(run.samples_each)]
-        with loop.bank.using(EMA) if EMA in loop.bank else nullcontext():
+        with averaged(loop):
             made = loop.model.render(generate(loop.model, prompts, self.config, range(len(prompts))))
         if not self.writes:  # every process generates, for the weights are shared; one writes
             return {}

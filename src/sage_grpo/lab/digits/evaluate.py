@@ -1,7 +1,6 @@
 """Fresh videos of numbers, read by OCR and by a second reader that no reward knows; equal seeds make pairs."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,8 @@ from sage_grpo.core.sampler import generate
 from sage_grpo.lab.clips import as_clips
 from sage_grpo.lab.digits import world as text
 from sage_grpo.rewards.ocr import OCRReward, fold, similarity, wanted_text
-from sage_grpo.training.callbacks import EMA
+from sage_grpo.training.callbacks import averaged
+from sage_grpo.training.drift_gauge import diversity
 
 FIRST_SEED = 1_000_000  # away from the seeds of sample videos
 GROUPS, GROUP = 24, 4  # prompts and videos of each that diversity is measured on
@@ -76,28 +76,22 @@ def evaluate(
         right,
         colour.double(),
         fitted.tint.double(),
-        *diversity(model, config),
+        *diversities(model, config),
     )
 
 
-def diversity(model: VideoModel, config: RecipeConfig) -> tuple[float, float]:
+def diversities(model: VideoModel, config: RecipeConfig) -> tuple[float, float]:
     """Of videos that share a prompt, and nothing else: in what the prompt leaves open, and of pixels."""
     texts = [t for t in text.fresh_prompts(GROUPS) for _ in range(GROUP)]
     first = FIRST_SEED * 2
     x0 = generate(model, [Prompt(t) for t in texts], config, range(first, first + len(texts)))
     clips = as_clips(model.decode(x0))
-    return mean_distance(text.as_asked(text.fit(clips, texts), texts)), mean_distance(clips)
-
-
-def mean_distance(clips: Tensor) -> float:
-    """Of two clips of one group, a pixel."""
-    groups = clips.reshape(GROUPS, GROUP, -1)
-    return torch.stack([torch.pdist(x).mean() / x.shape[1] ** 0.5 for x in groups]).mean().item()
+    return diversity(text.as_asked(text.fit(clips, texts), texts), GROUP), diversity(clips, GROUP)
 
 
 def evaluate_run(
     loop: Loop, config: RecipeConfig, samples: int, tell: Callable[[int], None] = lambda done: None
 ) -> Evaluation:
     """The averaged weights if the run keeps them, else its last ones."""
-    with loop.bank.using(EMA) if EMA in loop.bank else nullcontext():
+    with averaged(loop):
         return evaluate(loop.model, config, samples, tell)

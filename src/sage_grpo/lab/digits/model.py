@@ -14,6 +14,7 @@ from sage_grpo.registry import model
 class TextModel(LabModel):
     """`VideoModel` of the numbers."""
 
+    world = "text"
     shipped = "sage_grpo.lab.digits"
     clip, patch, channels = (text.FRAMES, text.HEIGHT, text.WIDTH), (text.FRAMES, 8, 8), 16
     words = ("the", "number", "in", *map(str, range(10)), *text.COLOURS)

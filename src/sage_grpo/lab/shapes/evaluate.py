@@ -1,7 +1,6 @@
 """Fresh samples of a model, scored and held against the known world; equal seeds make pairs."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,7 @@ from sage_grpo.core.sampler import generate
 from sage_grpo.lab.clips import as_clips
 from sage_grpo.lab.shapes.reward import ShapesReward
 from sage_grpo.lab.shapes.world import all_prompts, as_asked, fit, kept_out, parse_prompt
-from sage_grpo.training.callbacks import EMA
+from sage_grpo.training.callbacks import averaged
 
 FIRST_SEED = 1_000_000  # away from the seeds of sample videos
 BATCH = 48  # videos made and looked at between two reports of progress
@@ -95,5 +94,5 @@ def evaluate_run(
     loop: Loop, config: RecipeConfig, samples: int = 240, tell: Callable[[int], None] = lambda done: None
 ) -> Evaluation:
     """The averaged weights if the run keeps them, else its last ones."""
-    with loop.bank.using(EMA) if EMA in loop.bank else nullcontext():
+    with averaged(loop):
         return evaluate(loop.model, config, samples, tell=tell)

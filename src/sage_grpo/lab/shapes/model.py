@@ -12,6 +12,7 @@ class ShapesModel(LabModel):
     """`VideoModel` of moving shapes."""
 
     own_monitors: Sequence[str] = ("shapes-heldout",)
+    world = "shapes"
     shipped = "sage_grpo.lab.shapes"
     clip, patch, channels = (shapes.FRAMES, shapes.SIZE, shapes.SIZE), (8, 8, 8), 8
     words = ("a", "moving", *shapes.SHAPES, *shapes.COLOURS, *shapes.DIRECTIONS)
