@@ -190,7 +190,8 @@ class LabModel(VideoModel):
         folder = Path(str(directory or files(cls.shipped) / "base"))
         if not (folder / "config.json").is_file():
             raise ConfigError(
-                f"{folder} holds no checkpoint of the laboratory; `sage-grpo lab pretrain --world {cls.world}` makes one"
+                f"{folder} holds no checkpoint of the laboratory; "
+                f"`sage-grpo lab pretrain --world {cls.world}` makes one"
             )
         config = json.loads((folder / "config.json").read_text())
         if "autoencoder" not in config:
