@@ -12,7 +12,7 @@ FAULTS ?= 100
 ROUNDS ?= 24
 HOURS  ?= 2
 
-.PHONY: setup quick check lint format types test sweeps bare docs configuration figures trust-regions lab claims eval audit chaos chaos-alone fleet-chaos soak fleet-speed plan-check plan-all same-weights overhead wheel sbom licences audit-dependencies clean
+.PHONY: setup quick check lint format types test sweeps bare docs configuration figures trust-regions lab claims eval audit chaos chaos-alone fleet-chaos soak fleet-speed report-pictures plan-check plan-all same-weights overhead wheel sbom licences audit-dependencies clean
 setup:            ## virtual environment with the pinned versions
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install torch==2.13.0
@@ -62,6 +62,9 @@ configuration:    ## docs/configuration.md from the schema
 figures:          ## redraw the figures of the documentation
 	OMP_NUM_THREADS=1 $(BIN)/python docs/figures/make_figures.py
 	OMP_NUM_THREADS=1 $(BIN)/python docs/figures/make_concepts.py
+
+report-pictures:  ## retake the pictures of docs/report.md: six minutes on one core, needs Chromium
+	OMP_NUM_THREADS=1 $(RUN) docs/figures/make_report.py
 
 .PHONY: notebooks
 notebooks:        ## run the notebooks of examples/ and keep what they show
