@@ -203,6 +203,20 @@ def test_without_a_compiler(tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("*.so*"))
 
 
+@pytest.mark.slow
+def test_a_removed_environment_leaves_no_library_that_cannot_be_loaded(tmp_path, monkeypatch):
+    """The cache outlives a virtual environment: what was compiled for one torch is not used with another."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    here, removed = fake_shim.torch_folder(), tmp_path / "torch"
+    removed.symlink_to(here)
+    monkeypatch.setattr(fake_shim, "torch_folder", lambda: removed)
+    fake_shim.build_shim()
+    removed.unlink()
+    monkeypatch.setattr(fake_shim, "torch_folder", lambda: here)
+    load = f"import ctypes; ctypes.CDLL({str(fake_shim.build_shim())!r})"
+    assert subprocess.run([sys.executable, "-c", load], check=False).returncode == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.int64])
 def test_made_up_values(dtype):
     """Finite and positive, and where a reward may look at them not all alike."""

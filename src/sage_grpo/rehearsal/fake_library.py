@@ -48,7 +48,8 @@ def build_shim(tell: Callable[[str], None] = lambda text: None) -> Path:
     torch = torch_folder()
     version = runpy.run_path(str(torch / "version.py"))
     check_build(version)
-    code = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    # of this torch and no other of its version: the library names the folder, and an environment may be removed
+    code = hashlib.sha256(SOURCE.read_bytes() + bytes(torch)).hexdigest()[:16]
     library = cache_folder() / f"fake-device-{version['__version__']}-{code}.so"
     if library.exists():
         return library
