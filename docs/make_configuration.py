@@ -84,10 +84,18 @@ def inner(annotation: Any) -> type[BaseModel] | None:
 
 def table(schema: type[BaseModel]) -> Iterator[str]:
     yield "| key | type | default | meaning |\n|---|---|---|---|"
+    yield from rows(schema)
+
+
+def rows(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Keys of a section within a section have both names; sections of the recipe have tables of their own."""
     for name, field in schema.model_fields.items():
-        if inner(field.annotation) is None:
+        within = inner(field.annotation)
+        if within is None:
             meaning = (field.description or "").replace("|", "\\|")
-            yield f"| `{name}` | {kind(field.annotation)}{limits(field)} | {default(field)} | {meaning} |"
+            yield f"| `{prefix}{name}` | {kind(field.annotation)}{limits(field)} | {default(field)} | {meaning} |"
+        elif within is field.annotation and schema is not RecipeConfig:
+            yield from rows(within, f"{prefix}{name}.")
 
 
 def section(title: str, schema: type[BaseModel], note: str) -> str:

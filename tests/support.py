@@ -5,7 +5,7 @@ import torch
 from gaussian_model import GaussianModel
 from sage_grpo.config import AlgorithmConfig, KLConfig, PolicyConfig, SamplingConfig
 from sage_grpo.core.loop import Callback, Loop
-from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.core.protocols import Prompt, Reward, SingleProcess
 from sage_grpo.core.scores import Scores
 
 
@@ -68,3 +68,19 @@ def make_loop(config=None, *, model=None, reward=mean_brightness, prompts=number
 
 def weights(loop):
     return torch.cat([p.detach().double().flatten() for p in loop.model.module.parameters()])
+
+
+def perturbed(model, size=0.05):
+    """The correction starts at zero; make the network matter."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in model.module.parameters():
+            p.add_(size * torch.randn(p.shape, generator=generator).to(p.dtype))
+    return model
+
+
+class Rank(SingleProcess):
+    """One of several processes that never talk."""
+
+    def __init__(self, rank, world):
+        self.rank, self.world = rank, world

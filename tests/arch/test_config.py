@@ -6,7 +6,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from sage_grpo.config import AlgorithmConfig, KLConfig, PolicyConfig, SamplingConfig
+from sage_grpo.config import AlgorithmConfig, KLConfig, PolicyConfig, SamplingConfig, WindowConfig
 
 
 def test_config_imports_no_torch():
@@ -31,8 +31,19 @@ def test_defaults_are_the_references():
     ("make", "message"),
     [
         (lambda: SamplingConfig(etta=1), "Extra inputs are not permitted"),
-        (lambda: SamplingConfig(steps=10, window_size=10), "exceeds the 9 stochastic steps; use 9"),
-        (lambda: SamplingConfig(steps=10, window_size=4, window_start=6), "use 0 to 5"),
+        (lambda: SamplingConfig(steps=10, window=WindowConfig(size=10)), "exceeds the 9 stochastic steps; use 9"),
+        (lambda: SamplingConfig(steps=10, window=WindowConfig(size=4, start=6)), "use 0 to 5"),
+        (lambda: SamplingConfig(steps=11, window=WindowConfig(size=6, range=(0, 0.5))), "exceeds the 5 stochastic"),
+        (lambda: SamplingConfig(steps=11, window=WindowConfig(size=2, range=(0.5, 1), start=1)), "use 5 to 8"),
+        (lambda: SamplingConfig(steps=3, window=WindowConfig(range=(0, 0.1))), "covers no step of 2; widen it"),
+        (lambda: WindowConfig(range=(0.5, 0.2)), "two shares in rising order"),
+        (lambda: WindowConfig(per="prompt", start="progressive"), "use start=random"),
+        (
+            lambda: AlgorithmConfig(
+                sampling=SamplingConfig(window=WindowConfig(size=1, per="prompt")), policy=PolicyConfig(batch_size=3)
+            ),
+            "needs batches of one prompt",
+        ),
         (lambda: KLConfig(feedback="lagrangian"), "needs a target above 0"),
         (lambda: KLConfig(low=1.0, high=0.1), "swap them"),
         (lambda: AlgorithmConfig(policy=PolicyConfig(num_minibatches=30)), "exceeds the 19 trained timesteps"),

@@ -29,7 +29,7 @@ class Save(Callback):
 
 config = make_config(
     policy={"num_iterations": 2, "timestep_fraction": 0.6},
-    sampling={"window_size": 4},
+    sampling={"window": {"size": 4}},
     kl={"anchor": "moving", "ref_model_sync_steps": 7, "low": 1e-3, "high": 1.0, "warmup": 5,
         "feedback": "lagrangian", "target": 1e-7},
 )

@@ -10,11 +10,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from gaussian_model import GaussianModel
 from oracle import linear_velocity
 from sage_grpo.core.loop import Callback
-from sage_grpo.core.protocols import Prompt, SingleProcess
+from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_noise, keyed_rng, sample
 from sage_grpo.math.kernels import KERNELS, kernel_table
 from sage_grpo.math.schedule import sigma_schedule
-from support import FunctionReward, make_config, make_loop, mean_brightness
+from support import FunctionReward, Rank, make_config, make_loop, mean_brightness
 
 CPU = torch.device("cpu")
 
@@ -71,7 +71,7 @@ def test_mixed_shapes_in_a_batch_are_refused():
 def test_shared_or_separate_initial_noise():
     def first_states(shared):
         loop, _ = make_loop(make_config(sampling={"shared_initial_noise": shared}))
-        return loop.rollout(loop.table).trajectories[0].points[0].x
+        return loop.rollout().trajectories[0].points[0].x
 
     shared, separate = first_states(True), first_states(False)
     assert all(torch.equal(shared[0], shared[i]) for i in range(4))  # num_generations = 4
@@ -80,44 +80,22 @@ def test_shared_or_separate_initial_noise():
     assert torch.equal(shared[0], separate[0])
 
 
-class Rank(SingleProcess):
-    def __init__(self, rank, world):
-        self.rank, self.world = rank, world
-
-
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_rollouts_do_not_depend_on_the_number_of_processes(world):
     """Groups may span ranks: with 4 processes each holds 2 of the 4 rollouts of a prompt."""
     config = make_config(policy={"batch_size": 2})
     alone, _ = make_loop(config)
-    expected = torch.cat([t.x0 for t in alone.rollout(alone.table).trajectories])
+    expected = torch.cat([t.x0 for t in alone.rollout().trajectories])
     parts = []
     for rank in range(world):
         loop, _ = make_loop(config, comm=Rank(rank, world))
-        parts += [t.x0 for t in loop.rollout(loop.table).trajectories]
+        parts += [t.x0 for t in loop.rollout().trajectories]
     assert torch.equal(torch.cat(parts), expected)
 
 
 def test_a_layout_that_does_not_divide_names_the_nearest():
     with pytest.raises(ValueError, match="8 rollouts do not divide into 3 replicas × batch_size 1; use 6 or 9"):
         make_loop(make_config(policy={"batch_size": 1}), comm=Rank(0, 3))
-
-
-def test_windows_are_shared_and_move():
-    config = make_config(sampling={"steps": 12, "window_size": 3})
-    loop, seen = make_loop(config)
-    loop.run(12)
-    starts = []
-    for rollouts, result in zip(seen.rollouts, seen.updates, strict=True):
-        steps = tuple(rollouts.trajectories[0].points)
-        assert steps == tuple(range(steps[0], steps[0] + 3))
-        assert sorted(result.steps) == list(steps)
-        assert max(steps) < 11  # the last step is the ODE's
-        starts.append(steps[0])
-    assert len(set(starts)) > 4
-    fixed, seen = make_loop(make_config(sampling={"steps": 12, "window_size": 3, "window_start": 2}))
-    fixed.run(2)
-    assert [list(r.trajectories[0].points) for r in seen.rollouts] == [[2, 3, 4]] * 2
 
 
 def test_last_step_convention():

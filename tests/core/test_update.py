@@ -14,16 +14,7 @@ from sage_grpo.core.scores import Scores
 from sage_grpo.core.update import trained_steps
 from sage_grpo.math.gaussian import log_ratio
 from sage_grpo.math.objective import surrogate
-from support import Recorder, make_config, make_loop, mean_brightness, weights
-
-
-def perturbed(model, size=0.05):
-    """The correction starts at zero; make the network matter."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for p in model.module.parameters():
-            p.add_(size * torch.randn(p.shape, generator=generator).to(p.dtype))
-    return model
+from support import Recorder, make_config, make_loop, mean_brightness, perturbed, weights
 
 
 class Attention(nn.Module):
@@ -72,7 +63,7 @@ def test_replay_in_other_batch_shapes_deviates_by_rounding_only():
     """Matrix kernels may sum in another order for another batch size: measure it, and bound it."""
     model = perturbed(AttentionModel())
     loop, _ = make_loop(model=model)
-    trajectory = loop.rollout(loop.table).trajectories[0]
+    trajectory = loop.rollout().trajectories[0]
     worst = {}
     for size in (8, 4, 2, 1):
         for step, taken in trajectory.points.items():
@@ -122,7 +113,7 @@ def test_the_gate_looks_at_every_kind_of_step():
     """Changing one weight after the rollout is caught: the gate compares, it does not trust."""
     model = perturbed(GaussianModel())
     loop, _ = make_loop(model=model)
-    trajectory = loop.rollout(loop.table).trajectories[0]
+    trajectory = loop.rollout().trajectories[0]
     check_replay(model, trajectory)
     with torch.no_grad():
         next(model.module.parameters()).view(-1)[0] += 1e-3

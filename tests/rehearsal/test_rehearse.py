@@ -159,7 +159,7 @@ def test_reference_layout(name):
 RECIPE = {
     "model": {"type": "ltx", "path": "somewhere/else"},
     "tuning": {"mode": "lora", "attention": "flash", "rank": 64, "alpha": 128},
-    "sampling": {"window_size": 2},
+    "sampling": {"window": {"size": 2}},
     "rewards": [{"type": "nowhere.at.all:Score", "weights": {"A": 1.0, "B": 0.5}}],
     "run": {"trackers": ["wandb"]},
 }

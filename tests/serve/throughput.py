@@ -135,13 +135,13 @@ def measure_overlap(rounds, port):
     with fleet_of(1, port) as url:
         reward = HttpReward(url)
         loop, bare = lab_loop(reward), lab_loop(Nothing())
-        loop.score(loop.rollout(loop.table))
+        loop.score(loop.rollout())
         for _ in range(rounds):
             seconds, made = timed(bare.rollout, bare.table)
             rollout.append(seconds)
             parts = [(v.frames, made.prompts[i * 4 : i * 4 + 4]) for i, v in enumerate(made.videos)]
             scoring.append(timed(lambda parts=parts: [reward.score(*part) for part in parts])[0])
-            both.append(timed(lambda: loop.score(loop.rollout(loop.table)))[0])
+            both.append(timed(lambda: loop.score(loop.rollout()))[0])
     hidden = sorted(1 - (b - r) / s for r, s, b in zip(rollout, scoring, both, strict=True))
     return {
         "rollout": statistics.median(rollout),

@@ -35,7 +35,7 @@ def loop_for(model, policy=None, **settings):
 
 def rollout_of(model):
     loop, _ = loop_for(model)
-    return loop, loop.rollout(loop.table).trajectories
+    return loop, loop.rollout().trajectories
 
 
 @pytest.mark.parametrize("mode", ["lora", "full"])
@@ -202,7 +202,7 @@ def test_everything_frozen():
 
 def refused_without_optimizer(model):
     with pytest.raises(SilentTraining) as error:
-        checks.check_training(model, rollout_of_frozen(model), loop_table(), make_config())
+        checks.check_training(model, rollout_of_frozen(model), make_config())
     return error.value
 
 
@@ -211,11 +211,6 @@ def rollout_of_frozen(model):
     _, trajectories = rollout_of(model)
     model.module.requires_grad_(False)
     return trajectories[0]
-
-
-def loop_table():
-    loop, _ = make_loop(make_config(sampling={"steps": 4}))
-    return loop.table
 
 
 def test_frozen_adapter_in_one_block():

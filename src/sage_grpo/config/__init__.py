@@ -1,6 +1,6 @@
 """Validated settings. Nothing here imports torch, so a recipe can be checked anywhere in a moment."""
 
-from sage_grpo.config.algorithm import AlgorithmConfig, KLConfig, PolicyConfig, SamplingConfig
+from sage_grpo.config.algorithm import AlgorithmConfig, KLConfig, PolicyConfig, SamplingConfig, WindowConfig
 from sage_grpo.config.fleet import FleetConfig, ScorerConfig
 from sage_grpo.config.load import ConfigError, dump_recipe, load_fleet, load_recipe
 from sage_grpo.config.recipe import (
@@ -30,6 +30,7 @@ __all__ = [
     "SamplingConfig",
     "ScorerConfig",
     "TuningConfig",
+    "WindowConfig",
     "dump_recipe",
     "load_fleet",
     "load_recipe",

@@ -11,6 +11,32 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+class WindowConfig(Settings):
+    """Which steps of a rollout are stochastic and trained on. Outside the window the sampler is the plain ODE."""
+
+    size: int | None = Field(None, ge=1, description="steps of a window; none means all of its range")
+    range: tuple[float, float] = Field(
+        (0.0, 1.0),
+        description="what a window may cover, as a share of the stochastic steps: from noise (0) to data (1)",
+    )
+    start: int | Literal["random", "progressive"] = Field(
+        "random", description="its first step; `progressive` goes from noise to data, and begins again"
+    )
+    every: int = Field(10, ge=1, description="iterations until a progressive window moves on by a step")
+    per: Literal["iteration", "prompt"] = Field(
+        "iteration", description="what shares a random window; `prompt` covers more steps in an iteration"
+    )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        low, high = self.range
+        if not 0 <= low < high <= 1:
+            raise ValueError(f"range={list(self.range)}: use two shares in rising order, such as [0, 0.5]")
+        if self.per == "prompt" and self.start != "random":
+            raise ValueError(f"per=prompt draws a window for each prompt, but start={self.start}; use start=random")
+        return self
+
+
 class SamplingConfig(Settings):
     """How a rollout turns noise into a video."""
 
@@ -21,23 +47,40 @@ class SamplingConfig(Settings):
     last_step: Literal["ode", "kernel"] = Field(
         "ode", description="`ode` ends without noise; `kernel` leaves the kernel's own in the video"
     )
-    window_size: int | None = Field(None, ge=1, description="stochastic steps an iteration; none means all")
-    window_start: int | Literal["random"] = Field("random", description="first stochastic step")
+    window: WindowConfig = Field(WindowConfig(), description="which steps are stochastic")
     shared_initial_noise: bool = Field(True, description="one initial noise for a whole group")
 
     @model_validator(mode="after")
     def _window_fits(self) -> Self:
-        usable = self.stochastic_steps
-        if self.window_size is not None and self.window_size > usable:
-            raise ValueError(f"window_size={self.window_size} exceeds the {usable} stochastic steps; use {usable}")
-        if self.window_start != "random" and not 0 <= self.window_start <= usable - (self.window_size or usable):
-            fits = usable - (self.window_size or usable)
-            raise ValueError(f"window_start={self.window_start} does not fit; use 0 to {fits}")
+        window, usable = self.window, len(self.window_range)
+        if not usable:
+            raise ValueError(f"window.range={list(window.range)} covers no step of {self.stochastic_steps}; widen it")
+        if self.window_size > usable:
+            raise ValueError(f"window.size={window.size} exceeds the {usable} stochastic steps; use {usable}")
+        starts = self.window_starts
+        if isinstance(window.start, int) and window.start not in starts:
+            raise ValueError(f"window.start={window.start} does not fit; use {starts[0]} to {starts[-1]}")
         return self
 
     @property
     def stochastic_steps(self) -> int:
         return max(self.steps - (self.last_step == "ode"), 1)
+
+    @property
+    def window_range(self) -> range:
+        """Which steps a window may cover."""
+        first, last = (round(share * self.stochastic_steps) for share in self.window.range)
+        return range(first, last)
+
+    @property
+    def window_size(self) -> int:
+        """Stochastic steps of a rollout."""
+        return self.window.size or len(self.window_range)
+
+    @property
+    def window_starts(self) -> range:
+        """Where a window may begin."""
+        return self.window_range[: len(self.window_range) - self.window_size + 1]
 
 
 class PolicyConfig(Settings):
@@ -106,6 +149,11 @@ class AlgorithmConfig(Settings):
         policy, trained = self.policy, self.trained_steps
         if policy.num_minibatches > trained:
             raise ValueError(f"num_minibatches={policy.num_minibatches} exceeds the {trained} trained timesteps")
+        if self.sampling.window.per == "prompt" and policy.num_generations % policy.batch_size:
+            raise ValueError(
+                f"window.per=prompt needs batches of one prompt, but batch_size={policy.batch_size} does not divide "
+                f"num_generations={policy.num_generations}; use batch_size={policy.num_generations} or a part of it"
+            )
         return self
 
     def check_layout(self, replicas: int) -> None:
@@ -120,8 +168,7 @@ class AlgorithmConfig(Settings):
 
     @property
     def trained_steps(self) -> int:
-        steps = self.sampling.window_size or self.sampling.stochastic_steps
-        return max(round(self.policy.timestep_fraction * steps), 1)
+        return max(round(self.policy.timestep_fraction * self.sampling.window_size), 1)
 
     @property
     def rollouts(self) -> int:

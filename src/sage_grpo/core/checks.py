@@ -12,7 +12,6 @@ from sage_grpo.core.protocols import Comm, VideoModel, whole
 from sage_grpo.core.rollout import Trajectory, circumstances, velocity_at
 from sage_grpo.core.update import terms, velocities
 from sage_grpo.errors import UserError
-from sage_grpo.math.kernels import KernelTable
 
 # Of a network's velocity, relative rms: several times what two kernels for one operation differ by in a deep network.
 ROUNDING = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -100,7 +99,7 @@ def _cause(model: VideoModel, trajectory: Trajectory, steady: bool, exact: bool,
 
 
 def check_training(
-    model: VideoModel, trajectory: Trajectory, table: KernelTable, config: AlgorithmConfig, comm: Comm | None = None
+    model: VideoModel, trajectory: Trajectory, config: AlgorithmConfig, comm: Comm | None = None
 ) -> None:
     """Probe the way from the loss to every trained parameter, and name where it is cut."""
     trained = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
@@ -109,7 +108,7 @@ def check_training(
     uneven = _uneven_blocks(model.shard_blocks, model.module, model.unused)
     if uneven:
         raise SilentTraining(uneven)
-    steps = list(trajectory.points)
+    steps, table = list(trajectory.points), trajectory.table
     point, k = trajectory.points[steps[0]], table.k[steps[0]].item()
     (v,) = velocities(model, trajectory, steps[:1])
     if not v.requires_grad:

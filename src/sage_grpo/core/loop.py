@@ -11,7 +11,17 @@ from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.anchors import ANCHOR, anchor_is_due
 from sage_grpo.core.checks import check_replay, check_training
 from sage_grpo.core.copy_bank import CopyBank
-from sage_grpo.core.protocols import Comm, Prompt, PromptSource, Reward, SingleProcess, VideoModel, Videos, WeightsBank
+from sage_grpo.core.protocols import (
+    Comm,
+    Prompt,
+    PromptSource,
+    Reward,
+    SingleProcess,
+    VideoModel,
+    Videos,
+    WeightsBank,
+    networks,
+)
 from sage_grpo.core.rollout import Key, Trajectory, keyed_rng, sample
 from sage_grpo.core.scores import Scores
 from sage_grpo.core.update import Batch, UpdateResult, trained_steps, update
@@ -93,6 +103,14 @@ class Loop:
         # From the full table, not the window: a window that moves must not change a step's weight.
         self.equalizer = equalizer(self.table) if config.policy.equalizer else self.table.stochastic.double()
         config.check_layout(self.comm.world)
+        if config.sampling.window.per == "prompt" and self.comm.world > 1 and len(networks(model.module)) > 1:
+            raise ValueError(
+                "sampling.window.per=prompt would have processes ask different experts of this model at one time, "
+                "and shares of its weights are gathered by all of them together; use sampling.window.per=iteration"
+            )
+        size, starts = config.sampling.window_size, config.sampling.window_starts
+        noisy = [i for i in starts if self.table.stochastic[i : i + size].all()]
+        self.starts = noisy or list(starts)  # a kernel may leave no noise at the end
 
     def _full_table(self) -> KernelTable:
         s = self.config.sampling
@@ -103,17 +121,20 @@ class Loop:
             raise ValueError(f"kernel {s.kernel!r} with eta={s.eta} has no noise to learn from; raise eta")
         return table
 
-    def window(self) -> KernelTable:
-        """This iteration's table: outside its stochastic window the sampler is the ODE. All ranks agree."""
-        s = self.config.sampling
-        if s.window_size is None:
-            return self.table
-        places = int(self.table.stochastic.sum()) - s.window_size + 1
-        drawn = keyed_rng(self.config.seed, self.iteration, "window").integers(places)
-        start = int(drawn) if s.window_start == "random" else s.window_start
-        return self.table.ode_outside(stochastic_window(len(self.table), s.window_size, start))
+    def window(self, prompt: int) -> KernelTable:
+        """The table of this iteration's n-th prompt: outside its window the sampler is the ODE. All ranks agree."""
+        window, starts = self.config.sampling.window, self.starts
+        if isinstance(window.start, int):
+            start = window.start
+        elif window.start == "progressive":
+            start = starts[self.iteration // window.every % len(starts)]
+        else:
+            drawn: Key = (prompt, "window") if window.per == "prompt" else ("window",)
+            start = starts[keyed_rng(self.config.seed, self.iteration, *drawn).integers(len(starts))]
+        inside = stochastic_window(len(self.table), self.config.sampling.window_size, start)
+        return self.table.ode_outside(inside & self.table.stochastic)
 
-    def rollout(self, table: KernelTable) -> Rollouts:
+    def rollout(self) -> Rollouts:
         """This rank's part of P prompts × G rollouts. Noise is keyed by the global sample, never by rank."""
         config, iteration, size = self.config, self.iteration, self.config.policy.batch_size
         group = config.policy.num_generations
@@ -125,7 +146,8 @@ class Loop:
             samples: list[Key] = [(config.seed, iteration, i) for i in batch]
             shared: list[Key] = [(config.seed, iteration, i // group * group) for i in batch]
             initial = shared if config.sampling.shared_initial_noise else samples
-            trajectory = sample(self.model, [prompts[i // group] for i in batch], table, initial, samples)
+            asked, table = [prompts[i // group] for i in batch], self.window(first // group)
+            trajectory = sample(self.model, asked, table, initial, samples)
             out.trajectories.append(trajectory)
             out.videos.append(self.model.render(trajectory.x0))
             self._begin_scoring(out)
@@ -160,14 +182,14 @@ class Loop:
 
     def iterate(self) -> Metrics:
         """One rollout and all its updates."""
-        policy, table = self.config.policy, self.window()
+        policy = self.config.policy
         group, limit = policy.num_generations, policy.advantage_limit
-        rollouts = self.rollout(table)
+        rollouts = self.rollout()
         checked: Metrics = {}
         if not self._checked:
             first, exact = rollouts.trajectories[0], policy.updates_per_rollout > 1
             off = check_replay(self.model, first, policy.replay_timesteps, self.comm, exact=exact)
-            check_training(self.model, first, table, self.config, self.comm)
+            check_training(self.model, first, self.config, self.comm)
             self._checked = True
             checked = {} if self.iteration else {"replay_deviation": off}  # a resumed run logs as an unbroken one
         scores, valid = self.score(rollouts)
@@ -183,30 +205,27 @@ class Loop:
         advantage, used = group_advantages(reward, ok, limit=limit)
         if policy.aggregation == "advantages":
             advantage, used = dimension_advantages(scores, valid, policy.reward_weights, group, limit=limit)
-        results = self._train(table, paths, advantage, used) if used.any() else []
+        results = self._train(paths, advantage, used) if used.any() else []
         metrics = self._metrics(reward[ok], advantage, used, results) | checked
         metrics["reward/failed"] = (~ok).double().mean().item()
         self.iteration += 1
         self._tell("on_iteration", metrics)
         return metrics
 
-    def _train(
-        self, table: KernelTable, paths: list[Trajectory], advantage: Tensor, used: Tensor
-    ) -> list[UpdateResult]:
+    def _train(self, paths: list[Trajectory], advantage: Tensor, used: Tensor) -> list[UpdateResult]:
         x0, first = paths[0].x0, self.comm.rank * len(paths)
         rows = (torch.split(x.flatten().to(x0.device), len(x0))[first : first + len(paths)] for x in (advantage, used))
-        batches = [Batch(*batch) for batch in zip(paths, *rows, strict=True)]
+        advantages, weights = rows
         results: list[UpdateResult] = []
         for epoch in range(self.config.policy.num_iterations):
-            for steps in trained_steps(list(paths[0].points), self.config, self.iteration, epoch):
+            orders = [trained_steps(list(path.points), self.config, self.iteration, epoch) for path in paths]
+            for steps in zip(*orders, strict=True):  # of each path
                 if anchor_is_due(self.config.kl, self.updates):
                     self.bank.save(ANCHOR)
                 results.append(
                     update(
                         self.model,
-                        batches,
-                        steps,
-                        table,
+                        [Batch(*batch) for batch in zip(paths, advantages, weights, steps, strict=True)],
                         self.equalizer,
                         self.kl_weight.value,
                         self.config,

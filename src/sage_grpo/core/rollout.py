@@ -42,8 +42,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One batch of rollouts, with the points that are trained on, by step."""
+    """One batch of rollouts along one table, with the points that are trained on, by step."""
 
+    table: KernelTable
     condition: Condition
     points: dict[int, Point]
     x0: Tensor
@@ -98,4 +99,4 @@ def sample(
             points[t] = Point(x, sigma, v, noise)
             following = following + s * noise
         x = following
-    return Trajectory(condition, points, x, circumstances(model, x))
+    return Trajectory(table, condition, points, x, circumstances(model, x))

@@ -12,17 +12,17 @@ from sage_grpo.core.anchors import ANCHOR
 from sage_grpo.core.protocols import Comm, VideoModel, WeightsBank
 from sage_grpo.core.rollout import Trajectory, keyed_rng, velocity_at
 from sage_grpo.math.gaussian import kl, log_ratio, pull
-from sage_grpo.math.kernels import KernelTable
 from sage_grpo.math.objective import clipped, dual_kl, sage_loss, surrogate, velocity_gradient
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A trajectory with its advantages; a sample with weight 0 was masked."""
+    """A trajectory with its advantages, and its steps that an update trains; a sample with weight 0 was masked."""
 
     trajectory: Trajectory
     advantage: Tensor
     weight: Tensor
+    steps: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,6 @@ def terms(
 def update(
     model: VideoModel,
     batches: Sequence[Batch],
-    steps: Sequence[int],
-    table: KernelTable,
     equalizer: Tensor,
     kl_weight: float,
     config: AlgorithmConfig,
@@ -98,25 +96,27 @@ def update(
     samples: int,
     fresh: bool = False,
 ) -> UpdateResult:
-    """One optimizer update over `steps` of all batches; `samples` counts those of weight 1 on all ranks.
+    """One optimizer update over all batches; `samples` counts those of weight 1 on all ranks.
 
-    The loss is a mean over samples and timesteps, so neither masks nor batching change its scale. If the
-    loss or the gradient is not finite on any rank, no rank steps. `fresh` weights are those of the rollout: the
-    old velocity is then the network's own, and its ratio 1, even where replay rounds differently than the rollout.
+    Each batch is trained at its own steps, as many as any other. The loss is a mean over samples and timesteps, so
+    neither masks nor batching change its scale. If the loss or the gradient is not finite on any rank, no rank steps.
+    `fresh` weights are those of the rollout: the old velocity is then the network's own, and its ratio 1, even where
+    replay rounds differently than the rollout.
     """
-    policy, size = config.policy, config.policy.replay_timesteps
-    items = [(list(steps[i : i + size]), batch) for i in range(0, len(steps), size) for batch in batches]
+    policy, size, steps = config.policy, config.policy.replay_timesteps, len(batches[0].steps)
+    items = [(list(batch.steps[i : i + size]), batch) for i in range(0, steps, size) for batch in batches]
     anchored = config.kl.anchor != "none"
     with torch.no_grad(), bank.using(ANCHOR) if anchored else nullcontext():
         anchors = [velocities(model, b.trajectory, chunk) if anchored else None for chunk, b in items]
 
     optimizer.zero_grad(set_to_none=True)
-    scale = comm.world / (samples * len(steps))  # ranks average their gradients
-    totals = torch.zeros(len(steps), len(COLUMNS), dtype=torch.float64)
+    scale = comm.world / (samples * steps)  # ranks average their gradients
+    totals = torch.zeros(len(equalizer), len(COLUMNS), dtype=torch.float64)
     for (chunk, batch), reference in zip(items, anchors, strict=True):
         losses = []
-        for i, v in enumerate(velocities(model, batch.trajectory, chunk)):
-            step, k, point = chunk[i], table.k[chunk[i]].item(), batch.trajectory.points[chunk[i]]
+        path = batch.trajectory
+        for i, v in enumerate(velocities(model, path, chunk)):
+            step, k, point = chunk[i], path.table.k[chunk[i]].item(), path.points[chunk[i]]
             old = v.detach() if fresh else point.velocity
             t = terms(v, old, point.noise, reference[i] if reference else None, batch.advantage, k, config)
             loss = sage_loss(t.surrogate, equalizer[step].item(), kl_weight, t.penalty)
@@ -128,7 +128,7 @@ def update(
             ones, ratio = torch.ones_like(loss), t.logs.double().exp()
             seen = (ones, loss, ratio, t.logs.square(), held, t.position, t.previous, t.penalty, gradient)
             row = torch.stack([(column.detach().double() * batch.weight).sum() for column in seen])
-            totals[steps.index(step)] += row.cpu()
+            totals[step] += row.cpu()
         (scale * torch.stack(losses).sum()).backward()  # type: ignore[no-untyped-call]
 
     norm = comm.clip_grad_norm((p for p in model.module.parameters() if p.requires_grad), policy.max_grad_norm)
@@ -137,5 +137,6 @@ def update(
     if stepped:
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    means = (totals / totals[:, :1]).T.tolist()
-    return UpdateResult(stepped, norm.item(), tuple(steps), dict(zip(COLUMNS, means, strict=True)))
+    seen_at = totals[:, 0].nonzero().flatten()
+    means = (totals / totals[:, :1])[seen_at].T.tolist()
+    return UpdateResult(stepped, norm.item(), tuple(seen_at.tolist()), dict(zip(COLUMNS, means, strict=True)))

@@ -26,7 +26,7 @@ class Counts:
 
 def stochastic_steps(config: RecipeConfig) -> int:
     """Transitions that a rollout keeps."""
-    return config.sampling.window_size or config.sampling.stochastic_steps
+    return config.sampling.window_size
 
 
 def count(config: RecipeConfig, guided: bool, one_sided: bool = False) -> Counts:

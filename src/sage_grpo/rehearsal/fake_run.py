@@ -72,7 +72,7 @@ def smallest(config: RecipeConfig, small: RecipeConfig, record: Rehearsal) -> Re
     }
     values["policy"] |= policy
     steps = 1 + max(small.policy.replay_timesteps, 1)  # the last one may have no noise
-    values["sampling"] |= {"steps": min(small.sampling.steps, steps), "window_size": None}
+    values["sampling"] |= {"steps": min(small.sampling.steps, steps), "window": {}}
     values["tuning"] |= {"device": "auto", "compile": None}
     values["gauge"]["action"] = "warn"  # made-up values are no reason to stop
     if small.parallel.processes > 1:

@@ -66,7 +66,7 @@ def at_full_size(config: RecipeConfig, folder: Path, record: Rehearsal) -> Recip
     values["tuning"] |= {"rank": config.tuning.rank, "alpha": config.tuning.alpha, "offload": False}
     # few passes: a pass of a large network takes seconds here, and memory is the same in all of them
     values["policy"] |= {"batch_size": 1, "prompts_per_iteration": 1, "num_iterations": 1, "reward_weights": None}
-    values["sampling"] |= {"steps": min(config.sampling.steps, 2), "window_size": None}
+    values["sampling"] |= {"steps": min(config.sampling.steps, 2), "window": {}}
     values |= {"rewards": [], "monitors": []}
     record.reduced = [text for text in record.reduced if text.startswith(("processes", "video"))]
     record.reduced += [

@@ -146,9 +146,11 @@ def _shrink_sampling(sampling: dict[str, Any], record: Rehearsal) -> None:
     record.reduce("steps", min(sampling["steps"], STEPS), sampling["steps"])
     sampling["steps"] = min(sampling["steps"], STEPS)
     stochastic = max(sampling["steps"] - (sampling["last_step"] == "ode"), 1)
-    if sampling["window_size"] is not None:
-        sampling["window_size"] = min(sampling["window_size"], stochastic - 1) or 1
-        sampling["window_start"] = "random"
+    window = sampling["window"]
+    if window["size"] is not None:
+        window["size"] = min(window["size"], stochastic - 1) or 1
+    # places of a longer schedule
+    window |= {"range": (0.0, 1.0), "start": "random" if isinstance(window["start"], int) else window["start"]}
 
 
 def _shrink_tuning(tuning: dict[str, Any], config: RecipeConfig, record: Rehearsal) -> None:
