@@ -28,9 +28,9 @@ class Save(Callback):
             os.kill(os.getpid(), signal.SIGKILL)  # in the middle of an iteration, after its weights changed
 
 config = make_config(
-    policy={"num_iterations": 2, "timestep_fraction": 0.6},
-    sampling={"window": {"size": 4}},
-    kl={"anchor": "moving", "ref_model_sync_steps": 7, "low": 1e-3, "high": 1.0, "warmup": 5,
+    policy={"num_iterations": 2, "timestep_fraction": 0.6, "select": 1, "batch_size": 2},
+    sampling={"window": {"size": 3, "per": "prompt", "range": (0.2, 1)}},
+    kl={"anchor": "moving", "ref_model_sync_steps": 7, "share": 0.5, "low": 1e-3, "high": 1.0, "warmup": 5,
         "feedback": "lagrangian", "target": 1e-7},
 )
 loop, seen = make_loop(config, callbacks=[Save()])

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from sage_grpo.config import RecipeConfig
-from sage_grpo.core.loop import my_samples
+from sage_grpo.core.windows import my_samples
 from sage_grpo.distributed.fake_group import pretend
 from sage_grpo.distributed.processes import Processes
 from sage_grpo.distributed.shard import local
@@ -78,7 +78,7 @@ def plan_layout(
     samples, plans, sizes = [], [], []
     for rank in range(processes):
         with pretend(processes, sequence, replicate, rank) as other:
-            samples.append(my_samples(rollouts, other))
+            samples.append(my_samples(rollouts, other.world, other.rank))
             parts = {
                 alike: _stand_in(alike, other.weights_mesh)
                 for alike in {*saved, *(a for c in held.values() for a in c)}

@@ -22,7 +22,8 @@ from distributed import traps
 from distributed.soak_checks import half_that_loads, look
 from distributed.soak_faults import expected, kinds
 from distributed.soak_places import places
-from sage_grpo.core.loop import Callback, my_samples
+from sage_grpo.core.loop import Callback
+from sage_grpo.core.windows import my_samples
 from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.processes import leave
 from sage_grpo.distributed.storage import Storage
@@ -45,7 +46,7 @@ class Witness(Callback):
         self.tell("resumed", at=loop.iteration, rows=steps == list(range(1, loop.iteration + 1)), **self.before)
 
     def on_rollout(self, loop, rollouts, scores, valid):
-        mine = list(my_samples(loop.config.rollouts, loop.comm))
+        mine = list(my_samples(loop.config.rollouts, loop.comm.world, loop.comm.rank))
         videos = torch.cat([batch.frames for batch in rollouts.videos])
         should = expected(videos, rollouts.prompts, self.seed)
         values, ok = scores[mine], valid[mine]

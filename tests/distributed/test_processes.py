@@ -33,11 +33,12 @@ def result(folder, name):
     return torch.load(folder / f"{name}.pt", weights_only=True)
 
 
-def assert_alike(one, other, limit=1e-6, spared=0):
+def assert_alike(one, other, limit=1e-6, spared=0, updates=10):
     """`spared` counts numbers that may differ more: those whose gradient is rounding, which Adam normalises."""
-    assert one["updates"] == other["updates"] == 10
+    assert one["updates"] == other["updates"] == updates
     assert all(torch.equal(a, b) for a, b in zip(one["noise"][1::2], other["noise"][1::2], strict=True))
-    assert torch.equal(one["noise"][0], other["noise"][0])  # the start of the first rollout, before any update
+    start, other_start = one["noise"][0], other["noise"][0]  # of the first rollout, before any update
+    assert torch.equal(start, other_start) or (updates < 10 and torch.allclose(start, other_start, rtol=0, atol=1e-5))
     assert one["scores"][0].shape == other["scores"][0].shape == (8, 1)
     off = torch.cat([(one["weights"][n] - other["weights"][n]).abs().flatten() for n in one["weights"]])
     beyond = int((off > limit).sum())
@@ -52,10 +53,14 @@ class Cases(NamedTuple):
 
 
 CASES = {
-    "first": Cases(("shapes-full", "hunyuan15-lora", "wan-full"), ("wan-lora-bf16",), ("shapes-full",)),
+    "first": Cases(
+        ("shapes-full", "shapes-frugal", "hunyuan15-lora", "wan-full"), ("wan-lora-bf16",), ("shapes-full",)
+    ),
     "others": Cases(("shapes-lora", "hunyuan15-full", "wan-lora"), ("wan-full-bf16",), ("wan-lora",)),
 }
 SPARED = {"wan-full": 4}  # of 19,832; the others of this and all weights of the other models within 1e-6
+SPARED_IN_PARTS = SPARED | {"shapes-frugal": 40}  # of 441,704, where two processes share a video
+UPDATES = {"shapes-frugal": 8}  # one iteration of five has no signal at all, and others have it on one process only
 
 
 def run_all(folder, cases):
@@ -89,13 +94,13 @@ def test_every_layout_equals_one_process(ends):
     ends, cases = ends
     for case in cases.exact:
         one, two = result(ends, f"{case}-1"), result(ends, f"{case}-2")
-        off = assert_alike(one, two, spared=SPARED.get(case, 0))
+        off = assert_alike(one, two, spared=SPARED.get(case, 0), updates=UPDATES.get(case, 10))
         print(f"{case}: weights after 10 updates differ by {off:.1e}; held {two['held']:.3f}")
         assert two["held"] <= 0.6  # of all parameters, anchor and average adapters included
         assert one["held"] == 1.0
         assert two["before"] == (1.0 if case.startswith("shapes") else 0.0)  # read shard by shard, never whole
         shared = result(ends, f"{case}-shared")
-        off = assert_alike(one, shared, spared=SPARED.get(case, 0))
+        off = assert_alike(one, shared, spared=SPARED_IN_PARTS.get(case, 0), updates=UPDATES.get(case, 10))
         print(f"{case}: with a shared video they differ by {off:.1e}; held {shared['held']:.3f}")
         assert shared["held"] <= 0.6
     for case in cases.copied:

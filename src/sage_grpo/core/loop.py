@@ -22,15 +22,15 @@ from sage_grpo.core.protocols import (
     WeightsBank,
     networks,
 )
-from sage_grpo.core.rollout import Key, Trajectory, keyed_rng, sample
+from sage_grpo.core.rollout import Key, Prefixes, Trajectory, sample, velocity_at
 from sage_grpo.core.scores import Scores
-from sage_grpo.core.update import Batch, UpdateResult, trained_steps, update
+from sage_grpo.core.selection import best_and_worst, has_signal, packed
+from sage_grpo.core.update import Batch, UpdateResult, anchored_places, trained_steps, update
+from sage_grpo.core.windows import Windows, my_samples
 from sage_grpo.errors import UserError
 from sage_grpo.math.advantage import dimension_advantages, group_advantages, weighted_reward
 from sage_grpo.math.controller import KLRule, KLWeight, initial_weight, next_weight
 from sage_grpo.math.equalizer import equalizer
-from sage_grpo.math.kernels import KernelTable, kernel_table
-from sage_grpo.math.schedule import sigma_schedule, stochastic_window
 
 Metrics = dict[str, float]
 
@@ -47,12 +47,6 @@ class Rollouts:
     trajectories: list[Trajectory] = field(default_factory=list)
     videos: list[Videos] = field(default_factory=list)
     scores: list[Callable[[], Scores]] = field(default_factory=list)  # of videos in order, as they are asked for
-
-
-def my_samples(rollouts: int, comm: Comm) -> range:
-    """Which of an iteration's rollouts are this rank's."""
-    share = rollouts // comm.world
-    return range(comm.rank * share, (comm.rank + 1) * share)
 
 
 class Callback:
@@ -99,59 +93,39 @@ class Loop:
         self.kl_weight = initial_weight(self.rule)
         self.iteration, self.updates, self._checked = 0, 0, False
         self.stop_reason: str | None = None
-        self.table = self._full_table()
+        config.check_layout(self.comm.world)
+        self.windows = Windows(config, self.comm.world, len(networks(model.module)))
+        self.table = self.windows.full
         # From the full table, not the window: a window that moves must not change a step's weight.
         self.equalizer = equalizer(self.table) if config.policy.equalizer else self.table.stochastic.double()
-        config.check_layout(self.comm.world)
-        if config.sampling.window.per == "prompt" and self.comm.world > 1 and len(networks(model.module)) > 1:
-            raise ValueError(
-                "sampling.window.per=prompt would have processes ask different experts of this model at one time, "
-                "and shares of its weights are gathered by all of them together; use sampling.window.per=iteration"
-            )
-        size, starts = config.sampling.window_size, config.sampling.window_starts
-        noisy = [i for i in starts if self.table.stochastic[i : i + size].all()]
-        self.starts = noisy or list(starts)  # a kernel may leave no noise at the end
-
-    def _full_table(self) -> KernelTable:
-        s = self.config.sampling
-        table = kernel_table(s.kernel, sigma_schedule(s.steps, s.shift), s.eta)
-        if s.last_step == "ode":
-            table = table.ode_outside(table.sigma_next > 0)
-        if not table.stochastic.any():
-            raise ValueError(f"kernel {s.kernel!r} with eta={s.eta} has no noise to learn from; raise eta")
-        return table
-
-    def window(self, prompt: int) -> KernelTable:
-        """The table of this iteration's n-th prompt: outside its window the sampler is the ODE. All ranks agree."""
-        window, starts = self.config.sampling.window, self.starts
-        if isinstance(window.start, int):
-            start = window.start
-        elif window.start == "progressive":
-            start = starts[self.iteration // window.every % len(starts)]
-        else:
-            drawn: Key = (prompt, "window") if window.per == "prompt" else ("window",)
-            start = starts[keyed_rng(self.config.seed, self.iteration, *drawn).integers(len(starts))]
-        inside = stochastic_window(len(self.table), self.config.sampling.window_size, start)
-        return self.table.ode_outside(inside & self.table.stochastic)
 
     def rollout(self) -> Rollouts:
         """This rank's part of P prompts × G rollouts. Noise is keyed by the global sample, never by rank."""
         config, iteration, size = self.config, self.iteration, self.config.policy.batch_size
         group = config.policy.num_generations
         prompts = self.prompts(iteration * config.policy.prompts_per_iteration, config.policy.prompts_per_iteration)
-        mine = my_samples(config.rollouts, self.comm)
+        mine = my_samples(config.rollouts, self.comm.world, self.comm.rank)
         out = Rollouts([prompts[i // group] for i in mine])
+        prefixes, tables = Prefixes() if self.windows.share_prefixes else None, self.windows.tables(iteration)
         for first in mine[::size]:
             batch = range(first, first + size)
             samples: list[Key] = [(config.seed, iteration, i) for i in batch]
             shared: list[Key] = [(config.seed, iteration, i // group * group) for i in batch]
             initial = shared if config.sampling.shared_initial_noise else samples
-            asked, table = [prompts[i // group] for i in batch], self.window(first // group)
-            trajectory = sample(self.model, asked, table, initial, samples)
+            asked = [prompts[i // group] for i in batch]
+            trajectory = sample(self.model, asked, tables[first // group], initial, samples, prefixes)
             out.trajectories.append(trajectory)
             out.videos.append(self.model.render(trajectory.x0))
             self._begin_scoring(out)
+        self._keep_up(out.trajectories[-1])
         return out
+
+    def _keep_up(self, trajectory: Trajectory) -> None:
+        """Ask the network as often as the rank that asks most: weights that are shared out are gathered by all."""
+        one = {name: value[:1] for name, value in trajectory.condition.items()}
+        with torch.no_grad():
+            for _ in range(self.windows.idle(self.iteration, self.comm.rank)):
+                velocity_at(self.model, trajectory.x0[:1], 1.0, one)
 
     def _begin_scoring(self, rollouts: Rollouts) -> None:
         """Hand over what can be scored already: a fleet works on it while the next videos are made."""
@@ -205,7 +179,7 @@ class Loop:
         advantage, used = group_advantages(reward, ok, limit=limit)
         if policy.aggregation == "advantages":
             advantage, used = dimension_advantages(scores, valid, policy.reward_weights, group, limit=limit)
-        results = self._train(paths, advantage, used) if used.any() else []
+        results = self._train(paths, advantage, used)
         metrics = self._metrics(reward[ok], advantage, used, results) | checked
         metrics["reward/failed"] = (~ok).double().mean().item()
         self.iteration += 1
@@ -213,26 +187,37 @@ class Loop:
         return metrics
 
     def _train(self, paths: list[Trajectory], advantage: Tensor, used: Tensor) -> list[UpdateResult]:
-        x0, first = paths[0].x0, self.comm.rank * len(paths)
-        rows = (torch.split(x.flatten().to(x0.device), len(x0))[first : first + len(paths)] for x in (advantage, used))
-        advantages, weights = rows
+        """All updates of a rollout. Groups without a signal are left out; in the mean over videos they count."""
+        chosen = best_and_worst(advantage, used, self.config.policy.select)
+        weight = chosen & has_signal(advantage)[:, None]
         results: list[UpdateResult] = []
+        if not weight.any():
+            return results
+        x0, first = paths[0].x0, self.comm.rank * len(paths)
+        rows = [
+            torch.split(x.flatten().to(x0.device), len(x0))[first : first + len(paths)] for x in (advantage, weight)
+        ]
+        parts = packed(list(zip(paths, *rows, strict=True)), self.comm)
         for epoch in range(self.config.policy.num_iterations):
-            orders = [trained_steps(list(path.points), self.config, self.iteration, epoch) for path in paths]
-            for steps in zip(*orders, strict=True):  # of each path
+            orders = [trained_steps(list(path.points), self.config, self.iteration, epoch) for path, _, _ in parts]
+            for n, steps in enumerate(zip(*orders, strict=True)):  # of each batch
+                anchored: list[int] = []
                 if anchor_is_due(self.config.kl, self.updates):
-                    self.bank.save(ANCHOR)
+                    self.bank.save(ANCHOR)  # the KL to a copy of itself is 0: it is not asked
+                elif self.config.kl.anchor != "none":
+                    anchored = anchored_places(len(steps[0]), self.config, self.iteration, epoch, n)
                 results.append(
                     update(
                         self.model,
-                        [Batch(*batch) for batch in zip(paths, advantages, weights, steps, strict=True)],
+                        [Batch(*part, its) for part, its in zip(parts, steps, strict=True)],
                         self.equalizer,
                         self.kl_weight.value,
                         self.config,
                         optimizer=self.optimizer,
                         bank=self.bank,
                         comm=self.comm,
-                        samples=int(used.sum()),
+                        samples=int(chosen.sum()),
+                        anchored=anchored,
                         fresh=not any(r.stepped for r in results),
                     )
                 )
@@ -243,7 +228,7 @@ class Loop:
         return results
 
     def _metrics(self, reward: Tensor, advantage: Tensor, used: Tensor, results: list[UpdateResult]) -> Metrics:
-        flat = used.any(1) & (advantage.abs().amax(1) < 1e-6)
+        flat = used.any(1) & ~has_signal(advantage)
         metrics = {
             "zero_std_ratio": flat.double().mean().item(),
             "kl_weight": self.kl_weight.value,

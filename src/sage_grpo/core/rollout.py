@@ -70,11 +70,57 @@ def circumstances(model: VideoModel, x: Tensor) -> dict[str, str]:
     }
 
 
+def walk(
+    model: VideoModel, x: Tensor, condition: Condition, table: KernelTable, steps: range, samples: Sequence[Key]
+) -> tuple[Tensor, dict[int, Point]]:
+    r"""$x' = a\,x + b\,v + s\,\varepsilon$ over some steps of a table, in float32; and what is trained on."""
+    points = {}
+    for t in steps:
+        sigma, a, b, s = (column[t].item() for column in (table.sigma, table.a, table.b, table.s))
+        v = velocity_at(model, x, sigma, condition)
+        following = a * x + b * v.float()
+        if s > 0:
+            noise = keyed_noise(tuple(x.shape[1:]), [(*key, t) for key in samples], x.device)
+            points[t] = Point(x, sigma, v, noise)
+            following = following + s * noise
+        x = following
+    return x, points
+
+
+class Prefixes:
+    """Where the rollouts of a group stand when their ways part.
+
+    Before its first stochastic step a rollout is the ODE's: those that begin with the same noise are walked there
+    once, a process. Groups of the last batch are remembered, for one may span several.
+    """
+
+    def __init__(self) -> None:
+        self.held = dict[Key, Tensor]()
+
+    def reach(
+        self, model: VideoModel, x: Tensor, condition: Condition, table: KernelTable, keys: Sequence[Key]
+    ) -> Tensor:
+        """The states of a batch at its first stochastic step, from its initial noise `x` of these keys."""
+        new = {key: row for row, key in enumerate(keys) if key not in self.held}
+        if new:
+            rows = torch.tensor(list(new.values()), device=x.device)
+            once = {name: value[rows] for name, value in condition.items()}
+            states, _ = walk(model, x[rows], once, table, range(table.prefix), ())
+            self.held |= dict(zip(new, states, strict=True))
+        self.held = {key: self.held[key] for key in keys}
+        return torch.stack([self.held[key] for key in keys])
+
+
 @torch.no_grad()
 def sample(
-    model: VideoModel, prompts: Sequence[Prompt], table: KernelTable, initial: Sequence[Key], samples: Sequence[Key]
+    model: VideoModel,
+    prompts: Sequence[Prompt],
+    table: KernelTable,
+    initial: Sequence[Key],
+    samples: Sequence[Key],
+    prefixes: Prefixes | None = None,
 ) -> Trajectory:
-    r"""$x' = a\,x + b\,v + s\,\varepsilon$ over the whole table, in float32.
+    """Videos along the whole table.
 
     Args:
         model: Asked for velocities, and not changed.
@@ -82,21 +128,16 @@ def sample(
         table: Of a kernel, by `kernel_table`.
         initial: Keys of the noise to start from, one a video.
         samples: Keys of the noise along the way, one a video.
+        prefixes: Of videos that share prompt and initial noise: what they have in common is computed once.
     """
     shapes = {model.latent_shape(prompt) for prompt in prompts}
     if len(shapes) > 1:
         raise ValueError(f"prompts of one batch need one latent shape, got {sorted(shapes)}; use batch_size=1")
-    shape, device = shapes.pop(), next(model.module.parameters()).device
+    device = next(model.module.parameters()).device
     condition = model.encode(prompts)
-    x = keyed_noise(shape, [(*key, "initial") for key in initial], device)
-    points = {}
-    columns = (table.sigma, table.a, table.b, table.s)
-    for t, (sigma, a, b, s) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
-        v = velocity_at(model, x, sigma, condition)
-        following = a * x + b * v.float()
-        if s > 0:
-            noise = keyed_noise(shape, [(*key, t) for key in samples], device)
-            points[t] = Point(x, sigma, v, noise)
-            following = following + s * noise
-        x = following
+    x = keyed_noise(shapes.pop(), [(*key, "initial") for key in initial], device)
+    first = table.prefix if prefixes else 0
+    if prefixes and first:
+        x = prefixes.reach(model, x, condition, table, initial)
+    x, points = walk(model, x, condition, table, range(first, len(table)), samples)
     return Trajectory(table, condition, points, x, circumstances(model, x))

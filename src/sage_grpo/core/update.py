@@ -1,6 +1,7 @@
 """Replay a rollout under the current weights: velocities → objective → backward → optimizer."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -49,6 +50,13 @@ def trained_steps(steps: Sequence[int], config: AlgorithmConfig, *key: int | str
     return [[steps[i] for i in order[part :: policy.num_minibatches]] for part in range(policy.num_minibatches)]
 
 
+def anchored_places(steps: int, config: AlgorithmConfig, *key: int | str) -> list[int]:
+    """At which of an update's steps the anchor is asked: `kl.share` of them on average, rounded at random."""
+    rng = keyed_rng(config.seed, *key, "anchor")
+    count = math.floor(config.kl.share * steps + rng.random())
+    return sorted(rng.permutation(steps)[:count].tolist())
+
+
 def velocities(model: VideoModel, trajectory: Trajectory, steps: Sequence[int]) -> list[Tensor]:
     """The network at several points of a trajectory, in one forward pass."""
     points = [trajectory.points[step] for step in steps]
@@ -78,7 +86,8 @@ def terms(
     policy, trust = config.policy, config.kl
     logs = log_ratio(v, old, noise, k, policy.reduction)
     previous = kl(v, old, k, policy.reduction)
-    position = torch.zeros_like(previous) if anchor is None else kl(v, anchor, k, policy.reduction)
+    # the anchor is asked at a share of the steps only: 1/share makes up for the others
+    position = torch.zeros_like(previous) if anchor is None else kl(v, anchor, k, policy.reduction) / trust.share
     penalty = dual_kl(position, previous, trust.beta_position, trust.beta_velocity)
     return Terms(logs, surrogate(logs, advantage, policy.clip), position, previous, penalty)
 
@@ -94,31 +103,34 @@ def update(
     bank: WeightsBank,
     comm: Comm,
     samples: int,
+    anchored: Collection[int],
     fresh: bool = False,
 ) -> UpdateResult:
     """One optimizer update over all batches; `samples` counts those of weight 1 on all ranks.
 
     Each batch is trained at its own steps, as many as any other. The loss is a mean over samples and timesteps, so
     neither masks nor batching change its scale. If the loss or the gradient is not finite on any rank, no rank steps.
-    `fresh` weights are those of the rollout: the old velocity is then the network's own, and its ratio 1, even where
-    replay rounds differently than the rollout.
+    `anchored` are the places among a batch's steps at which the anchor is asked. `fresh` weights are those of the
+    rollout: the old velocity is then the network's own, and its ratio 1, even where replay rounds differently.
     """
     policy, size, steps = config.policy, config.policy.replay_timesteps, len(batches[0].steps)
-    items = [(list(batch.steps[i : i + size]), batch) for i in range(0, steps, size) for batch in batches]
-    anchored = config.kl.anchor != "none"
+    items = [(range(i, min(i + size, steps)), batch) for i in range(0, steps, size) for batch in batches]
+    references = list[dict[int, Tensor]]()
     with torch.no_grad(), bank.using(ANCHOR) if anchored else nullcontext():
-        anchors = [velocities(model, b.trajectory, chunk) if anchored else None for chunk, b in items]
+        for places, batch in items:
+            at = [batch.steps[place] for place in places if place in anchored]
+            references.append(dict(zip(at, velocities(model, batch.trajectory, at), strict=True)) if at else {})
 
     optimizer.zero_grad(set_to_none=True)
     scale = comm.world / (samples * steps)  # ranks average their gradients
     totals = torch.zeros(len(equalizer), len(COLUMNS), dtype=torch.float64)
-    for (chunk, batch), reference in zip(items, anchors, strict=True):
+    for (places, batch), reference in zip(items, references, strict=True):
         losses = []
-        path = batch.trajectory
-        for i, v in enumerate(velocities(model, path, chunk)):
-            step, k, point = chunk[i], path.table.k[chunk[i]].item(), path.points[chunk[i]]
+        path, chunk = batch.trajectory, [batch.steps[place] for place in places]
+        for step, v in zip(chunk, velocities(model, path, chunk), strict=True):
+            k, point = path.table.k[step].item(), path.points[step]
             old = v.detach() if fresh else point.velocity
-            t = terms(v, old, point.noise, reference[i] if reference else None, batch.advantage, k, config)
+            t = terms(v, old, point.noise, reference.get(step), batch.advantage, k, config)
             loss = sage_loss(t.surrogate, equalizer[step].item(), kl_weight, t.penalty)
             losses.append((loss * batch.weight).sum())
             held = clipped(t.logs, batch.advantage, policy.clip)

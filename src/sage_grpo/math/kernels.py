@@ -74,6 +74,11 @@ class KernelTable:
         """$k = b/s$, the only number that log-ratio and KL need; 0 on deterministic steps."""
         return torch.where(self.stochastic, self.b / self.s, torch.zeros_like(self.s))
 
+    @property
+    def prefix(self) -> int:
+        """Steps before the first stochastic one: rollouts that begin alike stay alike until there."""
+        return int(self.stochastic.int().argmax()) if self.stochastic.any() else len(self)
+
     def ode_outside(self, window: Tensor) -> "KernelTable":
         """Take the plain ODE step wherever `window` is false (mixed ODE-SDE)."""
         a, b, s = ode(self.sigma, self.sigma_next, 0.0)

@@ -5,8 +5,9 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 from sage_grpo.config import RecipeConfig
+from sage_grpo.core.protocols import networks
 from sage_grpo.plan.calibration import Calibration
-from sage_grpo.plan.counts import Counts, count
+from sage_grpo.plan.counts import Counts, count, trained_videos
 from sage_grpo.plan.hardware import GPU, MEMORY_SHARE, PassTime, ProcessGroup, at_roofline, pass_time
 from sage_grpo.plan.interruptions import GPU_HOURS_PER_FAILURE, Saving, best_interval, lost_share
 from sage_grpo.plan.memory import Memory, ModelStates, memory, model_states
@@ -136,7 +137,8 @@ def _work(settings: str) -> Work:
     single = _probe(alone(config, unguided=guided).model_dump_json())
     passes, states = probed(config), model_states(config)
     decoded = _decoding(alone(config, batch=config.policy.batch_size).model_dump_json())
-    counts = count(config, guided, outline.guidance_gradient == "conditional")
+    one_sided, experts = outline.guidance_gradient == "conditional", len(networks(outline.module))
+    counts = count(config, guided, one_sided, experts)
     return Work(
         guided,
         outline.typical_text,
@@ -161,7 +163,8 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
     batches, branches = videos / policy.batch_size, 2 if work.guided else 1
     per_batch = policy.batch_size * branches * layout.replicas  # videos × branches of a pass on all replicas
     times = {name: value / per_batch for name, value in asdict(counts).items()}
-    trained = batches * config.trained_steps * policy.num_iterations / policy.replay_timesteps
+    trained = trained_videos(config) / policy.batch_size / layout.replicas
+    trained *= config.trained_steps * policy.num_iterations / policy.replay_timesteps
     copied = sum(states.by_kind[kind] for kind in ("trained weights", "gradients", "optimizer"))
     step = policy.num_iterations * policy.num_minibatches * 2 * copied / (MEMORY_SHARE * gpu.bandwidth)
     checkpoint = states.checkpoint / layout.processes

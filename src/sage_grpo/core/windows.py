@@ -1,0 +1,90 @@
+"""Which steps of a rollout are stochastic, and how often the network is asked for it: the same on all ranks."""
+
+from sage_grpo.config import AlgorithmConfig, SamplingConfig
+from sage_grpo.core.rollout import Key, keyed_rng
+from sage_grpo.math.kernels import KernelTable, kernel_table
+from sage_grpo.math.schedule import sigma_schedule, stochastic_window
+
+
+def full_table(sampling: SamplingConfig) -> KernelTable:
+    """Of a rollout whose steps are all stochastic, but for the last one where the recipe says so."""
+    table = kernel_table(sampling.kernel, sigma_schedule(sampling.steps, sampling.shift), sampling.eta)
+    if sampling.last_step == "ode":
+        table = table.ode_outside(table.sigma_next > 0)
+    if not table.stochastic.any():
+        raise ValueError(f"kernel {sampling.kernel!r} with eta={sampling.eta} has no noise to learn from; raise eta")
+    return table
+
+
+def my_samples(rollouts: int, world: int, rank: int) -> range:
+    """Which of an iteration's rollouts are this rank's."""
+    share = rollouts // world
+    return range(rank * share, (rank + 1) * share)
+
+
+class Windows:
+    """The tables of a run's rollouts. Outside its window a rollout is the plain ODE's.
+
+    Args:
+        config: Its `sampling.window` says where windows lie.
+        world: How many ranks share an iteration's rollouts.
+        experts: Networks that the model asks in turn, by noise level.
+    """
+
+    def __init__(self, config: AlgorithmConfig, world: int = 1, experts: int = 1) -> None:
+        self.config, self.world, sampling = config, world, config.sampling
+        if sampling.window.per == "prompt" and world > 1 and experts > 1:
+            raise ValueError(
+                "sampling.window.per=prompt would have processes ask different experts of this model at one time, "
+                "and shares of its weights are gathered by all of them together; use sampling.window.per=iteration"
+            )
+        self.full, size = full_table(sampling), sampling.window_size
+        noisy = [i for i in sampling.window_starts if self.full.stochastic[i : i + size].all()]
+        self.places = noisy or list(sampling.window_starts)  # a kernel may leave no noise at the end
+        # Ranks ask experts in step only where all of them begin whole groups.
+        in_step = world == 1 or experts == 1 or config.rollouts // world % config.policy.num_generations == 0
+        self.share_prefixes = sampling.shared_initial_noise and in_step
+
+    def starts(self, iteration: int) -> list[int]:
+        """The first stochastic step of each prompt of an iteration."""
+        window, places, prompts = self.config.sampling.window, self.places, self.config.policy.prompts_per_iteration
+        if isinstance(window.start, int):
+            return [window.start] * prompts
+        if window.start == "progressive":
+            return [places[iteration // window.every % len(places)]] * prompts
+        keys: list[Key] = [(n, "window") for n in range(prompts)] if window.per == "prompt" else [("window",)]
+        drawn = [places[keyed_rng(self.config.seed, iteration, *key).integers(len(places))] for key in keys]
+        return drawn * (prompts // len(keys))
+
+    def tables(self, iteration: int) -> list[KernelTable]:
+        """Of each prompt."""
+        size, steps = self.config.sampling.window_size, len(self.full)
+        inside = [stochastic_window(steps, size, start) for start in self.starts(iteration)]
+        return [self.full.ode_outside(window & self.full.stochastic) for window in inside]
+
+    def passes(self, iteration: int) -> list[list[int]]:
+        """Of the network in each rank's rollout, with their numbers of videos.
+
+        The prefix of a group is walked once a rank. Whoever needs fewer passes asks for one video as often as the rank
+        with most passes does: weights that are shared out are gathered by all of them together.
+        """
+        starts = self.starts(iteration)
+        ranks = [self._own_passes(starts, rank) for rank in range(self.world)]
+        most = max(map(len, ranks))
+        return [asked + [1] * (most - len(asked)) for asked in ranks]
+
+    def idle(self, iteration: int, rank: int) -> int:
+        """How many of a rank's passes are there for the others."""
+        if self.world == 1:
+            return 0
+        return len(self.passes(iteration)[rank]) - len(self._own_passes(self.starts(iteration), rank))
+
+    def _own_passes(self, starts: list[int], rank: int) -> list[int]:
+        policy, asked, reached = self.config.policy, list[int](), -1
+        for first in my_samples(self.config.rollouts, self.world, rank)[:: policy.batch_size]:
+            group, last = (i // policy.num_generations for i in (first, first + policy.batch_size - 1))
+            prefix = starts[group] if self.share_prefixes else 0
+            begun = last - max(group - 1, reached)
+            asked += [begun] * (prefix if begun else 0) + [policy.batch_size] * (len(self.full) - prefix)
+            reached = last
+        return asked
