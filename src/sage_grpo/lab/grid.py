@@ -116,7 +116,10 @@ class Job:
 
 
 def cost(config: RecipeConfig) -> int:
-    """Of one iteration, in forward passes of a video: rollout, anchor, and trained ones with a backward pass of two."""
+    """Of one iteration, in forward passes of a video: rollout, anchor, and trained ones with a backward pass of two.
+
+    Prefixes that are shared, and updates that do without the anchor, are not deducted.
+    """
     trained = config.policy.num_iterations * config.trained_steps
     return config.rollouts * (config.sampling.steps + trained * (3 if config.kl.anchor == "none" else 4))
 
