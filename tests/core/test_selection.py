@@ -26,17 +26,12 @@ def trained(advantage=ADVANTAGE, used=USED, model=None, **sections):
     return before - weights(loop), rows
 
 
-def everything(monkeypatch):
-    monkeypatch.setattr(module, "has_signal", lambda advantage: torch.ones(len(advantage), dtype=torch.bool))
-
-
 @pytest.mark.parametrize("batch", [1, 2, 4, 12])
-def test_a_group_without_signal_costs_nothing_and_changes_nothing(batch, monkeypatch):
+def test_a_skipped_group_costs_nothing_and_changes_nothing(batch):
     """Beside the KL, which has no weight here, its gradient is 0."""
-    settings = {"policy": {"batch_size": batch}, "kl": {"high": 0.0, "low": 0.0, "anchor": "none"}}
-    gradient, rows = trained(**settings)
-    everything(monkeypatch)
-    whole, more = trained(**settings)
+    none = {"high": 0.0, "low": 0.0, "anchor": "none"}
+    gradient, rows = trained(policy={"batch_size": batch, "flat_groups": "skip"}, kl=none)
+    whole, more = trained(policy={"batch_size": batch}, kl=none)
     assert (gradient - whole).norm() < 1e-6 * whole.norm()
     assert whole.norm() > 0
     if batch < 12:
@@ -45,9 +40,28 @@ def test_a_group_without_signal_costs_nothing_and_changes_nothing(batch, monkeyp
 
 
 def test_no_signal_at_all_is_no_update():
-    gradient, rows = trained(advantage=torch.zeros(3, 4))
+    gradient, rows = trained(advantage=torch.zeros(3, 4), policy={"flat_groups": "skip"})
     assert not rows
     assert gradient.norm() == 0
+
+
+def test_the_kl_holds_a_flat_group_unless_it_is_skipped():
+    """Which is why groups are not skipped by default: away from the anchor their gradient is not 0."""
+
+    def pulled(flat_groups):
+        model = perturbed(GaussianModel())
+        kl = {"anchor": "fixed", "high": 0.5, "low": 0.5}
+        policy = {"prompts_per_iteration": 1, "num_generations": 4, "batch_size": 2, "flat_groups": flat_groups}
+        loop, _ = make_loop(make_config(kl=kl, policy=policy), model=model)
+        loop.optimizer = torch.optim.SGD(model.module.parameters(), lr=1.0)
+        loop.bank.save("anchor")
+        perturbed(model, 0.02)
+        loop.updates, paths, before = 1, loop.rollout().trajectories, weights(loop)
+        loop._train(paths, torch.zeros(1, 4), torch.ones(1, 4, dtype=torch.bool))
+        return (before - weights(loop)).norm()
+
+    assert pulled("train") > 0
+    assert pulled("skip") == 0
 
 
 def test_best_and_worst_of_a_group():
@@ -63,7 +77,7 @@ def test_best_and_worst_of_a_group():
 
 def test_selected_videos_alone_are_trained():
     """The gradient is that of a run in which the others had failed, with the advantages of the whole group."""
-    policy = {"select": 1}
+    policy = {"select": 1, "flat_groups": "skip"}
     gradient, rows = trained(policy=policy)
     chosen = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 1]], dtype=torch.bool)
     masked, _ = trained(used=chosen)

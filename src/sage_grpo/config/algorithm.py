@@ -91,6 +91,9 @@ class PolicyConfig(Settings):
     batch_size: int = Field(2, ge=1, description="videos in one forward pass, in rollout and replay alike")
     replay_timesteps: int = Field(1, ge=1, description="timesteps of a batch that share one replay pass")
     select: int | None = Field(None, ge=1, description="train on so many best and worst videos of a group; none: all")
+    flat_groups: Literal["train", "skip"] = Field(
+        "train", description="those whose rewards are alike: `train` holds them by the KL, `skip` saves their passes"
+    )
     num_iterations: int = Field(1, ge=1, description="passes over each rollout")
     num_minibatches: int = Field(1, ge=1, description="optimizer updates in a pass: the timesteps are split")
     timestep_fraction: float = Field(1.0, gt=0, le=1, description="share of the stochastic steps trained on")

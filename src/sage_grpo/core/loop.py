@@ -187,9 +187,10 @@ class Loop:
         return metrics
 
     def _train(self, paths: list[Trajectory], advantage: Tensor, used: Tensor) -> list[UpdateResult]:
-        """All updates of a rollout. Groups without a signal are left out; in the mean over videos they count."""
+        """All updates of a rollout. Flat groups that are left out count in the mean over videos: the KL is no louder."""
         chosen = best_and_worst(advantage, used, self.config.policy.select)
-        weight = chosen & has_signal(advantage)[:, None]
+        skip = self.config.policy.flat_groups == "skip"
+        weight = chosen & has_signal(advantage)[:, None] if skip else chosen
         results: list[UpdateResult] = []
         if not weight.any():
             return results

@@ -66,9 +66,10 @@ def smallest(config: RecipeConfig, small: RecipeConfig, record: Rehearsal) -> Re
     """The shrunk recipe on the device, smaller still: where there are no values one batch shows what many would."""
     values, replicas = small.model_dump(mode="json"), small.parallel.replicas
     policy = {
-        "prompts_per_iteration": replicas,  # a group of two each: made-up scores differ within a batch only
+        "prompts_per_iteration": max(replicas // 2, 1),
         "num_iterations": 1,
-        "batch_size": 2,
+        "batch_size": 1 if replicas > 1 else 2,
+        "flat_groups": "train",  # scores that are made up may be alike
     }
     values["policy"] |= policy
     steps = 1 + max(small.policy.replay_timesteps, 1)  # the last one may have no noise
