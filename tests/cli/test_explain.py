@@ -23,7 +23,7 @@ def test_json_has_the_contracted_keys(kernel):
     result = invoke("explain", "--kernel", kernel, "--steps", "10", "--shift", "3", "--eta", "0.7", "--json")
     assert result.exit_code == 0
     rows = json.loads(result.stdout)
-    assert [set(row) for row in rows] == [{"sigma", "sigma_next", "a", "b", "std", "equalizer"}] * 10
+    assert [set(row) for row in rows] == [{"sigma", "sigma_next", "a", "b", "e", "std", "equalizer"}] * 10
     table = kernel_table(kernel, sigma_schedule(10, 3.0), 0.7)
     assert [row["std"] for row in rows] == table.s.tolist()  # full precision, not what fits a table
     assert [row["b"] for row in rows] == table.b.tolist()
@@ -38,6 +38,16 @@ def test_table_fits_eighty_columns_and_names_its_columns():
     for word in ("step", "σ", "√Σ", "|b|", "N", "S"):
         assert word in result.stdout
     assert sum(line.strip()[:2].strip().isdigit() for line in lines) == 20
+
+
+def test_second_order():
+    result = invoke("explain", "--kernel", "precise", "--steps", "12", "--order", "2")
+    assert max(len(line) for line in result.stdout.splitlines()) <= 80
+    assert "second order" in result.stdout
+    assert "|e|" in result.stdout
+    rows = json.loads(invoke("explain", "--kernel", "precise", "--steps", "12", "--order", "2", "--json").stdout)
+    assert [row["e"] != 0 for row in rows] == [False, False, *[True] * 9, False]
+    assert "no form of second order" in " ".join(invoke("explain", "--order", "2").stdout.split())
 
 
 @pytest.mark.slow

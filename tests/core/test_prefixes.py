@@ -17,9 +17,10 @@ def counting(model):
     return rows
 
 
+@pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("batch", [1, 2, 4, 8])
-def test_it_equals_the_unshared_one(batch, monkeypatch):
-    config = make_config(sampling=SAMPLING, policy={"batch_size": batch})
+def test_it_equals_the_unshared_one(batch, order, monkeypatch):
+    config = make_config(sampling=SAMPLING | {"order": order}, policy={"batch_size": batch})
     shared, _ = make_loop(config, model=perturbed(GaussianModel()))
     found = shared.rollout().trajectories
     monkeypatch.setattr(module, "Prefixes", lambda: None)
@@ -51,11 +52,12 @@ def test_separate_noise_shares_nothing():
 
 
 @pytest.mark.parametrize("window", [{"size": 2, "start": 3}, {"size": 1, "per": "prompt"}])
+@pytest.mark.parametrize("tail", [1.0, 0.4])
 @pytest.mark.parametrize("world", [1, 2, 3, 6])
-def test_every_process_makes_as_many_passes(world, window):
+def test_every_process_makes_as_many_passes(world, tail, window):
     """Groups of four over processes that hold twelve, six, four and two rollouts, in batches of two."""
     policy = {"prompts_per_iteration": 3, "num_generations": 4, "batch_size": 2}
-    config = make_config(sampling={"steps": 8, "window": window}, policy=policy)
+    config = make_config(sampling={"steps": 8, "window": window, "tail": tail}, policy=policy)
     for iteration in range(3):
         made, needed = [], []
         for rank in range(world):

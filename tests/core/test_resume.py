@@ -29,7 +29,7 @@ class Save(Callback):
 
 config = make_config(
     policy={"num_iterations": 2, "timestep_fraction": 0.6, "select": 1, "flat_groups": "skip", "batch_size": 2},
-    sampling={"window": {"size": 3, "per": "prompt", "range": (0.2, 1)}},
+    sampling={"window": {"size": 3, "per": "prompt", "range": (0.2, 1)}, "order": 2, "tail": 0.5},
     kl={"anchor": "moving", "ref_model_sync_steps": 7, "share": 0.5, "low": 1e-3, "high": 1.0, "warmup": 5,
         "feedback": "lagrangian", "target": 1e-7},
 )

@@ -45,6 +45,26 @@ def test_a_window_stays_in_its_range():
     assert list(seen.rollouts[0].trajectories[0].points) == list(range(6))
 
 
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_short_tail_changes_nothing_that_is_trained(order):
+    """The way from the window to the video is shorter; states, velocities and weights within it are the same."""
+    sampling = {"steps": 12, "window": {"size": 2, "start": 3}, "order": order}
+    loops = [
+        make_loop(make_config(sampling=sampling | {"tail": tail}), model=perturbed(GaussianModel()))
+        for tail in (1.0, 0.4)
+    ]
+    (whole,), (short,) = (loop.rollout().trajectories for loop, _ in loops)
+    assert len(whole.table) == 12
+    assert len(short.table) == 5 + 3  # of the seven steps that are left
+    for step, point in short.points.items():
+        assert torch.equal(point.x, whole.points[step].x)
+        assert short.table.k[step] == whole.table.k[step]
+    assert (short.x0 - whole.x0).abs().max() > 0
+    apart = (short.x0 - whole.x0).norm() / whole.x0.norm()
+    assert apart < 0.2  # and the videos are nearly the same
+    assert torch.equal(loops[0][0].equalizer, loops[1][0].equalizer)
+
+
 def test_a_progressive_window_goes_from_noise_to_data_and_begins_again():
     window = {"size": 2, "start": "progressive", "every": 2, "range": (0, 0.5)}
     loop, seen = make_loop(make_config(sampling={"steps": 9, "window": window}))

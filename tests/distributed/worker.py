@@ -28,7 +28,7 @@ CASES = {
 HALF = {"precision": "bfloat16", "gradient_checkpointing": True}
 CASES |= {"shapes-frugal": {"kind": "shapes", "mode": "full"}}
 FRUGAL = {  # all that spares passes, so that processes have unequal work
-    "sampling": {"steps": 6, "window": {"size": 2, "range": [0.2, 1], "per": "prompt"}},
+    "sampling": {"steps": 6, "window": {"size": 2, "range": [0.2, 1], "per": "prompt"}, "order": 2, "tail": 0.5},
     "policy": {"select": 1, "flat_groups": "skip"},
     "kl": {"share": 0.5},
 }

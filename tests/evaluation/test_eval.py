@@ -122,13 +122,14 @@ def test_weights_of_the_policy_come_first(run, tmp_path):
 
 
 def test_what_makes_a_video_is_in_its_hash(run):
-    """Another number of steps, other weights of the same run, and the last ones in place of the averaged."""
+    """Another number of steps or order, other weights of the same run, and the last ones in place of the averaged."""
 
     def identity(path=run, **more):
-        return find_sources([str(path)], **{"base": False, "average": True, "steps": None} | more)[0].identity
+        return find_sources([str(path)], **{"base": False, "average": True} | more)[0].identity
 
     step = run / "checkpoints" / "step-00000001"
-    assert len({identity(), identity(steps=9), identity(average=False), identity(step), identity("lab-paper")}) == 5
+    sampled = [identity(overrides=[f"sampling.{key}"]) for key in ("steps=9", "order=2")]
+    assert len({identity(), *sampled, identity(average=False), identity(step), identity("lab-paper")}) == 6
     assert identity() == identity(run / "checkpoints" / "step-00000002")
 
 

@@ -53,7 +53,7 @@ def test_score_of_the_marginal():
         variance = 0.49 * (sigma - following)
         a = 1 + variance / 2 * score_of_x(sigma)
         b = -(sigma - following) + variance / 2 * score_of_v(sigma)
-        mean, _ = propagate(KernelTable(sigma, following, a, b, variance.sqrt()), 0.3, *marginal(0.95, 0.3))
+        mean, _ = propagate(KernelTable(sigma, following, a, b, variance.sqrt(), 0 * a, 1), 0.3, *marginal(0.95, 0.3))
         return abs(mean - marginal(0.05, 0.3)[0])
 
     # x̂0 = x - σv put into each form and sorted by x and v

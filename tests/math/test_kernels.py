@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernel_contract import CONTRACT
-from oracle import full_grid_error, order
+from oracle import full_grid_error, interior_error, order
 from sage_grpo.math import kernels
 from sage_grpo.math.kernels import CLAMP, KERNELS, euler_maruyama, frozen_x0, kernel, kernel_table
-from sage_grpo.math.schedule import sigma_schedule, stochastic_window
+from sage_grpo.math.schedule import short_tail, sigma_schedule, stochastic_window
 
 SHIPPED = ("ode", "dance", "flow", "sage", "cps", "precise", "dance_precise")
+schedules = st.tuples(st.integers(2, 1000), st.floats(0.5, 17))
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "kernel_steps.json").read_text())
 
 
@@ -44,14 +45,14 @@ def test_registered_kernels_are_under_contract():
         # noise √2 too strong without its drift: does not keep the marginals
         (lambda s, n, e: (*euler_maruyama(s, n, e**2 * (s - n))[:2], (2 * e**2 * (s - n)).sqrt()), 0),
         # the printed direction of the ODE (Eq. 7)
-        (lambda s, n, e: (torch.ones_like(s), s - n, torch.zeros_like(s)), 2),
+        (lambda s, n, e: (torch.ones_like(s), s - n, torch.zeros_like(s)), 3),
         # FlowGRPO's variance without its end-point rule: infinite at σ = 1
-        (lambda s, n, e: euler_maruyama(s, n, e**2 * (s - n) * s / (1 - s)), 2),
+        (lambda s, n, e: euler_maruyama(s, n, e**2 * (s - n) * s / (1 - s)), 3),
     ],
     ids=["wrong variance", "wrong direction", "infinite"],
 )
 def test_contract_catches_a_broken_kernel(monkeypatch, fault, check):
-    monkeypatch.setitem(KERNELS, "broken", kernels.Kernel(fault, converges=True))
+    monkeypatch.setitem(KERNELS, "broken", kernels.Kernel(fault, converges=True, holds_x0=False))
     with pytest.raises(AssertionError):
         CONTRACT[check]("broken")
 
@@ -109,6 +110,51 @@ def test_end_state_error_of_the_closed_form(s0, steps, eta, expected):
     assert tuple(round(full_grid_error(name, s0, steps, eta), 3) for name in SHIPPED[:6]) == expected
 
 
+@pytest.mark.parametrize(
+    ("steps", "eta", "first", "second"),
+    [
+        (10, 0.0, 0.229, 0.139),
+        (10, 0.7, 0.254, 0.145),
+        (10, 1.0, 0.277, 0.152),
+        (20, 0.0, 0.120, 0.012),
+        (20, 0.7, 0.143, 0.004),
+        (20, 1.0, 0.165, 0.004),
+    ],
+)
+def test_end_state_error_of_second_order(steps, eta, first, second):
+    """Ten steps of second order are as near as twenty of first."""
+    errors = [full_grid_error("precise", 1.0, steps, eta, order=degree) for degree in (1, 2)]
+    assert [round(error, 3) for error in errors] == [first, second]
+
+
+def test_second_order_near_a_thin_manifold():
+    errors = [full_grid_error("precise", 0.05, 10, 0.7, order=degree) for degree in (1, 2)]
+    assert errors[1] == pytest.approx(errors[0], rel=0.01)
+
+
+@pytest.mark.parametrize("s0", [0.3, 1.0])
+@pytest.mark.parametrize("name", ["ode", "precise"])
+def test_the_extrapolated_form_has_order_two(name, s0):
+    errors = [interior_error(name, s0, steps, 0.7, 2) for steps in (256, 1024)]
+    assert order(*errors, refinement=4) == pytest.approx(2.0, abs=0.3)
+
+
+def test_the_extrapolated_form_by_its_definition():
+    """Against the step as it is written down, with the clean estimates of two steps."""
+    sigmas, generator = sigma_schedule(12, 3.0), torch.Generator().manual_seed(0)
+    x, v, before, noise = torch.randn(4, 5, generator=generator, dtype=torch.float64)
+    table = kernel_table("precise", sigmas, 0.7, 2)
+    level = torch.log((1 - sigmas) / sigmas)
+    for t in range(2, 11):
+        s, n = sigmas[t], sigmas[t + 1]
+        r = (level[t + 1] - level[t]) / (2 * (level[t] - level[t - 1]))
+        clean = (1 + r) * (x - s * v) - r * before
+        rho = (n * (1 - s) / (s * (1 - n))) ** (0.7**2 / 2)
+        expected = (1 - n) * clean + n * (rho * (x - (1 - s) * clean) / s + (1 - rho**2).sqrt() * noise)
+        found = table.a[t] * x + table.b[t] * v + table.e[t] * before + table.s[t] * noise
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("eta", [0.5, 0.7, 1.0])
 @pytest.mark.parametrize("s0", [0.3, 1.0])
 def test_order_on_the_full_grid(s0, eta):
@@ -124,9 +170,6 @@ def test_order_on_the_full_grid(s0, eta):
         assert full_grid_error(name, s0, 4096, eta) < 1.5e-3, name
     assert 0.4 <= round(measured("dance_precise"), 1) <= 0.8
     assert 0.02 < full_grid_error("cps", s0, 4096, eta) < 0.30
-
-
-schedules = st.tuples(st.integers(2, 1000), st.floats(0.5, 17))
 
 
 @settings(max_examples=200, deadline=None)
@@ -179,6 +222,31 @@ def test_mixed_ode_sde():
     torch.testing.assert_close(mixed.b[:4], table.sigma_next[:4] - table.sigma[:4], rtol=0, atol=0)
     torch.testing.assert_close(mixed.s[4:7], table.s[4:7], rtol=0, atol=0)
     assert (mixed.k[[0, 9]] == 0).all()
+
+
+def test_mixed_with_an_ode_of_second_order():
+    sigmas, window = sigma_schedule(10, 3.0), stochastic_window(10, size=3, start=4)
+    mixed, plain = kernel_table("sage", sigmas, 0.7, 2).ode_outside(window), kernel_table("ode", sigmas, 0.0, 2)
+    inside = kernel_table("sage", sigmas, 0.7)
+    for name in ("a", "b", "s", "e"):
+        expected = torch.where(window, getattr(inside, name), getattr(plain, name))
+        torch.testing.assert_close(getattr(mixed, name), expected, rtol=0, atol=0)
+    assert (mixed.e != 0).tolist() == [False, False, True, True, False, False, False, True, True, False]
+
+
+@given(schedules, st.floats(0.01, 1), st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_short_tail(schedule, share, data):
+    steps, shift = schedule
+    end = data.draw(st.integers(1, steps))
+    whole, short = sigma_schedule(steps, shift), short_tail(steps, shift, end, share)
+    assert torch.equal(short[: end + 1], whole[: end + 1])
+    assert short[-1] == 0
+    assert (short.diff() < 0).all()
+    assert len(short) - 1 - end == math.ceil(round(share * (steps - end), 6))
+    assert torch.equal(short_tail(steps, shift, end, 1.0), whole)
+    even = short_tail(20, shift, 10, 0.5)  # every second one of those that were left
+    torch.testing.assert_close(even[10:], sigma_schedule(20, shift)[10::2])
 
 
 def test_frozen_x0_with_rho_one_is_the_ode():

@@ -41,6 +41,9 @@ def evaluate(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Sampling steps of all sources, not those of training.")
     ] = None,
+    order: Annotated[
+        int | None, typer.Option(min=1, max=2, help="Order of the sampler of all sources, not that of training.")
+    ] = None,
     no_base: Annotated[
         bool, typer.Option("--no-base", help="Compare with the first source, no untrained model.")
     ] = False,
@@ -72,7 +75,8 @@ def evaluate(
         from sage_grpo.evaluation.scores import read_scorers
         from sage_grpo.evaluation.sources import find_sources
 
-        candidates = find_sources(sources, base=not no_base, average=not last, steps=steps)
+        sampling = [f"sampling.{key}={value}" for key, value in (("steps", steps), ("order", order)) if value]
+        candidates = find_sources(sources, base=not no_base, average=not last, overrides=sampling)
         tasks = find_tasks(prompts, candidates[0].config.model.type, tag or [], limit)
         more = read_scorers(scorer or [], scorers)
         command = f"sage-grpo {shlex.join(sys.argv[1:])}" if sys.argv[1:2] == ["eval"] else ""

@@ -24,6 +24,9 @@ def explain(
     steps: Annotated[int, typer.Option(help="Number of sampling steps.")] = 20,
     shift: Annotated[float, typer.Option(help="Above 1 spends more steps at high noise.")] = 5.0,
     eta: Annotated[float, typer.Option(help="Exploration noise; 0 is the plain ODE.")] = 0.7,
+    order: Annotated[
+        int, typer.Option(min=1, max=2, help="2 extrapolates the clean estimate, where the kernel has that form.")
+    ] = 1,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the noise of all kernels in the three regimes of Figure 9.")
     ] = None,
@@ -33,7 +36,7 @@ def explain(
 
     A step is x' = a·x + b·v + s·ε. The table shows the noise level σ, the noise s = √Σ that a step adds, the
     weight |b| of the velocity, the gradient scale N = |b|/√Σ, and the equalizer S = median(N)/N that balances
-    it.
+    it. With --order 2 a step is x' = a·x + b·v + e·x̂0₋ + s·ε, where x̂0₋ is the clean estimate of the step before.
 
     Example: `sage-grpo explain --kernel sage --steps 20 --shift 5 --eta 0.7 --plot kernels.png`
     """
@@ -42,7 +45,7 @@ def explain(
 
     with user_errors(ValueError, OSError):
         sigmas = sigma_schedule(steps, shift)
-        table = kernel_table(kernel, sigmas, eta)
+        table = kernel_table(kernel, sigmas, eta, order)
         if plot is not None:
             from sage_grpo.report.kernels import draw_regimes
 
@@ -59,8 +62,8 @@ def rows_as_json(table: KernelTable) -> str:
     """A JSON list with one row a line; the equalizer of a step without noise is null."""
     from sage_grpo.math.equalizer import equalizer
 
-    names = ("sigma", "sigma_next", "a", "b", "std", "equalizer")
-    columns = (table.sigma, table.sigma_next, table.a, table.b, table.s, equalizer(table))
+    names = ("sigma", "sigma_next", "a", "b", "e", "std", "equalizer")
+    columns = (table.sigma, table.sigma_next, table.a, table.b, table.e, table.s, equalizer(table))
     rows = [dict(zip(names, values, strict=True)) for values in zip(*(c.tolist() for c in columns), strict=True)]
     return "[\n" + ",\n".join(json.dumps(row | {"equalizer": row["equalizer"] or None}) for row in rows) + "\n]"
 
@@ -69,16 +72,20 @@ def print_table(table: KernelTable, kernel: str, shift: float, eta: float) -> No
     from sage_grpo.math.equalizer import equalizer, gradient_scale
     from sage_grpo.math.kernels import KERNELS
 
-    grid = Grid(title=f"{kernel}: {len(table)} steps, shift {shift:g}, eta {eta:g}", box=box.SIMPLE_HEAD)
-    for heading in ("step", "σ", "noise √Σ", "|b|", "gradient N", "equalizer S"):
+    second = ", second order" if table.order == 2 else ""
+    grid = Grid(title=f"{kernel}: {len(table)} steps, shift {shift:g}, eta {eta:g}{second}", box=box.SIMPLE_HEAD)
+    for heading in ("step", "σ", "noise √Σ", "|b|", "gradient N", "equalizer S", *(["|e|"] if second else [])):
         grid.add_column(heading, justify="right")
     scale, weight = gradient_scale(table), equalizer(table)
-    columns = (table.sigma, table.s, table.b.abs(), scale, weight)
-    for i, (sigma, s, b, n, w) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+    columns = (table.sigma, table.s, table.b.abs(), scale, weight, table.e.abs())
+    for i, (sigma, s, b, n, w, e) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
         noisy = (f"{n:.4f}", f"{w:.3f}") if s > 0 else ("–", "–")
-        grid.add_row(str(i), f"{sigma:.4f}", f"{s:.4f}", f"{b:.4f}", *noisy)
+        before = ([f"{e:.4f}"] if e else ["–"]) if second else []
+        grid.add_row(str(i), f"{sigma:.4f}", f"{s:.4f}", f"{b:.4f}", *noisy, *before)
     console = Console()
     console.print(grid)
+    if table.order == 2 and not KERNELS[kernel].holds_x0:
+        console.print(f"{kernel} has no form of second order: only its steps without noise become more exact.")
     on = table.stochastic
     if not on.any():
         console.print("No step has noise: this is the plain ODE, and there is nothing for GRPO to learn from.")

@@ -44,10 +44,14 @@ class SamplingConfig(Settings):
     eta: float = Field(0.5, ge=0, description="exploration noise; 0 is the plain ODE")
     steps: int = Field(20, ge=1, description="steps from noise to video")
     shift: float = Field(5.0, gt=0, description="above 1 spends more steps at high noise")
+    order: Literal[1, 2] = Field(
+        1, description="2 extrapolates the clean estimate: steps without noise, and `precise`, need half as many"
+    )
     last_step: Literal["ode", "kernel"] = Field(
         "ode", description="`ode` ends without noise; `kernel` leaves the kernel's own in the video"
     )
     window: WindowConfig = Field(WindowConfig(), description="which steps are stochastic")
+    tail: float = Field(1.0, gt=0, le=1, description="share of the steps after a window that are taken, longer ones")
     shared_initial_noise: bool = Field(True, description="one initial noise for a whole group")
 
     @model_validator(mode="after")

@@ -187,7 +187,7 @@ class Loop:
         return metrics
 
     def _train(self, paths: list[Trajectory], advantage: Tensor, used: Tensor) -> list[UpdateResult]:
-        """All updates of a rollout. Flat groups that are left out count in the mean over videos: the KL is no louder."""
+        """All updates of a rollout. Flat groups that are left out still count in the mean over videos."""
         chosen = best_and_worst(advantage, used, self.config.policy.select)
         skip = self.config.policy.flat_groups == "skip"
         weight = chosen & has_signal(advantage)[:, None] if skip else chosen

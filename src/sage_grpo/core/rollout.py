@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -70,21 +71,34 @@ def circumstances(model: VideoModel, x: Tensor) -> dict[str, str]:
     }
 
 
+class State(NamedTuple):
+    """Where videos stand on their way."""
+
+    x: Tensor
+    clean: Tensor
+    """What the network believed of the clean video, one step before."""
+
+
 def walk(
-    model: VideoModel, x: Tensor, condition: Condition, table: KernelTable, steps: range, samples: Sequence[Key]
-) -> tuple[Tensor, dict[int, Point]]:
-    r"""$x' = a\,x + b\,v + s\,\varepsilon$ over some steps of a table, in float32; and what is trained on."""
-    points = {}
+    model: VideoModel, state: State, condition: Condition, table: KernelTable, steps: range, samples: Sequence[Key]
+) -> tuple[State, dict[int, Point]]:
+    r"""$x' = a\,x + b\,v + e\,\hat x_0^- + s\,\varepsilon$ over some steps of a table, in float32.
+
+    Returns:
+        Where this leads, and what is trained on.
+    """
+    (x, clean), points = state, {}
     for t in steps:
-        sigma, a, b, s = (column[t].item() for column in (table.sigma, table.a, table.b, table.s))
+        columns = (table.sigma, table.a, table.b, table.e, table.s)
+        sigma, a, b, e, s = (column[t].item() for column in columns)
         v = velocity_at(model, x, sigma, condition)
-        following = a * x + b * v.float()
+        following = a * x + b * v.float() + e * clean
         if s > 0:
             noise = keyed_noise(tuple(x.shape[1:]), [(*key, t) for key in samples], x.device)
             points[t] = Point(x, sigma, v, noise)
             following = following + s * noise
-        x = following
-    return x, points
+        x, clean = following, x - sigma * v.float()
+    return State(x, clean), points
 
 
 class Prefixes:
@@ -95,20 +109,20 @@ class Prefixes:
     """
 
     def __init__(self) -> None:
-        self.held = dict[Key, Tensor]()
+        self.held = dict[Key, State]()
 
     def reach(
         self, model: VideoModel, x: Tensor, condition: Condition, table: KernelTable, keys: Sequence[Key]
-    ) -> Tensor:
+    ) -> State:
         """The states of a batch at its first stochastic step, from its initial noise `x` of these keys."""
         new = {key: row for row, key in enumerate(keys) if key not in self.held}
         if new:
             rows = torch.tensor(list(new.values()), device=x.device)
             once = {name: value[rows] for name, value in condition.items()}
-            states, _ = walk(model, x[rows], once, table, range(table.prefix), ())
-            self.held |= dict(zip(new, states, strict=True))
+            states, _ = walk(model, State(x[rows], x[rows]), once, table, range(table.prefix), ())
+            self.held |= {key: State(*row) for key, row in zip(new, zip(*states, strict=True), strict=True)}
         self.held = {key: self.held[key] for key in keys}
-        return torch.stack([self.held[key] for key in keys])
+        return State(*(torch.stack(rows) for rows in zip(*(self.held[key] for key in keys), strict=True)))
 
 
 @torch.no_grad()
@@ -136,8 +150,8 @@ def sample(
     device = next(model.module.parameters()).device
     condition = model.encode(prompts)
     x = keyed_noise(shapes.pop(), [(*key, "initial") for key in initial], device)
-    first = table.prefix if prefixes else 0
+    state, first = State(x, x), table.prefix if prefixes else 0
     if prefixes and first:
-        x = prefixes.reach(model, x, condition, table, initial)
-    x, points = walk(model, x, condition, table, range(first, len(table)), samples)
+        state = prefixes.reach(model, x, condition, table, initial)
+    (x, _), points = walk(model, state, condition, table, range(first, len(table)), samples)
     return Trajectory(table, condition, points, x, circumstances(model, x))

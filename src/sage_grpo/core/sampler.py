@@ -18,14 +18,14 @@ def generate(model: VideoModel, prompts: Sequence[Prompt], config: RecipeConfig,
     Args:
         model: Asked for velocities, and not changed.
         prompts: One a video.
-        config: Its `sampling.steps` and `sampling.shift` are used, in batches of `policy.batch_size`.
+        config: Its `sampling.steps`, `shift` and `order` are used, in batches of `policy.batch_size`.
         seeds: One a video, of its initial noise.
 
     Returns:
         Latents for `model.decode`.
     """
     s, size = config.sampling, config.policy.batch_size
-    table = kernel_table("ode", sigma_schedule(s.steps, s.shift), 0.0)
+    table = kernel_table("ode", sigma_schedule(s.steps, s.shift), 0.0, s.order)
     keys = [("sample", seed) for seed in seeds]
     chunks = [slice(i, i + size) for i in range(0, len(prompts), size)]
     return torch.cat([sample(model, prompts[c], table, keys[c], keys[c]).x0 for c in chunks])

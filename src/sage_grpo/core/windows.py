@@ -1,14 +1,20 @@
 """Which steps of a rollout are stochastic, and how often the network is asked for it: the same on all ranks."""
 
+from torch import Tensor
+
 from sage_grpo.config import AlgorithmConfig, SamplingConfig
 from sage_grpo.core.rollout import Key, keyed_rng
 from sage_grpo.math.kernels import KernelTable, kernel_table
-from sage_grpo.math.schedule import sigma_schedule, stochastic_window
+from sage_grpo.math.schedule import short_tail, sigma_schedule, stochastic_window
 
 
 def full_table(sampling: SamplingConfig) -> KernelTable:
     """Of a rollout whose steps are all stochastic, but for the last one where the recipe says so."""
-    table = kernel_table(sampling.kernel, sigma_schedule(sampling.steps, sampling.shift), sampling.eta)
+    return _table(sampling, sigma_schedule(sampling.steps, sampling.shift))
+
+
+def _table(sampling: SamplingConfig, sigmas: Tensor) -> KernelTable:
+    table = kernel_table(sampling.kernel, sigmas, sampling.eta, sampling.order)
     if sampling.last_step == "ode":
         table = table.ode_outside(table.sigma_next > 0)
     if not table.stochastic.any():
@@ -41,6 +47,7 @@ class Windows:
         self.full, size = full_table(sampling), sampling.window_size
         noisy = [i for i in sampling.window_starts if self.full.stochastic[i : i + size].all()]
         self.places = noisy or list(sampling.window_starts)  # a kernel may leave no noise at the end
+        self.lengths = {start: len(self.table(start)) for start in sampling.window_starts}
         # Ranks ask experts in step only where all of them begin whole groups.
         in_step = world == 1 or experts == 1 or config.rollouts // world % config.policy.num_generations == 0
         self.share_prefixes = sampling.shared_initial_noise and in_step
@@ -58,9 +65,15 @@ class Windows:
 
     def tables(self, iteration: int) -> list[KernelTable]:
         """Of each prompt."""
-        size, steps = self.config.sampling.window_size, len(self.full)
-        inside = [stochastic_window(steps, size, start) for start in self.starts(iteration)]
-        return [self.full.ode_outside(window & self.full.stochastic) for window in inside]
+        starts = self.starts(iteration)
+        made = {start: self.table(start) for start in set(starts)}
+        return [made[start] for start in starts]
+
+    def table(self, start: int) -> KernelTable:
+        """Of a rollout whose window begins there. Down to its end the steps are those of the full table."""
+        sampling, size = self.config.sampling, self.config.sampling.window_size
+        table = _table(sampling, short_tail(sampling.steps, sampling.shift, start + size, sampling.tail))
+        return table.ode_outside(stochastic_window(len(table), size, start) & table.stochastic)
 
     def passes(self, iteration: int) -> list[list[int]]:
         """Of the network in each rank's rollout, with their numbers of videos.
@@ -85,6 +98,6 @@ class Windows:
             group, last = (i // policy.num_generations for i in (first, first + policy.batch_size - 1))
             prefix = starts[group] if self.share_prefixes else 0
             begun = last - max(group - 1, reached)
-            asked += [begun] * (prefix if begun else 0) + [policy.batch_size] * (len(self.full) - prefix)
+            asked += [begun] * (prefix if begun else 0) + [policy.batch_size] * (self.lengths[starts[group]] - prefix)
             reached = last
         return asked

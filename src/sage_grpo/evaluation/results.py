@@ -137,6 +137,7 @@ class SourceSummary:
     steps: int
     shift: float
     identity: str
+    order: int = 1
 
 
 @dataclass(frozen=True)

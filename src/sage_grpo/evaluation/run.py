@@ -125,4 +125,6 @@ def _finish(plan: EvaluationPlan, folder: Folder, panel: Panel) -> EvaluationRes
 
 def _summary(candidate: Candidate) -> SourceSummary:
     sampling, model = candidate.config.sampling, candidate.config.model.type
-    return SourceSummary(candidate.checkpoint, model, sampling.steps, sampling.shift, candidate.identity)
+    return SourceSummary(
+        candidate.checkpoint, model, sampling.steps, sampling.shift, candidate.identity, sampling.order
+    )

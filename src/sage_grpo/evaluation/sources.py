@@ -39,7 +39,7 @@ def digest(content: Any) -> str:
     return sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def find_sources(texts: Sequence[str], *, base: bool, average: bool, steps: int | None) -> list[Candidate]:
+def find_sources(texts: Sequence[str], *, base: bool, average: bool, overrides: Sequence[str] = ()) -> list[Candidate]:
     """`name=path` or a path alone. Unless there is one named base, the first run's untrained model stands first."""
     pairs = [_split(text) for text in texts]
     if base and BASE not in (name for name, _ in pairs):
@@ -47,7 +47,7 @@ def find_sources(texts: Sequence[str], *, base: bool, average: bool, steps: int 
         untrained = find_run(path).files.recipe if is_run(path) else path
         pairs = [(BASE, untrained), *(pair for pair in pairs if pair[1] != untrained)]
     pairs.sort(key=lambda pair: pair[0] != BASE)
-    candidates = [_identify(name, path, average, steps) for name, path in pairs]
+    candidates = [_identify(name, path, average, overrides) for name, path in pairs]
     _refuse_mixtures(candidates)
     return candidates
 
@@ -64,8 +64,7 @@ def _split(text: str) -> tuple[str, Path]:
     return re.sub(r"[^\w.-]", "-", "-".join(parts)) or "model", path
 
 
-def _identify(name: str, path: Path, average: bool, steps: int | None) -> Candidate:
-    overrides = [f"sampling.steps={steps}"] if steps else []
+def _identify(name: str, path: Path, average: bool, overrides: Sequence[str]) -> Candidate:
     if path.is_dir() and not is_run(path):
         recipe = RunFolder(path).recipe
         raise ConfigError(f"{path} is not a run: there is no {recipe}; give a run, checkpoint or recipe")
@@ -86,6 +85,7 @@ def _identify(name: str, path: Path, average: bool, steps: int | None) -> Candid
     adapters = [tuning.mode, tuning.rank, tuning.alpha, tuning.targets] if step != UNTRAINED else []
     model = config.model.model_dump(mode="json", exclude={"guidance_gradient"})
     content = [model, adapters, tuning.precision, tuning.vae_tiling, sampling.steps, sampling.shift, weights]
+    content += [sampling.order] if sampling.order > 1 else []
     return Candidate(name, path, config, step, digest(content))
 
 
@@ -122,7 +122,8 @@ def differences_in_sampling(candidates: Sequence[Candidate]) -> str | None:
     ways: dict[str, list[str]] = {}
     for candidate in candidates:
         sampling = candidate.config.sampling
-        ways.setdefault(f"{sampling.steps} steps, shift {sampling.shift:g}", []).append(candidate.name)
+        second = " of second order" if sampling.order == 2 else ""
+        ways.setdefault(f"{sampling.steps} steps{second}, shift {sampling.shift:g}", []).append(candidate.name)
     if len(ways) == 1:
         return None
     return "Sampled in different ways: " + "; ".join(f"{', '.join(names)} in {way}" for way, names in ways.items())

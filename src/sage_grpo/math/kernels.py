@@ -1,5 +1,7 @@
 r"""One sampling step is affine: $x' = a\,x + b\,v + s\,\varepsilon$. A kernel is its table (a, b, s).
 
+A table of second order has a column more, for what the step before believed: $+\,e\,\hat x_0^-$.
+
 With $x_\sigma = (1-\sigma)x_0 + \sigma z$ the network predicts $v = dx/d\sigma = z - x_0$ (Eq. 1-3), so
 $\hat x_0 = x - \sigma v$ and the score is $-(x - (1-\sigma)\hat x_0)/\sigma^2 = -(x + (1-\sigma)v)/\sigma$.
 A step goes from $\sigma$ down to $\sigma'$; let $\Delta = \sigma - \sigma'$.
@@ -28,19 +30,22 @@ class Kernel:
     function: KernelFunction
     converges: bool
     """To the marginals of the flow, as the number of steps grows."""
+    holds_x0: bool
+    r"""All that it takes as constant over a step is $\hat x_0$: with that extrapolated it is of second order."""
 
 
 KERNELS: dict[str, Kernel] = {}
 
 
-def kernel(*, converges: bool = True) -> Callable[[KernelFunction], KernelFunction]:
+def kernel(*, converges: bool = True, holds_x0: bool = False) -> Callable[[KernelFunction], KernelFunction]:
     r"""Register a function $(\sigma, \sigma', \eta) \mapsto (a, b, s)$ under its own name: put `@kernel()` above it.
 
-    `converges` is false for noise that does not shrink with the step.
+    `converges` is false for noise that does not shrink with the step. `holds_x0` is true for an exact solution of its
+    SDE for a fixed $\hat x_0$: such a kernel has a form of second order.
     """
 
     def register(function: KernelFunction) -> KernelFunction:
-        KERNELS[function.__name__] = Kernel(function, converges)
+        KERNELS[function.__name__] = Kernel(function, converges, holds_x0)
         return function
 
     return register
@@ -48,7 +53,7 @@ def kernel(*, converges: bool = True) -> Callable[[KernelFunction], KernelFuncti
 
 @dataclass(frozen=True)
 class KernelTable:
-    """The sampler as five float64 vectors, one entry a step."""
+    """The sampler as six float64 vectors, one entry a step."""
 
     sigma: Tensor
     r"""$\sigma$, where a step starts."""
@@ -60,6 +65,10 @@ class KernelTable:
     """Weight of the velocity."""
     s: Tensor
     """Size of the fresh noise."""
+    e: Tensor
+    r"""Weight of $\hat x_0^-$, the clean estimate of the step before; 0 in a table of first order."""
+    order: int
+    """Of the steps without noise, and of others where their kernel has a form of second order."""
 
     def __len__(self) -> int:
         return len(self.sigma)
@@ -81,18 +90,24 @@ class KernelTable:
 
     def ode_outside(self, window: Tensor) -> "KernelTable":
         """Take the plain ODE step wherever `window` is false (mixed ODE-SDE)."""
-        a, b, s = ode(self.sigma, self.sigma_next, 0.0)
-        mixed = {"a": (self.a, a), "b": (self.b, b), "s": (self.s, s)}
-        return replace(self, **{name: torch.where(window, *pair) for name, pair in mixed.items()})
+        plain = kernel_table("ode", torch.cat([self.sigma, self.sigma_next[-1:]]), 0.0, self.order)
+        return replace(
+            self,
+            a=torch.where(window, self.a, plain.a),
+            b=torch.where(window, self.b, plain.b),
+            s=torch.where(window, self.s, plain.s),
+            e=torch.where(window, self.e, plain.e),
+        )
 
 
-def kernel_table(name: str, sigmas: Tensor, eta: float) -> KernelTable:
+def kernel_table(name: str, sigmas: Tensor, eta: float, order: int = 1) -> KernelTable:
     r"""The table of kernel `name` along the schedule `sigmas` with noise level $\eta$.
 
     Args:
         name: Of a registered kernel, such as `sage`.
         sigmas: Noise levels from 1 to 0, by `sigma_schedule`.
         eta: Strength of the noise; 0 gives the plain ODE under any name.
+        order: 2 extrapolates the clean estimate, for kernels that hold nothing else; others stay as they are.
     """
     if name not in KERNELS:
         raise ValueError(f"unknown kernel {name!r}; {did_you_mean(name, KERNELS)}")
@@ -100,8 +115,30 @@ def kernel_table(name: str, sigmas: Tensor, eta: float) -> KernelTable:
         raise ValueError(f"eta={eta}: use a number from 0 (plain ODE) upwards")
     sigma, sigma_next = sigmas[:-1].double(), sigmas[1:].double()
     # Without noise every kernel is the ODE; asking the formulas would divide 0 by 0.
-    function = KERNELS[name].function if eta > 0 else ode
-    return KernelTable(sigma, sigma_next, *function(sigma, sigma_next, eta))
+    chosen = KERNELS[name if eta > 0 else "ode"]
+    a, b, s = chosen.function(sigma, sigma_next, eta)
+    e = torch.zeros_like(s)
+    if order == 2 and chosen.holds_x0:
+        a, b, e = extrapolated(a, b, sigmas.double())
+    return KernelTable(sigma, sigma_next, a, b, s, e, order)
+
+
+def extrapolated(a: Tensor, b: Tensor, sigmas: Tensor) -> Coefficients:
+    r"""(a, b, e) with the clean estimate continued on a line in log-SNR $\lambda = \log\frac{1-\sigma}{\sigma}$.
+
+    Over a step of length $h$ after one of $h_-$ the mean of the clean estimate is
+
+    $$D = (1+r)\,\hat x_0 - r\,\hat x_0^-,\qquad r = \frac{h}{2h_-}$$
+
+    and $x' = (a + b/\sigma)\,x - (b/\sigma)\,D + s\,\varepsilon$. The first two steps and the last one, where
+    $\lambda$ is infinite at an end, stay of first order. $\hat x_0^-$ belongs to the rollout, not to the policy:
+    log-ratio and KL need $k = b/s$ as ever.
+    """
+    h = -torch.logit(sigmas).diff()
+    r = torch.cat([torch.zeros_like(h[:1]), h[1:] / (2 * h[:-1])])
+    r = torch.where(r.isfinite(), r, torch.zeros_like(r))
+    e = r * b / sigmas[:-1]
+    return a - e, (1 + r) * b, e
 
 
 def euler_maruyama(sigma: Tensor, sigma_next: Tensor, variance: Tensor) -> Coefficients:
@@ -136,7 +173,7 @@ def _from_log_rho(sigma: Tensor, sigma_next: Tensor, log_rho: Tensor) -> Coeffic
     return frozen_x0(sigma, sigma_next, log_rho.exp(), (-torch.expm1(2 * log_rho)).sqrt())
 
 
-@kernel()
+@kernel(holds_x0=True)
 def ode(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
     r"""The probability-flow ODE (Eq. 1), one Euler step: $a = 1$, $b = -\Delta$, $s = 0$.
 
@@ -189,7 +226,7 @@ def cps(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
     return frozen_x0(sigma, sigma_next, angle.cos(), angle.sin())
 
 
-@kernel()
+@kernel(holds_x0=True)
 def precise(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
     r"""The exact solution of SAGE's SDE (Eq. 16 with $\epsilon^2 = \eta^2\sigma/(1-\sigma)$) for a fixed $\hat x_0$.
 
@@ -203,7 +240,7 @@ def precise(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
     return _from_log_rho(sigma, sigma_next, 0.5 * eta**2 * odds.log())
 
 
-@kernel()
+@kernel(holds_x0=True)
 def dance_precise(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
     r"""`precise` for DanceGRPO's constant noise.
 

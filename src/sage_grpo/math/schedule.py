@@ -1,5 +1,7 @@
 """Noise levels σ of a sampler, from 1 (noise) to 0 (data), in float64."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,15 @@ def sigma_schedule(steps: int, shift: float = 1.0) -> Tensor:
     sigma = shift_sigma(torch.linspace(1, 0, steps + 1, dtype=torch.float64), shift)
     sigma[0], sigma[-1] = 1.0, 0.0  # shift/(1 + (shift - 1)) may round to above 1
     return sigma
+
+
+def short_tail(steps: int, shift: float, end: int, share: float) -> Tensor:
+    """The same grid down to step `end`, then `share` of the steps that are left, rounded up: fewer and longer ones."""
+    if share == 1:
+        return sigma_schedule(steps, shift)
+    left = math.ceil(share * (steps - end) - 1e-9)
+    time = torch.linspace(1 - end / steps, 0, left + 1, dtype=torch.float64)
+    return torch.cat([sigma_schedule(steps, shift)[: end + 1], shift_sigma(time, shift)[1:]])
 
 
 def stochastic_window(steps: int, size: int | None = None, start: int = 0) -> Tensor:
