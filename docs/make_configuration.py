@@ -27,6 +27,9 @@ names the nearest one. `section.key=value` on the command line overrides a recip
 sage-grpo train lab --check policy.clip=1e-5 'optimizer.betas=[0.9, 0.95]'
 ```
 
+A recipe may build on another, a shipped one or a file beside it: `extends: hunyuan15-64gpu` and what is different.
+Sections are filled up; values and lists take the place of the other's.
+
 `--check` prints the recipe in full and starts nothing. A run keeps its own in `config.yaml` of its folder.
 
 This page is made from the schema by `make configuration`; a test fails when the two differ. Shipped recipes:

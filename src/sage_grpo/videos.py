@@ -16,7 +16,7 @@ from sage_grpo.files import atomic_write
 
 Frames = npt.NDArray[np.uint8]
 
-DEFAULT_FPS = 8
+DEFAULT_FPS = 8  # where a model does not know its own
 VIEWABLE = 128  # pixels of the smaller side below which a video is too small to judge
 BT709, LIMITED_RANGE = 1, 1  # as the H.264 standard numbers them
 LARGEST_CELL = 192  # on a contact sheet
@@ -39,7 +39,7 @@ def _enlarged(frames: Frames, scale: int | None) -> Frames:
     return frames.repeat(scale, axis=1).repeat(scale, axis=2)
 
 
-def mp4_bytes(frames: Frames | Tensor, fps: float = DEFAULT_FPS, scale: int | None = None) -> bytes:
+def mp4_bytes(frames: Frames | Tensor, fps: float | None = None, scale: int | None = None) -> bytes:
     """H.264 that every browser plays. `scale` enlarges; by default until the smaller side has 128 pixels."""
     array = _enlarged(as_frames(frames), scale)
     height, width = array.shape[1:3]
@@ -47,7 +47,9 @@ def mp4_bytes(frames: Frames | Tensor, fps: float = DEFAULT_FPS, scale: int | No
     array = np.pad(array, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
     out = io.BytesIO()
     with av.open(out, "w", format="mp4") as container:
-        stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000), options={"crf": "16"})
+        stream = container.add_stream(
+            "libx264", rate=Fraction(fps or DEFAULT_FPS).limit_denominator(1000), options={"crf": "16"}
+        )
         stream.height, stream.width, stream.pix_fmt = array.shape[1], array.shape[2], "yuv420p"
         # Said explicitly, for players guess the colours of an unmarked file from its size.
         context = stream.codec_context
@@ -60,11 +62,11 @@ def mp4_bytes(frames: Frames | Tensor, fps: float = DEFAULT_FPS, scale: int | No
     return out.getvalue()
 
 
-def write_mp4(path: Path, frames: Frames | Tensor, fps: float = DEFAULT_FPS, scale: int | None = None) -> None:
+def write_mp4(path: Path, frames: Frames | Tensor, fps: float | None = None, scale: int | None = None) -> None:
     atomic_write(path, mp4_bytes(frames, fps, scale))
 
 
-def write_frames(path: Path, frames: Frames | Tensor, fps: float = DEFAULT_FPS) -> Path:
+def write_frames(path: Path, frames: Frames | Tensor, fps: float | None = None) -> Path:
     """`path` with the right ending: a picture if there is one frame, else a video."""
     array = as_frames(frames)
     if len(array) > 1:
@@ -74,6 +76,11 @@ def write_frames(path: Path, frames: Frames | Tensor, fps: float = DEFAULT_FPS) 
     Image.fromarray(_enlarged(array, None)[0]).save(out, "PNG")
     atomic_write(path.with_suffix(".png"), out.getvalue())
     return path.with_suffix(".png")
+
+
+def frame_rate(path: Path) -> float:
+    with av.open(str(path)) as container:
+        return float(container.streams.video[0].average_rate or DEFAULT_FPS)
 
 
 def read_mp4(path: Path) -> Frames:

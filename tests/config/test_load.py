@@ -13,6 +13,51 @@ def test_every_shipped_recipe_is_valid_and_survives_a_round_trip(name):
     assert load_recipe(yaml.safe_load(dump_recipe(config))) == config
 
 
+def test_a_recipe_extends_another(tmp_path):
+    """A shipped one or a file beside it: sections are filled up, values and lists replaced; a run keeps the whole."""
+    (tmp_path / "mine.yaml").write_text(
+        "extends: lab-paper\nsampling: {window: {size: 1}}\nrewards: [{type: motion}]\n"
+    )
+    (tmp_path / "yours.yaml").write_text("extends: mine.yaml\nsampling: {window: {range: [0, 0.5]}, steps: 12}\n")
+    mine, yours, base = (
+        load_recipe(source) for source in (tmp_path / "mine.yaml", tmp_path / "yours.yaml", "lab-paper")
+    )
+    assert mine.policy == base.policy
+    assert (mine.sampling.window.size, mine.sampling.shift) == (1, base.sampling.shift)
+    assert [reward.type for reward in mine.rewards] == ["motion"]
+    assert (yours.sampling.window.size, yours.sampling.window.range, yours.sampling.steps) == (1, (0, 0.5), 12)
+    assert "extends" not in dump_recipe(yours)
+    assert load_recipe(tmp_path / "yours.yaml", ["sampling.steps=9"]).sampling.steps == 9
+
+
+def test_recipes_that_extend_each_other(tmp_path):
+    (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
+    with pytest.raises(ConfigError, match=r"goes round in circles"):
+        load_recipe(tmp_path / "a.yaml")
+    (tmp_path / "c.yaml").write_text("extends: lab-papr\n")
+    with pytest.raises(ConfigError, match=r"no recipe lab-papr; did you mean lab-paper"):
+        load_recipe(tmp_path / "c.yaml")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in shipped_recipes() if name.endswith("gpu-fast") or "lora-fast" in name]
+)
+def test_fast_recipes_keep_what_they_extend(name):
+    """They differ in what saves passes, and in how often somebody looks."""
+    fast, base = load_recipe(name).model_dump(), load_recipe(name.removesuffix("-fast")).model_dump()
+    changed = {f"{s}.{k}" for s, v in fast.items() if isinstance(v, dict) for k in v if v[k] != base[s][k]}
+    saving = {
+        "sampling.steps",
+        "sampling.order",
+        "sampling.window",
+        "sampling.tail",
+        "policy.timestep_fraction",
+        "kl.share",
+    }
+    assert changed <= saving | {"gauge.every", "run.out", "run.sample_every"}
+
+
 def test_overrides_reach_every_level(tmp_path):
     path = tmp_path / "r.yaml"
     path.write_text("policy: {clip: 1e-3}\nrun: {iterations: 5}\n")

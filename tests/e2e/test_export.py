@@ -19,6 +19,7 @@ from sage_grpo.math.kernels import kernel_table
 from sage_grpo.models import contract
 from sage_grpo.registry import resolve_model
 from sage_grpo.training.trainer import Trainer
+from sage_grpo.videos import frame_rate
 from sage_grpo.weights.export import load_adapters
 
 pytestmark = pytest.mark.slow
@@ -172,6 +173,7 @@ def test_sample_a_run_beside_the_untrained_model(tmp_path):
     told = json.loads(result.stdout.splitlines()[-1])
     assert told["files"] == ["00-untrained.mp4", "00-iteration-2.mp4", "sheet.png"]
     assert all((tmp_path / "s" / name).stat().st_size for name in told["files"])
+    assert frame_rate(tmp_path / "s" / "00-untrained.mp4") == 16  # Wan's own
 
 
 def test_sample_writes_pictures_for_picture_models(tmp_path):

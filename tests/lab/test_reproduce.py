@@ -12,7 +12,7 @@ from sage_grpo.core.loop import Loop
 from sage_grpo.data.prompts import open_prompts
 from sage_grpo.lab import reproduce as module
 from sage_grpo.lab.claims import Results, judge
-from sage_grpo.lab.grid import CURVES, Experiment, Job, cost, experiments, run_grid, run_job, summary
+from sage_grpo.lab.grid import CURVES, Experiment, Job, cost, experiments, run_grid, summary
 from sage_grpo.lab.measure import gradient_by_step, noise_after_a_step, rollout_quality
 from sage_grpo.lab.shapes.evaluate import Evaluation
 from sage_grpo.lab.shapes.world import all_prompts
@@ -57,12 +57,12 @@ def test_a_failure_is_told_before_the_rest_is_run(tmp_path):
 @pytest.mark.slow
 def test_a_job_is_run_once(tmp_path):
     job = Job("kl-none", experiments(MATCHED)["kl-none"], 0, 2, 8, tmp_path)
-    path = run_job(job)
+    path = job.run()
     result = json.loads(path.read_text())
     assert len(result["evaluation"]["reward"]) == 8
     assert [step for step, _ in result["curves"]["reward/mean"]] == [1, 2]
     before = path.stat().st_mtime_ns
-    assert run_job(job) == path
+    assert job.run() == path
     assert path.stat().st_mtime_ns == before
     assert not list((tmp_path / "work").glob("*"))  # what is not needed is not kept
 

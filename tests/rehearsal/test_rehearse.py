@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from sage_grpo.cli import app
 from sage_grpo.config import ParallelConfig, dump_recipe, load_recipe
-from sage_grpo.config.load import shipped_recipes
+from sage_grpo.config.load import read_settings, shipped_recipes
 from sage_grpo.distributed.launch import launch
 from sage_grpo.registry import resolve_model
 from sage_grpo.rehearsal.toy import Rehearsal, find_monitors, shrink, toy_layout
@@ -51,8 +51,17 @@ def check_facts(facts, processes):
 
 
 # one launch each
-FIRST = ("hunyuan15-1gpu-lora", "hunyuan15-i2v-8gpu-lora", "lab-fast", "text", "wan-1.3b-24gb-lora")
-OTHERS = ("hunyuan15-8gpu-lora", "hunyuan15-64gpu-480p", "hunyuan15-64gpu-b", "lab", "lab-paper")
+FIRST = ("hunyuan15-1gpu-lora", "hunyuan15-i2v-8gpu-lora", "lab-fast", "text", "wan-1.3b-24gb-lora-fast")
+OTHERS = (
+    "hunyuan15-8gpu-lora",
+    "hunyuan15-8gpu-lora-fast",
+    "hunyuan15-64gpu-480p",
+    "hunyuan15-64gpu-b",
+    "hunyuan15-64gpu-fast",
+    "lab",
+    "lab-paper",
+    "wan-1.3b-24gb-lora",
+)
 
 
 def choices(values, place=""):
@@ -66,7 +75,7 @@ def choices(values, place=""):
 
 
 def test_what_ci_leaves_out_differs_in_numbers_alone():
-    recipes = {name: choices(yaml.safe_load(file.read_text())) for name, file in shipped_recipes().items()}
+    recipes = {name: choices(read_settings(name)) for name in shipped_recipes()}
     rehearsed = {*FIRST, "hunyuan15-64gpu"}
     assert rehearsed | {*OTHERS} == {*recipes}
     assert set().union(*(recipes[name] for name in OTHERS)) <= set().union(*(recipes[name] for name in rehearsed))
@@ -149,7 +158,7 @@ def test_every_number_of_a_recipe_is_explained(name):
 @pytest.mark.parametrize("name", [n for n in shipped_recipes() if "64gpu" in n])
 def test_reference_layout(name):
     """2 videos × 32 replicas = 64 rollouts = 16 prompts × 4."""
-    recipe = yaml.safe_load(shipped_recipes()[name].read_text())
+    recipe = read_settings(name)
     assert recipe["parallel"] == {"processes": 64, "sequence": 2}
     assert (recipe["policy"]["batch_size"], recipe["policy"]["num_generations"]) == (2, 4)
     assert recipe["policy"]["prompts_per_iteration"] == 16

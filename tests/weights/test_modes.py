@@ -197,7 +197,7 @@ def test_guidance_gradient_through_both_branches_or_one():
         model = tiny_model(Wan, guidance_gradient=gradient)
         one_velocity(model).square().mean().backward()
         found[gradient] = torch.cat([p.grad.flatten() for p in model.module.parameters() if p.grad is not None])
-    model = tiny_model(Wan)
+    model = tiny_model(Wan, {"guidance": "one-by-one"})
     inner, calls = model.predict, []
 
     def second_detached(*args):
@@ -317,7 +317,7 @@ def test_timesteps_share_a_pass():
         assert set(seen.updates[0].per_step["ratio"]) == {1.0}
         ends.append(torch.cat([p.detach().flatten() for p in model.module.parameters() if p.requires_grad]))
         calls.append(sum(count))
-    assert calls == [2 * 2 * 3, 2 * 2 * 2, 2 * 2 * 1]  # batches × guidance × passes over three steps
+    assert calls == [2 * 3, 2 * 2, 2 * 1]  # batches × passes over three steps, both branches of guidance in each
     for other in ends[1:]:
         torch.testing.assert_close(ends[0], other, rtol=1e-4, atol=1e-6)
     assert not torch.equal(ends[0], weights_of(tiny_model(tuning={"mode": "lora"}))[: len(ends[0])])
@@ -359,8 +359,10 @@ def test_recipe_settings_reach_the_model_and_mistakes_are_named(tmp_path):
 @pytest.mark.parametrize("adapter", [HunyuanVideo15, Wan22])
 def test_branches_of_guidance_one_after_the_other(adapter, checkpointing):
     """The same velocity and the same gradients, without the gradients of one waiting for the other."""
-    model = disturb(tiny_model(adapter, {"mode": "full", "gradient_checkpointing": checkpointing}))
+    tuning = {"mode": "full", "gradient_checkpointing": checkpointing, "guidance": "one-by-one"}
+    model = disturb(tiny_model(adapter, tuning))
     assert model.branches_in_turn
+    assert not model.branches_together
     condition = model.encode(contract.prompts_for(model))
     x = torch.randn(2, *model.latent_shape(Prompt("")))
     found = []

@@ -70,6 +70,28 @@ def shipped_recipes() -> dict[str, Traversable]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    return _extended(_settings(path), path.parent, (path,))
+
+
+def _extended(values: dict[str, Any], folder: Path, before: tuple[Path, ...]) -> dict[str, Any]:
+    """With what it does not say itself from the recipe that it `extends`: a shipped one, or a file beside it."""
+    if "extends" not in values:
+        return values
+    name = str(values.pop("extends"))
+    base = folder / name if (folder / name).is_file() else Path(name)
+    if base in before:
+        raise ConfigError(f"extends: {' → '.join(map(str, (*before, base)))} goes round in circles")
+    return _merged(_extended(_settings(base), base.parent, (*before, base)), values)
+
+
+def _merged(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections are filled up; values and lists take the place of others."""
+    both = {key: (base[key], value) for key, value in values.items() if key in base}
+    sections = {key: _merged(*pair) for key, pair in both.items() if all(isinstance(part, dict) for part in pair)}
+    return {**base, **values, **sections}
+
+
+def _settings(path: Path) -> dict[str, Any]:
     source: Path | Traversable = path if path.is_file() else shipped_recipes().get(str(path), path)
     if not source.is_file():
         folder = path.parent if path.parent.is_dir() else Path()

@@ -36,6 +36,9 @@ class TuningConfig(Settings):
     )
     device: str = Field("auto", description="auto takes an accelerator if there is one")
     gradient_checkpointing: bool = Field(False, description="recompute activations: less memory, a third more time")
+    guidance: Literal["together", "one-by-one"] = Field(
+        "together", description="both branches of guidance in one pass, or in two that need less memory"
+    )
     compile: str | None = Field(None, description="backend of torch.compile for the repeated blocks, such as inductor")
     attention: str | None = Field(None, description="attention backend of diffusers, such as flash; none means native")
     offload: bool = Field(False, description="encoders and decoder leave the device while they are not used")

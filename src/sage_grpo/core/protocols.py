@@ -104,6 +104,8 @@ class VideoModel:
     """Which branches of guidance a gradient goes through."""
     negative_prompt: str = ""
     """What guidance leads away from."""
+    branches_together: bool = False
+    """Both branches of guidance in one pass of twice the batch, where the model can do that."""
     branches_in_turn: bool = False
     """Backward passes of guidance: together, or one after the other."""
     autocasts: bool = False

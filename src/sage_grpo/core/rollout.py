@@ -66,6 +66,7 @@ def circumstances(model: VideoModel, x: Tensor) -> dict[str, str]:
         "dtype": f"{x.dtype}, weights {weights.dtype}, autocast {autocast}",
         "mode": "train" if model.module.training else "eval",
         "guidance_scale": str(model.guidance_scale),
+        "branches": "together" if model.branches_together else "one by one",
         "negative_prompt": model.negative_prompt,
         "autocast_dtype": str(model.autocast_dtype),
     }

@@ -122,16 +122,18 @@ def make_videos(
         with torch.no_grad():
             latents = generate(source.model, [task.prompt], candidate.config, [noise_seed(task.prompt, seed)])
             video = source.model.decode(latents)[0].cpu()
-        keep(folder, candidate, task, seed, video)
+        keep(folder, candidate, task, seed, video, source.model.frame_rate)
         if i == 0:
             after_first()
     del source
     gc.collect()  # before the next model is loaded
 
 
-def keep(folder: Folder, candidate: Candidate, task: Task, seed: int, video: Tensor) -> None:
+def keep(
+    folder: Folder, candidate: Candidate, task: Task, seed: int, video: Tensor, frame_rate: float | None = None
+) -> None:
     key = candidate.name, task.id, seed
-    content = {folder.video(*key): mp4_bytes(video), folder.frames(*key): lossless(video)}
+    content = {folder.video(*key): mp4_bytes(video, frame_rate), folder.frames(*key): lossless(video)}
     for path, data in content.items():
         atomic_write(path, data)
     files = {path.relative_to(folder.root).as_posix(): sha256(data).hexdigest() for path, data in content.items()}

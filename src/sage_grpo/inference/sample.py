@@ -51,7 +51,11 @@ def sample_videos(
 
 
 def write_samples(
-    folder: Path, prompts: Sequence[Prompt], columns: Sequence[tuple[str, Sequence[Tensor]]], seed: int
+    folder: Path,
+    prompts: Sequence[Prompt],
+    columns: Sequence[tuple[str, Sequence[Tensor]]],
+    seed: int,
+    frame_rate: float | None = None,
 ) -> list[str]:
     """A file a video and one page with all of them; the names of the files."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +63,7 @@ def write_samples(
     for i, prompt in enumerate(prompts):
         for name, videos in columns:
             mark = f"-{name.replace(' ', '-')}" if len(columns) > 1 else ""
-            files.append(write_frames(folder / f"{i:02d}{mark}", videos[i]).name)
+            files.append(write_frames(folder / f"{i:02d}{mark}", videos[i], frame_rate).name)
             rows.append((f"{prompt.text} ({name})" if len(columns) > 1 else prompt.text, videos[i]))
     title = f"{' and '.join(name for name, _ in columns)}, seeds from {seed}"
     contact_sheet(folder / "sheet.png", rows, title=title)

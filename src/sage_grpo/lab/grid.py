@@ -4,13 +4,13 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from hashlib import blake2b
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from rich.console import Console
@@ -94,6 +94,19 @@ def size_name(lr: float, prompts: int) -> str:
     return f"lr-{lr:g}-videos-{prompts * GENERATIONS}"
 
 
+CURVES = (
+    "reward/mean",
+    "reward/std",
+    "kl_weight",
+    "approx_kl",
+    "clip_frac",
+    "ratio_mean",
+    "drift/base_error",
+    "drift/diversity",
+    "drift/kl_initial",
+)
+
+
 @dataclass(frozen=True)
 class Job:
     name: str
@@ -113,6 +126,29 @@ class Job:
     @property
     def config(self) -> RecipeConfig:
         return self.experiment.config(self.seed, self.iterations, self.out / "work" / self.file.stem)
+
+    def run(self) -> Path:
+        """Train, evaluate on fresh seeds, write one JSON file."""
+        if self.file.exists():
+            return self.file
+        torch.set_num_threads(1)
+        began, config = time.process_time(), self.config
+        trainer = Trainer(config=config, console=Console(quiet=True))
+        trainer.train()
+        log = read_metrics(RunFolder(Path(config.run.out)).log)
+        curves = {key: [[row["step"], row[key]] for row in log if row.get(key) is not None] for key in CURVES}
+        result = {
+            "name": self.name,
+            "seed": self.seed,
+            "iterations": self.iterations,
+            "curves": curves,
+            "evaluation": summary(evaluate_run(trainer.loop, config, self.samples)),
+            "alarms": trainer.gauge.alarms,
+            "cpu_seconds": time.process_time() - began,
+        }
+        atomic_write(self.file, json.dumps(result).encode())
+        shutil.rmtree(config.run.out, ignore_errors=True)
+        return self.file
 
 
 def cost(config: RecipeConfig) -> int:
@@ -135,44 +171,6 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-CURVES = (
-    "reward/mean",
-    "reward/std",
-    "kl_weight",
-    "approx_kl",
-    "clip_frac",
-    "ratio_mean",
-    "drift/base_error",
-    "drift/diversity",
-    "drift/kl_initial",
-)
-
-
-def run_job(job: Job) -> Path:
-    """Train, evaluate on fresh seeds, write one JSON file."""
-    if job.file.exists():
-        return job.file
-    torch.set_num_threads(1)
-    began = time.process_time()
-    config = job.config
-    trainer = Trainer(config=config, console=Console(quiet=True))
-    trainer.train()
-    log = read_metrics(RunFolder(Path(config.run.out)).log)
-    curves = {key: [[row["step"], row[key]] for row in log if row.get(key) is not None] for key in CURVES}
-    result = {
-        "name": job.name,
-        "seed": job.seed,
-        "iterations": job.iterations,
-        "curves": curves,
-        "evaluation": summary(evaluate_run(trainer.loop, config, job.samples)),
-        "alarms": trainer.gauge.alarms,
-        "cpu_seconds": time.process_time() - began,
-    }
-    atomic_write(job.file, json.dumps(result).encode())
-    shutil.rmtree(config.run.out, ignore_errors=True)
-    return job.file
-
-
 def run_base(out: Path, samples: int) -> dict[str, Any]:
     path = out / "runs" / f"base-{samples}.json"
     if not path.exists():
@@ -182,7 +180,24 @@ def run_base(out: Path, samples: int) -> dict[str, Any]:
     return loaded
 
 
-def run_grid(jobs: list[Job], workers: int | None = None, console: Console | None = None) -> list[dict[str, Any]]:
+class Run(Protocol):
+    """What a grid is made of."""
+
+    @property
+    def file(self) -> Path:
+        """Its result; when it is there, it is done."""
+        ...
+
+    def run(self) -> Path:
+        """Writes the file, in a process of its own."""
+        ...
+
+
+def _run(job: Run) -> Path:
+    return job.run()
+
+
+def run_grid(jobs: Sequence[Run], workers: int | None = None, console: Console | None = None) -> list[dict[str, Any]]:
     """All jobs in parallel processes; those that an earlier, killed call finished are not run again."""
     console = console or Console()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -199,7 +214,7 @@ def run_grid(jobs: list[Job], workers: int | None = None, console: Console | Non
         task = progress.add_task("", total=len(jobs), completed=len(jobs) - len(todo))
         with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=get_context("spawn")) as pool:
             try:
-                for done in as_completed([pool.submit(run_job, job) for job in todo]):
+                for done in as_completed([pool.submit(_run, job) for job in todo]):
                     progress.update(task, advance=1, description=done.result().stem)
             except BaseException:
                 pool.shutdown(cancel_futures=True)  # what failed is told now, not after all the others

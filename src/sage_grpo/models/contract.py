@@ -86,8 +86,9 @@ def check_pipeline(model: DiffusersModel) -> None:
         noise = keyed_noise(model.latent_shape(prompt), [(*key, "initial")], model.device)
         expected = through_pipeline(model, prompt, noise, "latent")
         table = kernel_table("ode", model.pipe.scheduler.sigmas.double(), 0.0)
-        got = sample(model, [prompt], table, [key], [key]).x0
-        torch.testing.assert_close(got, expected.float(), rtol=1e-4, atol=1e-4)
+        for model.branches_together in (False, True):
+            got = sample(model, [prompt], table, [key], [key]).x0
+            torch.testing.assert_close(got, expected.float(), rtol=1e-4, atol=1e-4)
         assert (got - noise).abs().mean() > 0.05, "the sampler did not move: the tiny model's velocity is almost zero"
 
 
@@ -113,6 +114,22 @@ def check_batch(model: DiffusersModel) -> None:
         together = model.velocity(x, sigma, model.encode(prompts))
         alone = [model.velocity(x[i : i + 1], sigma[i : i + 1], model.encode([prompts[i]])) for i in range(2)]
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-4)
+
+
+def check_branches(model: DiffusersModel) -> None:
+    """Both branches of guidance in one pass are those of two passes, and so are their gradients."""
+    prompts = prompts_for(model)
+    x = keyed_noise(model.latent_shape(prompts[0]), [("branches", i) for i in range(2)], model.device)
+    condition, found = model.encode(prompts), []
+    for model.branches_together in (False, True):
+        model.module.zero_grad()
+        v = velocity_at(model, x, 0.7, condition)
+        v.float().square().mean().backward()  # type: ignore[no-untyped-call]
+        weights = model.module.parameters()
+        found.append((v.detach(), torch.cat([p.grad.flatten() for p in weights if p.grad is not None])))
+    (two, slopes), (one, others) = found
+    torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
+    assert (others - slopes).norm() < 1e-4 * slopes.norm()
 
 
 def check_gradients(model: DiffusersModel) -> None:
@@ -158,6 +175,7 @@ CHECKS: Sequence[Callable[[DiffusersModel], None]] = (
     check_pipeline,
     check_guidance,
     check_batch,
+    check_branches,
     check_gradients,
     check_decode,
     check_seeds,

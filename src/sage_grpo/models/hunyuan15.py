@@ -35,6 +35,7 @@ class HunyuanVideo15(DiffusersModel):
         "ff_context.net.2",
     )
     frame_step = 4
+    frame_rate = 24.0
     typical_text = 300  # tokens that a plan counts for a prompt
     default_size = (121, 480, 848)
     tiny_size = (5, 32, 32)
@@ -134,6 +135,9 @@ class HunyuanVideo15(DiffusersModel):
     def encode(self, prompts: Sequence[Prompt]) -> Condition:
         batch = unpadded.together([self._row(prompt) for prompt in prompts])
         return {name: x if name.endswith(unpadded.COUNT) else x.to(self.device) for name, x in batch.items()}
+
+    def beside(self, positive: Condition, negative: Condition) -> Condition:
+        return unpadded.together([positive, negative])
 
     def text_shapes(self) -> dict[str, tuple[int, ...]]:
         """Of a text as people write them: the longest has `text_tokens` and `glyph_tokens`."""

@@ -13,17 +13,24 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 COUNT = "_count"  # tokens of each sample, a tensor on the host; only there where samples of a batch differ
+TEXTS = ("text", "glyphs")
 KINDS = {"text": 0, "glyphs": 1, "image": 2}  # rows of the network's embedding of kinds
 
 
-def together(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """One batch of conditions. Where texts differ in length the shorter are filled up, and all lengths are told."""
-    counts = {name: [row[name].shape[1] for row in rows] for name in rows[0] if name.endswith(("text", "glyphs"))}
+def together(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """One batch of several. Where texts differ in length the shorter are filled up, and all lengths are told."""
+    names = [name for name in parts[0] if not name.endswith(COUNT)]
+    counts = {name: [n for p in parts for n in lengths_of(p, name)] for name in names if name.endswith(TEXTS)}
     mixed = any(len(set(lengths)) > 1 for lengths in counts.values())
     if mixed:
-        rows = [{**row, **{name: filled(row[name], max(lengths)) for name, lengths in counts.items()}} for row in rows]
-    batch = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+        parts = [{**part, **{name: filled(part[name], max(n)) for name, n in counts.items()}} for part in parts]
+    batch = {name: torch.cat([part[name] for part in parts]) for name in names}
     return batch | ({name + COUNT: torch.tensor(lengths) for name, lengths in counts.items()} if mixed else {})
+
+
+def lengths_of(part: Mapping[str, Tensor], name: str) -> list[int]:
+    tokens, told = part[name], part.get(name + COUNT)
+    return [tokens.shape[1]] * len(tokens) if told is None else told.tolist()
 
 
 def filled(tokens: Tensor, length: int) -> Tensor:

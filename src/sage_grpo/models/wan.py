@@ -28,6 +28,7 @@ class Wan(DiffusersModel):
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")
     float32_parts: ClassVar[tuple[str, ...]] = ("vae",)  # as the model's own documentation asks
     frame_step = 4
+    frame_rate = 16.0
     default_size = (81, 480, 832)
     tiny_size = (5, 16, 16)
     tiny_options: ClassVar[Mapping[str, Any]] = {"text_tokens": 24}
@@ -237,6 +238,7 @@ class Wan22Small(Wan):
 
     tiny_pipeline: ClassVar[Mapping[str, Any]] = {"expand_timesteps": True}
     default_size = (121, 704, 1280)
+    frame_rate = 24.0
 
 
 @model("wan-i2v", extra="models")
@@ -300,6 +302,7 @@ class Wan22SmallImageToVideo(WanImageToVideo):
     tiny_transformer: ClassVar[Mapping[str, Any]] = {}
     tiny_pipeline: ClassVar[Mapping[str, Any]] = {"expand_timesteps": True}
     default_size = (121, 704, 1280)
+    frame_rate = 24.0
 
     def model_input(self, x: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([inputs["first_frame"].to(x.dtype), x[:, :, 1:]], dim=2)

@@ -1,16 +1,10 @@
 """How often an iteration asks the network, from the settings alone."""
 
-import math
 from dataclasses import dataclass
-from itertools import product
 
 from sage_grpo.config import RecipeConfig
-from sage_grpo.core.anchors import anchor_is_due
-from sage_grpo.core.update import anchored_places
-from sage_grpo.core.windows import Windows
+from sage_grpo.core.passes import anchor_steps, rollout_passes, trained_videos
 from sage_grpo.training.drift_gauge import NOISE_LEVELS
-
-ITERATIONS = 100  # that are counted
 
 
 @dataclass(frozen=True)
@@ -34,36 +28,6 @@ class Counts:
 def stochastic_steps(config: RecipeConfig) -> int:
     """Transitions that a rollout keeps."""
     return config.sampling.window_size
-
-
-def rollout_passes(config: RecipeConfig, experts: int) -> float:
-    """Videos times passes of a rollout: the mean of the run's own iterations, for windows move."""
-    windows = Windows(config, config.parallel.replicas, experts)
-    seen = range(min(config.run.iterations, ITERATIONS))
-    return sum(sum(map(sum, windows.passes(i))) for i in seen) / len(seen)
-
-
-def trained_videos(config: RecipeConfig) -> int:
-    """Rows of a training pass over all videos that are selected, with those that fill up batches."""
-    policy, world = config.policy, config.parallel.replicas
-    if policy.select is None or 2 * policy.select >= policy.num_generations:
-        return config.rollouts
-    prompts = policy.prompts_per_iteration
-    packs = prompts if config.sampling.window.per == "prompt" else world  # videos of one window share batches
-    return packs * math.ceil(2 * policy.select * prompts / packs / policy.batch_size) * policy.batch_size
-
-
-def anchor_steps(config: RecipeConfig) -> float:
-    """Steps of a video at which the anchor is asked: not in the update that begins with its renewal."""
-    policy, seen, asked = config.policy, range(min(config.run.iterations, ITERATIONS)), 0
-    if config.kl.anchor == "none":
-        return 0.0
-    lengths = [len(range(part, config.trained_steps, policy.num_minibatches)) for part in range(policy.num_minibatches)]
-    for i, epoch, (n, steps) in product(seen, range(policy.num_iterations), enumerate(lengths)):
-        updates = (i * policy.num_iterations + epoch) * policy.num_minibatches + n
-        if not anchor_is_due(config.kl, updates):
-            asked += len(anchored_places(steps, config, i, epoch, n))
-    return asked / len(seen)
 
 
 def count(config: RecipeConfig, guided: bool, one_sided: bool = False, experts: int = 1) -> Counts:

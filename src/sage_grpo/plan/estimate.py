@@ -5,9 +5,10 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 from sage_grpo.config import RecipeConfig
+from sage_grpo.core.passes import trained_videos
 from sage_grpo.core.protocols import networks
 from sage_grpo.plan.calibration import Calibration
-from sage_grpo.plan.counts import Counts, count, trained_videos
+from sage_grpo.plan.counts import Counts, count
 from sage_grpo.plan.hardware import GPU, MEMORY_SHARE, PassTime, ProcessGroup, at_roofline, pass_time
 from sage_grpo.plan.interruptions import GPU_HOURS_PER_FAILURE, Saving, best_interval, lost_share
 from sage_grpo.plan.memory import Memory, ModelStates, memory, model_states

@@ -78,6 +78,7 @@ def summary(plan: Plan, gpu: str, price: float | None) -> dict[str, Any]:
         "layout": config.parallel.model_dump(mode="json"),
         "videos_per_iteration": config.rollouts,
         "videos_per_replica": config.rollouts // config.parallel.replicas,
+        "videos_per_gpu_hour": config.rollouts * 3600 / plan.iteration / plan.gpus,
         "memory_per_rank": {
             **plan.memory.parts,
             "peak": plan.memory.peak,

@@ -131,7 +131,7 @@ class Samples(Callback):
         entries = [{"prompt": prompt.text, "seed": i} for i, prompt in enumerate(prompts)]
         write_json(folder.prompts, entries)
         for i, video in enumerate(videos):
-            write_mp4(folder.video(i), video)
+            write_mp4(folder.video(i), video, made.frame_rate)
             for tracker in self.trackers:
                 tracker.video(loop.iteration, f"samples/{i:02d}", folder.video(i))
         rows = [(prompt.text, video) for prompt, video in zip(prompts, videos, strict=True)]

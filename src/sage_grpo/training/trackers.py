@@ -16,7 +16,7 @@ from sage_grpo.errors import UserError
 from sage_grpo.files import atomic_write
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.suggest import did_you_mean
-from sage_grpo.videos import DEFAULT_FPS, read_mp4
+from sage_grpo.videos import frame_rate, read_mp4
 
 PROJECT = "sage-grpo"
 NAMES = ("jsonl", "tensorboard", "trackio", "wandb")
@@ -106,7 +106,7 @@ class TensorBoardTracker:
         """As an animated GIF, which is what TensorBoard shows; `add_video` would need moviepy for the same."""
         first, *rest = [Image.fromarray(frame) for frame in read_mp4(path)]
         gif = io.BytesIO()
-        first.save(gif, "GIF", save_all=True, append_images=rest, duration=round(1000 / DEFAULT_FPS), loop=0)
+        first.save(gif, "GIF", save_all=True, append_images=rest, duration=round(1000 / frame_rate(path)), loop=0)
         image = self._proto.Summary.Image(
             height=first.height, width=first.width, colorspace=3, encoded_image_string=gif.getvalue()
         )

@@ -32,6 +32,8 @@ def prepare(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
     else:
         freeze_unused(model)
         model.branches_in_turn = True  # adapters have small gradients, which may wait
+    # a branch without gradient is a pass of its own
+    model.branches_together = config.guidance == "together" and model.guidance_gradient == "both"
     if config.precision != "float32":
         if not model.autocasts:
             raise TuningError(

@@ -24,7 +24,7 @@ from sage_grpo.evaluation.texts import NoPrompt, find_prompts
 from sage_grpo.evaluation.videos import Folder as EvaluationFolder
 from sage_grpo.files import atomic_write
 from sage_grpo.progress import TellCount, no_count
-from sage_grpo.videos import DEFAULT_FPS, mp4_bytes
+from sage_grpo.videos import mp4_bytes
 
 DIMENSIONS = {
     "visual": ("Visual quality", "Which picture is better: sharp, clean, with natural light and colour, no artefacts?"),
@@ -135,7 +135,7 @@ def spoilt(path: Path, kind: str, seed: int) -> bytes:
         video = open_video(path)
     except Unreadable as error:
         raise ConfigError(f"{path}: {error}") from error
-    return stripped(path, mp4_bytes(degrade(kind, video.frames, seed), video.fps or DEFAULT_FPS, scale=1))
+    return stripped(path, mp4_bytes(degrade(kind, video.frames, seed), video.fps, scale=1))
 
 
 class Folder:

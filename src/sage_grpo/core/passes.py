@@ -1,0 +1,47 @@
+"""How often rollout, anchor and training ask the network, from the settings alone."""
+
+import math
+from itertools import product
+
+from sage_grpo.config import RecipeConfig
+from sage_grpo.core.anchors import anchor_is_due
+from sage_grpo.core.update import anchored_places
+from sage_grpo.core.windows import Windows
+
+ITERATIONS = 100  # that are counted
+
+
+def rollout_passes(config: RecipeConfig, experts: int = 1) -> float:
+    """Videos times passes of a rollout: the mean of the run's own iterations, for windows move."""
+    windows = Windows(config, config.parallel.replicas, experts)
+    seen = range(min(config.run.iterations, ITERATIONS))
+    return sum(sum(map(sum, windows.passes(i))) for i in seen) / len(seen)
+
+
+def trained_videos(config: RecipeConfig) -> int:
+    """Rows of a training pass over all videos that are selected, with those that fill up batches."""
+    policy, world = config.policy, config.parallel.replicas
+    if policy.select is None or 2 * policy.select >= policy.num_generations:
+        return config.rollouts
+    prompts = policy.prompts_per_iteration
+    packs = prompts if config.sampling.window.per == "prompt" else world  # videos of one window share batches
+    return packs * math.ceil(2 * policy.select * prompts / packs / policy.batch_size) * policy.batch_size
+
+
+def anchor_steps(config: RecipeConfig) -> float:
+    """Steps of a video at which the anchor is asked: not in the update that begins with its renewal."""
+    policy, seen, asked = config.policy, range(min(config.run.iterations, ITERATIONS)), 0
+    if config.kl.anchor == "none":
+        return 0.0
+    lengths = [len(range(part, config.trained_steps, policy.num_minibatches)) for part in range(policy.num_minibatches)]
+    for i, epoch, (n, steps) in product(seen, range(policy.num_iterations), enumerate(lengths)):
+        updates = (i * policy.num_iterations + epoch) * policy.num_minibatches + n
+        if not anchor_is_due(config.kl, updates):
+            asked += len(anchored_places(steps, config, i, epoch, n))
+    return asked / len(seen)
+
+
+def forward_passes(config: RecipeConfig) -> float:
+    """Videos times passes of an iteration, without guidance and recomputation; a backward pass counts two."""
+    trained = trained_videos(config) * config.trained_steps * config.policy.num_iterations
+    return rollout_passes(config) + trained_videos(config) * anchor_steps(config) + 3 * trained
