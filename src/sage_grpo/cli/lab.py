@@ -168,3 +168,41 @@ def reproduce(
         console.print(f"[{colours[claim.verdict]}]{claim.verdict:<14}[/] {claim.statement}", highlight=False)
         console.print(f"{'':<15}{claim.measured} ({claim.test})", style="dim", highlight=False)
     console.print(f"details: {out / 'claims.md'}", highlight=False)
+
+
+@app.command()
+def efficiency(
+    out: Annotated[Path, typer.Option(help="Folder for runs, results.json, efficiency.md and the figure.")],
+    seeds: Annotated[int, typer.Option(min=2, help="Seeds of every setting.")] = 10,
+    samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate the end of each run on.")] = 240,
+    only: Annotated[list[str] | None, typer.Option(help="This setting, beside the paper's choices.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Measure what each saving brings: passes of the network until a run is as good as the paper's choices.
+
+    Learning rates are found by the same small search for every setting, on seeds of their own. Takes CPU hours
+    (docs/efficiency.md names them). If killed, the same command goes on where it was.
+
+    Example: `sage-grpo lab efficiency --out runs/efficiency --seeds 10 --only fast`
+    """
+    from rich.console import Console
+
+    console = Console(stderr=as_json)
+    with user_errors():
+        from sage_grpo.config import ConfigError
+        from sage_grpo.lab.efficiency import SAID, SETTINGS
+        from sage_grpo.lab.efficiency import efficiency as run
+        from sage_grpo.suggest import did_you_mean
+
+        for name in only or ():
+            if name not in SETTINGS:
+                raise ConfigError(f"unknown setting {name!r}; {did_you_mean(name, SETTINGS)}")
+        outcomes = run(out, seeds=seeds, samples=samples, only=only or (), workers=workers, console=console)
+    if as_json:
+        print(json.dumps([outcome.to_json() for outcome in outcomes]))
+        return
+    for o in outcomes:
+        fewer = "{:.1f} times fewer passes [{:.1f}, {:.1f}]".format(*o.times_fewer) if o.times_fewer else "the measure"
+        console.print(f"{SAID[o.name]:<52} {fewer}; {o.reached} of {o.reward.n} seeds", highlight=False)
+    console.print(f"details: {out / 'efficiency.md'}", highlight=False)

@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from sage_grpo.core.protocols import Exchange
 from sage_grpo.models.errors import ModelError
+from sage_grpo.models.unpadded import runs
 
 
 def cut(dim: int, of: int) -> ContextParallelInput:
@@ -63,7 +64,8 @@ class JointAttention:
     """Attention over video and text together, for one process or for several that share the video.
 
     No mask is ever passed on, for which several kernels have no way or a slow one: samples whose texts differ in length
-    attend one by one. A mask, which only the library's own pipeline gives, is left to the library.
+    attend one after the other, neighbours of equal length together. A mask, which only the library's own pipeline
+    gives, is left to the library.
     """
 
     _attention_backend: Any = None
@@ -115,10 +117,10 @@ class JointAttention:
         if lengths is None:
             out: Tensor = dispatch_attention_fn(*joint, backend=self._attention_backend)
             return out
-        missing = [text.shape[1] - length for length in lengths]
-        there = joint[0].shape[1]
-        rows = [
-            dispatch_attention_fn(*(x[i : i + 1, : there - n] for x in joint), backend=self._attention_backend)
-            for i, n in enumerate(missing)
-        ]
-        return torch.cat([pad(row, (0, 0, 0, 0, 0, n)) for row, n in zip(rows, missing, strict=True)])
+        parts, tokens = [], joint[0].shape[1]
+        for rows in runs(lengths):
+            missing = text.shape[1] - lengths[rows.start]
+            mine = (x[rows, : tokens - missing] for x in joint)
+            part = dispatch_attention_fn(*mine, backend=self._attention_backend)
+            parts.append(pad(part, (0, 0, 0, 0, 0, missing)))
+        return torch.cat(parts)

@@ -6,6 +6,7 @@ tokens that are there take part. They carry no position, so leaving the others o
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -70,13 +71,19 @@ def text_tokens(network: Any, timestep: Tensor, words: Mapping[str, Any]) -> tup
     if "text" + COUNT not in words:
         return varying(network, embedded(network, timestep, words)), None
     counts = {name: words[name + COUNT] for name in KINDS if name + COUNT in words}
-    rows = []
-    for i in range(len(timestep)):
-        mine = {name: words[name][i : i + 1] for name in KINDS if name in words}
-        mine |= {name: mine[name][:, : count[i]] for name, count in counts.items()}
-        rows.append(embedded(network, timestep[i : i + 1], mine))
-    lengths = tuple(row.shape[1] for row in rows)
-    return varying(network, torch.cat([filled(row, max(lengths)) for row in rows])), lengths
+    parts = []
+    for rows in runs(list(zip(*counts.values(), strict=True))):
+        mine = {name: words[name][rows] for name in KINDS if name in words}
+        mine |= {name: mine[name][:, : count[rows.start]] for name, count in counts.items()}
+        parts.append(embedded(network, timestep[rows], mine))
+    lengths = tuple(part.shape[1] for part in parts for _ in range(len(part)))
+    return varying(network, torch.cat([filled(part, max(lengths)) for part in parts])), lengths
+
+
+def runs(lengths: Sequence[object]) -> list[slice]:
+    """Neighbours that are alike, such as those of one prompt or of one branch of guidance."""
+    ends = [i for i in range(1, len(lengths)) if lengths[i] != lengths[i - 1]]
+    return [slice(first, last) for first, last in pairwise([0, *ends, len(lengths)])]
 
 
 def embedded(network: Any, timestep: Tensor, words: Mapping[str, Tensor]) -> Tensor:

@@ -1,0 +1,244 @@
+"""`sage-grpo lab efficiency`: what each saving brings, in passes of the network until a reward is reached."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from sage_grpo.config import load_recipe
+from sage_grpo.core.passes import forward_passes
+from sage_grpo.files import atomic_write
+from sage_grpo.lab.grid import run_grid
+from sage_grpo.lab.race import REFERENCE, Race
+from sage_grpo.statistics import Effect, effect, paired
+
+SEARCHED = (100, 101)  # seeds on which learning rates are found
+RATES = (7.5e-5, 1.5e-4, 3e-4, 6e-4, 1.2e-3)
+LOOKS = 10  # at the reward, on the way to the end of a budget
+SHARE = 5  # savings get one part in so many of the reference's passes
+PAPER = "paper"
+
+Overrides = tuple[str, ...]
+FEWER: Overrides = ("policy.prompts_per_iteration=4", "policy.batch_size=32")
+WINDOW: Overrides = ("policy.num_iterations=1", "policy.timestep_fraction=1.0", "sampling.window.size=1")
+RANGE: Overrides = ("sampling.window.range=[0.25,1]",)
+SECOND: Overrides = ("sampling.steps=5", "sampling.order=2")
+TAIL: Overrides = ("sampling.tail=0.5",)
+KL_SHARE: Overrides = ("kl.share=0.5",)
+SELECT: Overrides = ("policy.select=2", "policy.batch_size=16")
+FAST: Overrides = (*FEWER, *WINDOW, *RANGE, *SECOND, *TAIL, *KL_SHARE, *SELECT)
+
+# One saving after the other; then the last of them with one thing changed.
+IN_TURN: dict[str, Overrides] = {
+    "fewer-videos": FEWER,
+    "window": (*FEWER, *WINDOW),
+    "range": (*FEWER, *WINDOW, *RANGE),
+    "second-order": (*FEWER, *WINDOW, *RANGE, *SECOND),
+    "tail": (*FEWER, *WINDOW, *RANGE, *SECOND, *TAIL),
+    "kl-share": (*FEWER, *WINDOW, *RANGE, *SECOND, *TAIL, *KL_SHARE),
+    "fast": FAST,
+}
+VARIED: dict[str, Overrides] = {
+    "all-steps": (*FAST, "sampling.window.range=[0,1]"),
+    "first-half": (*FAST, "sampling.window.range=[0,0.5]"),
+    "per-prompt": (*FAST, "sampling.window.per=prompt", "policy.batch_size=4"),
+    "size-2": (*FAST, "sampling.window.size=2"),
+    "size-4": (*FAST, "sampling.window.range=[0,1]", "sampling.window.size=4"),
+    "best-worst-1": (*FAST, "policy.select=1", "policy.batch_size=8"),
+    "skip-flat": (*FAST, "policy.flat_groups=skip", "policy.batch_size=4"),
+}
+SETTINGS: dict[str, Overrides] = {PAPER: ()} | IN_TURN | VARIED
+SAID = {
+    PAPER: "the paper's choices",
+    "fewer-videos": "+ 32 videos an iteration, not 64",
+    "window": "+ one stochastic step, one update a rollout",
+    "range": "+ not the first quarter of the steps",
+    "second-order": "+ five steps of second order, not eight of first",
+    "tail": "+ half a tail",
+    "kl-share": "+ the anchor in half of the updates",
+    "fast": "+ the best and worst two of each eight videos",
+    "all-steps": "window anywhere",
+    "first-half": "window in the first half",
+    "per-prompt": "a window for each prompt",
+    "size-2": "window of two steps",
+    "size-4": "window of all four",
+    "best-worst-1": "the best and the worst of eight",
+    "skip-flat": "flat groups skipped",
+}
+
+
+def whole_budget() -> int:
+    """Passes of the reference's run."""
+    config = load_recipe(REFERENCE)
+    return round(forward_passes(config) * config.run.iterations)
+
+
+def a_race(name: str, rate: float, seed: int, out: Path, *, looks: int, samples: int, role: str = "") -> Race:
+    share = 1 if name == PAPER else SHARE
+    overrides = (*SETTINGS[name], f"optimizer.lr={rate}")
+    return Race(f"{role}{name}", overrides, seed, whole_budget() // share, looks, samples, out)
+
+
+def found_rates(out: Path, names: Sequence[str], workers: int | None, console: Console) -> dict[str, float]:
+    """Of each setting the learning rate with most reward at the end of its passes, over the searched seeds."""
+    asked = [(name, rate, seed) for name in names for rate in RATES for seed in SEARCHED]
+    races = [a_race(*which, out, looks=1, samples=0, role="search-") for which in asked]
+    ends = {which: run["reward"][-1] for which, run in zip(asked, run_grid(races, workers, console), strict=True)}
+    return {name: max(RATES, key=lambda rate: sum(ends[name, rate, seed] for seed in SEARCHED)) for name in names}
+
+
+def crossing(passes: Sequence[float], reward: Sequence[float], target: float) -> float | None:
+    """After how many passes the reward first reached the target, on straight lines between the looks."""
+    if reward[0] >= target:
+        return passes[0]
+    for (before, low), (after, high) in pairwise(zip(passes, reward, strict=True)):
+        if high >= target:
+            return before + (after - before) * (target - low) / (high - low)
+    return None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A setting over its seeds, against the whole runs of the paper's choices with equal seeds."""
+
+    name: str
+    rate: float
+    passes_per_video: float
+    reached: int  # seeds that reached the reward of the paper's run
+    ratio: Effect | None  # of its passes to theirs, on a logarithmic scale; those that did not reach it count as 1
+    reward: Effect
+    accuracy: Effect
+    distance: Effect
+    diversity: Effect
+    distance_against: Effect  # differences to the paper's end
+    diversity_against: Effect
+
+    @property
+    def times_fewer(self) -> tuple[float, float, float] | None:
+        """Geometric mean with its interval."""
+        return (math.exp(self.ratio.mean), math.exp(self.ratio.low), math.exp(self.ratio.high)) if self.ratio else None
+
+    def to_json(self) -> dict[str, Any]:
+        measured = ("reward", "accuracy", "distance", "diversity", "distance_against", "diversity_against")
+        effects: dict[str, Effect] = {name: getattr(self, name) for name in measured}
+        return {
+            "setting": self.name,
+            "overrides": list(SETTINGS[self.name]),
+            "lr": self.rate,
+            "passes_per_video": self.passes_per_video,
+            "reached": self.reached,
+            "times_fewer": self.times_fewer,
+            "n": self.reward.n,
+        } | {name: [e.mean, e.low, e.high] for name, e in effects.items()}
+
+
+Runs = Mapping[str, Sequence[Mapping[str, Any]]]  # by setting, in the order of their seeds
+
+
+def judge(runs: Runs, rates: Mapping[str, float]) -> list[Outcome]:
+    """The distance of a run is the mean of its videos'."""
+
+    def ends(name: str, key: str) -> list[float]:
+        found = [run["evaluation"][key] for run in runs[name]]
+        return [float(np.mean(values)) for values in found]
+
+    out = []
+    for name, own in runs.items():
+        logs = []
+        for run, reference in zip(own, runs[PAPER], strict=True):
+            spent = crossing(run["passes"], run["reward"], reference["reward"][-1])
+            logs.append(math.log(reference["passes"][-1] / spent) if spent else None)
+        config = load_recipe(REFERENCE, list(SETTINGS[name]))
+        out.append(
+            Outcome(
+                name,
+                rates[name],
+                forward_passes(config) / config.rollouts,
+                sum(log is not None for log in logs),
+                effect([log or 0.0 for log in logs]) if name != PAPER else None,
+                *(effect(ends(name, key)) for key in ("reward", "accuracy", "distance", "diversity")),
+                *(paired(ends(name, key), ends(PAPER, key)) for key in ("distance", "diversity")),
+            )
+        )
+    return out
+
+
+def as_markdown(outcomes: Sequence[Outcome]) -> str:
+    head = (
+        "| setting | learning rate | passes a video | times fewer passes | reward | followed | distance | diversity |"
+    )
+    rows = []
+    for o in outcomes:
+        fewer = "1"
+        if o.times_fewer:
+            mean, low, high = o.times_fewer
+            fewer = f"{mean:.1f} [{low:.1f}, {high:.1f}]" if o.reached else "–"
+            fewer += f", {o.reached} of {o.reward.n}" if o.reached < o.reward.n else ""
+        cells = [SAID[o.name], f"{o.rate:g}", f"{o.passes_per_video:.1f}", fewer]
+        cells += [f"{e.mean:.3f} ± {e.high - e.mean:.3f}" for e in (o.reward, o.accuracy, o.distance, o.diversity)]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join([head, "|---|---|---|---|---|---|---|---|", *rows]) + "\n"
+
+
+COLOURS = ("#000000", "#999999", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#0072B2", "#D55E00")
+
+
+def draw(runs: Runs, path: Path) -> None:
+    """Reward against passes, mean over seeds with its 95 % interval."""
+    figure = Figure(figsize=(9, 5.2), layout="constrained")
+    ax = figure.subplots()
+    shown = [name for name in (PAPER, *IN_TURN) if name in runs]
+    for name, colour in zip(shown, COLOURS, strict=False):
+        end = min(run["passes"][-1] for run in runs[name])
+        grid = np.linspace(0, end, 60)
+        curves = np.array([np.interp(grid, run["passes"], run["reward"]) for run in runs[name]])
+        bands = [effect(column.tolist()) for column in curves.T]
+        ax.plot(grid, [b.mean for b in bands], color=colour, label=SAID[name], linewidth=2.4 if name == "fast" else 1.6)
+        if name in (PAPER, "fast"):
+            ax.fill_between(
+                grid, [b.low for b in bands], [b.high for b in bands], color=colour, alpha=0.15, linewidth=0
+            )
+    reached = float(np.mean([run["reward"][-1] for run in runs[PAPER]]))
+    ax.axhline(reached, color="#000000", linewidth=0.8, linestyle=":")
+    ax.set_xlabel("passes of the network (a video and step each; a trained one counts three)")
+    ax.set_ylabel("reward of fresh videos")
+    ax.set_title("What a reward costs: savings added in turn", fontsize=12)
+    ax.grid(alpha=0.25)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, fontsize=9, loc="lower right")
+    figure.savefig(path, dpi=130)
+
+
+def efficiency(
+    out: Path,
+    *,
+    seeds: int,
+    samples: int,
+    only: Sequence[str] = (),
+    workers: int | None = None,
+    console: Console | None = None,
+) -> list[Outcome]:
+    """Runs, results.json, efficiency.md and efficiency.png into `out`; called again after a kill, it goes on."""
+    console = console or Console()
+    names = [PAPER, *(name for name in SETTINGS if name != PAPER and (not only or name in only))]
+    console.print(f"learning rates, on seeds {SEARCHED[0]} and {SEARCHED[1]}", highlight=False)
+    rates = found_rates(out, names, workers, console)
+    console.print(f"{len(names)} settings on {seeds} seeds that chose nothing", highlight=False)
+    asked = [(name, rates[name], seed) for name in names for seed in range(seeds)]
+    races = [a_race(*which, out, looks=LOOKS, samples=samples) for which in asked]
+    found = run_grid(races, workers, console)
+    runs = {name: found[i * seeds : (i + 1) * seeds] for i, name in enumerate(names)}
+    outcomes = judge(runs, rates)
+    rows = [outcome.to_json() for outcome in outcomes]
+    summary = {"seeds": seeds, "samples": samples, "passes": whole_budget(), "settings": rows}
+    atomic_write(out / "results.json", (json.dumps(summary, indent=1) + "\n").encode())
+    atomic_write(out / "efficiency.md", as_markdown(outcomes).encode())
+    draw(runs, out / "efficiency.png")
+    return outcomes
