@@ -72,16 +72,16 @@ def test_one_seed_that_never_arrives_is_counted_as_no_saving():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [PAPER, "window", "second-order", "fast", "per-prompt", "size-2", "best-worst-1"])
 def test_passes_are_counted_as_they_are_planned(name):
-    """Hooks against the settings alone, over twenty iterations without learning."""
-    config = load_recipe(REFERENCE, [*SETTINGS[name], "run.iterations=20"])
+    """Hooks against the settings alone, over six iterations without learning."""
+    config = load_recipe(REFERENCE, [*SETTINGS[name], "run.iterations=6"])
     model, (reward, weights) = build_model(config), build_rewards(config)
     config = config.model_copy(update={"policy": config.policy.model_copy(update={"reward_weights": weights})})
     counter = PassCounter(model.module)
     still = torch.optim.SGD(model.module.parameters(), lr=0.0)
     loop = Loop(model, reward, open_prompts(all_prompts()), config, still)
     loop._checked = True  # the gate looks once a run
-    loop.run(20)
-    assert counter.passes == pytest.approx(20 * forward_passes(config), rel=1e-9)
+    loop.run(6)
+    assert counter.passes == pytest.approx(6 * forward_passes(config), rel=1e-9)
 
 
 def test_every_setting_is_said_and_fits():
