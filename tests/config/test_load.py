@@ -27,6 +27,7 @@ def test_a_recipe_extends_another(tmp_path):
     assert [reward.type for reward in mine.rewards] == ["motion"]
     assert (yours.sampling.window.size, yours.sampling.window.range, yours.sampling.steps) == (1, (0, 0.5), 12)
     assert "extends" not in dump_recipe(yours)
+    assert load_recipe({"extends": str(tmp_path / "yours.yaml")}) == yours
     assert load_recipe(tmp_path / "yours.yaml", ["sampling.steps=9"]).sampling.steps == 9
 
 

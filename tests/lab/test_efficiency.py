@@ -15,12 +15,10 @@ from sage_grpo.core.loop import Loop
 from sage_grpo.core.passes import forward_passes
 from sage_grpo.data.prompts import open_prompts
 from sage_grpo.lab import efficiency
-from sage_grpo.lab.efficiency import PAPER, SAID, SETTINGS, as_markdown, crossing, draw, judge, whole_budget
+from sage_grpo.lab.efficiency import MEASURED, PAPER, SAID, SETTINGS, as_markdown, crossing, draw, judge, whole_budget
 from sage_grpo.lab.race import REFERENCE, PassCounter, Race
 from sage_grpo.lab.shapes.world import all_prompts
 from sage_grpo.training.build import build_model, build_rewards
-
-KEYS = ("reward", "accuracy", "distance", "diversity")
 
 
 def test_a_reward_is_reached_between_two_looks():
@@ -52,7 +50,7 @@ def test_the_verdict_on_made_up_runs(tmp_path):
     assert paper.times_fewer is None
     assert fast.times_fewer == pytest.approx((5, 5, 5))  # equal seeds: what differs between seeds is no error
     assert fast.reached == 6
-    assert fast.distance_against.mean == pytest.approx(0.02)
+    assert fast.against["distance"].mean == pytest.approx(0.02)
     assert (window.reached, window.times_fewer) == (0, (1, 1, 1))
     table = as_markdown([paper, fast, window])
     assert "5.0 [5.0, 5.0]" in table
@@ -113,7 +111,7 @@ def test_the_whole_command_at_a_small_size(tmp_path, monkeypatch):
     assert [o.name for o in outcomes] == [PAPER, "fast"]
     written = json.loads((tmp_path / "results.json").read_text())
     assert [row["setting"] for row in written["settings"]] == [PAPER, "fast"]
-    assert all(math.isfinite(written["settings"][1][key][0]) for key in KEYS)
+    assert all(math.isfinite(written["settings"][1]["ends"][key][0]) for key in MEASURED)
     assert (tmp_path / "efficiency.png").exists()
 
 

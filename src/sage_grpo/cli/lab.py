@@ -204,5 +204,5 @@ def efficiency(
         return
     for o in outcomes:
         fewer = "{:.1f} times fewer passes [{:.1f}, {:.1f}]".format(*o.times_fewer) if o.times_fewer else "the measure"
-        console.print(f"{SAID[o.name]:<52} {fewer}; {o.reached} of {o.reward.n} seeds", highlight=False)
+        console.print(f"{SAID[o.name]:<52} {fewer}; {o.reached} of {o.seeds} seeds", highlight=False)
     console.print(f"details: {out / 'efficiency.md'}", highlight=False)

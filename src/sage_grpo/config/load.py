@@ -37,7 +37,7 @@ def load_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
 
 def read_settings(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:
     """As they are written, not yet validated."""
-    values = dict(source) if isinstance(source, Mapping) else _read(Path(source))
+    values = _extended(dict(source), Path(), ()) if isinstance(source, Mapping) else _read(Path(source))
     for text in overrides:
         _override(values, text)
     return values

@@ -118,7 +118,7 @@ class Prefixes:
         """The states of a batch at its first stochastic step, from its initial noise `x` of these keys."""
         new = {key: row for row, key in enumerate(keys) if key not in self.held}
         if new:
-            rows = torch.tensor(list(new.values()), device=x.device)
+            rows = list(new.values())  # plain numbers: a condition may have parts on the host
             once = {name: value[rows] for name, value in condition.items()}
             states, _ = walk(model, State(x[rows], x[rows]), once, table, range(table.prefix), ())
             self.held |= {key: State(*row) for key, row in zip(new, zip(*states, strict=True), strict=True)}

@@ -25,7 +25,8 @@ def best_and_worst(advantage: Tensor, used: Tensor, count: int | None) -> Tensor
     return used & ((rank < count) | (rank >= used.sum(1, keepdim=True) - count))
 
 
-def rows_of(path: Trajectory, rows: Tensor) -> Trajectory:
+def rows_of(path: Trajectory, rows: list[int]) -> Trajectory:
+    """Plain numbers: a condition may have parts on the host."""
     points = {
         step: Point(point.x[rows], point.sigma, point.velocity[rows], point.noise[rows])
         for step, point in path.points.items()
@@ -56,7 +57,7 @@ def packed(parts: Sequence[Part], comm: Comm) -> list[Part]:
     kept: dict[tuple[object, ...], list[Part]] = {}
     for path, advantage, weight in parts:
         alike = (tuple(path.points), *(tuple(value.shape[1:]) for value in path.condition.values()))
-        rows = weight.nonzero().flatten()
+        rows = weight.nonzero().flatten().tolist()
         if len(rows):
             whole = len(rows) == size
             part = (path, advantage, weight) if whole else (rows_of(path, rows), advantage[rows], weight[rows])
@@ -75,8 +76,9 @@ def _batches(parts: Sequence[Part], size: int) -> list[Part]:
     path = joined([part[0] for part in rest])
     advantage, weight = torch.cat([part[1] for part in rest]), torch.cat([part[2] for part in rest])
     for first in range(0, len(weight), size):
-        rows = torch.arange(first, first + size, device=weight.device)
-        there = rows < len(weight)
-        rows = torch.where(there, rows, first)
-        whole.append((rows_of(path, rows), advantage[rows], weight[rows] * there))
+        there = list(range(first, min(first + size, len(weight))))
+        rows = there + [first] * (size - len(there))
+        counted = weight[rows]
+        counted[len(there) :] = 0
+        whole.append((rows_of(path, rows), advantage[rows], counted))
     return whole

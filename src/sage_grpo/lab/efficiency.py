@@ -24,6 +24,7 @@ RATES = (7.5e-5, 1.5e-4, 3e-4, 6e-4, 1.2e-3)
 LOOKS = 10  # at the reward, on the way to the end of a budget
 SHARE = 5  # savings get one part in so many of the reference's passes
 PAPER = "paper"
+MEASURED = ("reward", "accuracy", "distance", "diversity")
 
 Overrides = tuple[str, ...]
 FEWER: Overrides = ("policy.prompts_per_iteration=4", "policy.batch_size=32")
@@ -112,22 +113,12 @@ class Outcome:
     rate: float
     passes_per_video: float
     reached: int  # seeds that reached the reward of the paper's run
-    ratio: Effect | None  # of its passes to theirs, on a logarithmic scale; those that did not reach it count as 1
-    reward: Effect
-    accuracy: Effect
-    distance: Effect
-    diversity: Effect
-    distance_against: Effect  # differences to the paper's end
-    diversity_against: Effect
-
-    @property
-    def times_fewer(self) -> tuple[float, float, float] | None:
-        """Geometric mean with its interval."""
-        return (math.exp(self.ratio.mean), math.exp(self.ratio.low), math.exp(self.ratio.high)) if self.ratio else None
+    seeds: int
+    times_fewer: tuple[float, float, float] | None  # geometric mean with its interval; who never arrived counts as 1
+    ends: dict[str, Effect]  # of MEASURED, when the passes are spent
+    against: dict[str, Effect]  # their differences to the paper's ends
 
     def to_json(self) -> dict[str, Any]:
-        measured = ("reward", "accuracy", "distance", "diversity", "distance_against", "diversity_against")
-        effects: dict[str, Effect] = {name: getattr(self, name) for name in measured}
         return {
             "setting": self.name,
             "overrides": list(SETTINGS[self.name]),
@@ -135,8 +126,10 @@ class Outcome:
             "passes_per_video": self.passes_per_video,
             "reached": self.reached,
             "times_fewer": self.times_fewer,
-            "n": self.reward.n,
-        } | {name: [e.mean, e.low, e.high] for name, e in effects.items()}
+            "seeds": self.seeds,
+            "ends": {name: [e.mean, e.low, e.high] for name, e in self.ends.items()},
+            "against_paper": {name: [e.mean, e.low, e.high] for name, e in self.against.items()},
+        }
 
 
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]  # by setting, in the order of their seeds
@@ -146,25 +139,24 @@ def judge(runs: Runs, rates: Mapping[str, float]) -> list[Outcome]:
     """The distance of a run is the mean of its videos'."""
 
     def ends(name: str, key: str) -> list[float]:
-        found = [run["evaluation"][key] for run in runs[name]]
-        return [float(np.mean(values)) for values in found]
+        return [float(np.mean(run["evaluation"][key])) for run in runs[name]]
 
     out = []
     for name, own in runs.items():
-        logs = []
-        for run, reference in zip(own, runs[PAPER], strict=True):
-            spent = crossing(run["passes"], run["reward"], reference["reward"][-1])
-            logs.append(math.log(reference["passes"][-1] / spent) if spent else None)
-        config = load_recipe(REFERENCE, list(SETTINGS[name]))
+        pairs = list(zip(own, runs[PAPER], strict=True))
+        spent = [crossing(run["passes"], run["reward"], paper["reward"][-1]) for run, paper in pairs]
+        fewer = [math.log(paper["passes"][-1] / n) if n else 0.0 for (_, paper), n in zip(pairs, spent, strict=True)]
+        found, config = effect(fewer), load_recipe(REFERENCE, list(SETTINGS[name]))
         out.append(
             Outcome(
                 name,
                 rates[name],
                 forward_passes(config) / config.rollouts,
-                sum(log is not None for log in logs),
-                effect([log or 0.0 for log in logs]) if name != PAPER else None,
-                *(effect(ends(name, key)) for key in ("reward", "accuracy", "distance", "diversity")),
-                *(paired(ends(name, key), ends(PAPER, key)) for key in ("distance", "diversity")),
+                sum(n is not None for n in spent),
+                len(pairs),
+                (math.exp(found.mean), math.exp(found.low), math.exp(found.high)) if name != PAPER else None,
+                {key: effect(ends(name, key)) for key in MEASURED},
+                {key: paired(ends(name, key), ends(PAPER, key)) for key in MEASURED},
             )
         )
     return out
@@ -180,9 +172,9 @@ def as_markdown(outcomes: Sequence[Outcome]) -> str:
         if o.times_fewer:
             mean, low, high = o.times_fewer
             fewer = f"{mean:.1f} [{low:.1f}, {high:.1f}]" if o.reached else "–"
-            fewer += f", {o.reached} of {o.reward.n}" if o.reached < o.reward.n else ""
+            fewer += f", {o.reached} of {o.seeds}" if o.reached < o.seeds else ""
         cells = [SAID[o.name], f"{o.rate:g}", f"{o.passes_per_video:.1f}", fewer]
-        cells += [f"{e.mean:.3f} ± {e.high - e.mean:.3f}" for e in (o.reward, o.accuracy, o.distance, o.diversity)]
+        cells += [f"{end.mean:.3f} ± {end.high - end.mean:.3f}" for end in o.ends.values()]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join([head, "|---|---|---|---|---|---|---|---|", *rows]) + "\n"
 

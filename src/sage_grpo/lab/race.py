@@ -92,6 +92,7 @@ class Race:
     samples: int  # fresh videos to evaluate its end on; 0 for none
     out: Path
 
+    @property
     def config(self) -> RecipeConfig:
         common = [
             f"seed={self.seed}",
@@ -116,7 +117,7 @@ class Race:
         if self.file.exists():
             return self.file
         torch.set_num_threads(1)
-        began, config = time.process_time(), self.config()
+        began, config = time.process_time(), self.config
         trainer = Trainer(config=config, console=Console(quiet=True))
         watch = Watch(PassCounter(trainer.model.module), self.budget, self.looks)
         trainer.callbacks.append(watch)

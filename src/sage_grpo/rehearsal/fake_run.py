@@ -72,8 +72,9 @@ def smallest(config: RecipeConfig, small: RecipeConfig, record: Rehearsal) -> Re
         "flat_groups": "train",  # scores that are made up may be alike
     }
     values["policy"] |= policy
-    steps = 1 + max(small.policy.replay_timesteps, 1)  # the last one may have no noise
-    values["sampling"] |= {"steps": min(small.sampling.steps, steps), "window": {}}
+    noisy = small.policy.replay_timesteps
+    # one step that a group shares, before those that are trained; the last one may have no noise
+    values["sampling"] |= {"steps": noisy + 2, "window": {"size": noisy, "start": 1}}
     values["tuning"] |= {"device": "auto", "compile": None}
     values["gauge"]["action"] = "warn"  # made-up values are no reason to stop
     if small.parallel.processes > 1:

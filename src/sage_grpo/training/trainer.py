@@ -219,7 +219,10 @@ class Trainer:
 
     def _resume(self) -> bool:
         if self.config.run.resume == "never":
-            if self.files.log.exists():
+            held = self.files.log.exists()
+            if self.processes:  # asked together: the first process writes the log as soon as it begins
+                held = any(self.processes.everybody(held))
+            if held:
                 raise ConfigError(f"{self.folder} holds a run already; use resume: auto to go on, or another run.out")
             return False
         newest = load_newest(self.files.checkpoints(self.config), self.processes, self._sharded)
