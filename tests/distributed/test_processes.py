@@ -16,9 +16,13 @@ from distributed.launcher import environment, torchrun
 from distributed.test_checkpoint import spoil
 from once import once
 from sage_grpo.config import ConfigError, load_recipe
+from sage_grpo.core.sampler import generate
 from sage_grpo.distributed.checkpoint import load_newest
 from sage_grpo.distributed.device import DeviceError, backend_for, choose_device
 from sage_grpo.distributed.processes import join, meeting_place
+from sage_grpo.runs.folder import RunFolder
+from sage_grpo.training.build import build_model, build_prompts
+from sage_grpo.videos import read_mp4
 from sweeps import further
 
 
@@ -129,6 +133,21 @@ def train_in_two(folder, module, *settings):
     return done
 
 
+def assert_samples(run):
+    """Three videos that two processes made are those of one, in their order."""
+    config = load_recipe("lab")
+    model, prompts = build_model(config), build_prompts(config)(0, 3)
+    alone = model.decode(generate(model, prompts, config, range(3)))
+    folder = run.sample(0)
+    assert [entry["prompt"] for entry in json.loads(folder.prompts.read_text())] == [p.text for p in prompts]
+    for i in range(3):
+        found = torch.from_numpy(read_mp4(folder.video(i)))
+        scale = found.shape[1] // alone.shape[2]
+        found = found[:, scale // 2 :: scale, scale // 2 :: scale].float()
+        off = [(found - video.float()).abs().mean().item() for video in alone]
+        assert off[i] < 5 < min(off[:i] + off[i + 1 :])  # mp4 is lossy
+
+
 @pytest.mark.slow
 def test_a_new_run_is_not_taken_for_an_earlier_one(tmp_path):
     """Where `resume: never` looks for one on a process that starts later than the first."""
@@ -137,9 +156,11 @@ def test_a_new_run_is_not_taken_for_an_earlier_one(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_under_torchrun(tmp_path):
-    done = train_in_two(tmp_path, "sage_grpo", "run.iterations=2", "run.save_every=1", "--json")
+    sampled = ("run.sample_every=2", "run.samples=3")
+    done = train_in_two(tmp_path, "sage_grpo", "run.iterations=2", "run.save_every=1", *sampled, "--json")
     assert json.loads(done.stdout.splitlines()[-1])["iterations"] == 2
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2  # written once
+    assert_samples(RunFolder(tmp_path))
     folder = tmp_path / "checkpoints"
     files = [path for path in (folder / "step-00000002").rglob("*") if path.is_file()]
     assert {path.name for path in files} == {

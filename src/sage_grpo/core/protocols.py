@@ -305,6 +305,10 @@ class Comm(Protocol):
         """Over all ranks, equal on all of them."""
         ...
 
+    def sent(self, x: Tensor, rank: int) -> Tensor:
+        """What that rank has for `x`; all of them must have room of the same size for it."""
+        ...
+
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
         """Scale the gradients down to a norm of `limit`, and say what it was over all ranks."""
         ...
@@ -319,6 +323,9 @@ class SingleProcess:
         return x
 
     def mean(self, x: Tensor) -> Tensor:
+        return x
+
+    def sent(self, x: Tensor, rank: int) -> Tensor:
         return x
 
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:

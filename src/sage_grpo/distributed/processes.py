@@ -59,6 +59,12 @@ class Processes:
         dist.all_reduce(total, group=self.data.get_group())  # a sum: gloo knows no mean
         return self._agreed(total / self.world).to(x.device)
 
+    def sent(self, x: Tensor, rank: int) -> Tensor:
+        """On the device where all of them meet, without changing `x`."""
+        found = x.to(self.device, copy=True).contiguous()
+        dist.broadcast(found, group=self.data.get_group(), group_src=rank)
+        return found
+
     def _agreed(self, x: Tensor) -> Tensor:
         """The word of the first of the processes that share a video: a scorer need not say the same twice."""
         if self.exchange:

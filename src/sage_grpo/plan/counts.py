@@ -1,5 +1,6 @@
 """How often an iteration asks the network, from the settings alone."""
 
+import math
 from dataclasses import dataclass
 
 from sage_grpo.config import RecipeConfig
@@ -38,7 +39,8 @@ def count(config: RecipeConfig, guided: bool, one_sided: bool = False, experts: 
     every, first = config.gauge.every, config.policy.batch_size * config.parallel.replicas  # it looks at one batch each
     gauge = branches * first * (stochastic_steps(config) + len(NOISE_LEVELS)) / every if every else 0.0
     run = config.run
-    sampled = run.samples * run.samples_each * config.parallel.replicas  # each replica makes them all
+    replicas = config.parallel.replicas
+    sampled = math.ceil(run.samples * run.samples_each / replicas) * replicas  # dealt out, as many to each
     samples = branches * sampled * config.sampling.steps / run.sample_every if run.sample_every else 0.0
     return Counts(
         rollout=rollout_passes(config, experts) * branches,

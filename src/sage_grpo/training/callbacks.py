@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.loop import Callback, Loop, Metrics, Rollouts
 from sage_grpo.core.protocols import Reward
-from sage_grpo.core.sampler import generate
+from sage_grpo.core.sampler import collected, dealt, generate
 from sage_grpo.core.update import UpdateResult
 from sage_grpo.files import write_json
 from sage_grpo.runs.folder import RunFolder
@@ -121,24 +120,25 @@ class Samples(Callback):
         """The videos, and what the monitors say of them."""
         run = self.config.run
         prompts = [prompt for prompt in loop.prompts(0, run.samples) for _ in range(run.samples_each)]
+        mine = dealt(len(prompts), loop.comm)
         with averaged(loop):
-            made = loop.model.render(generate(loop.model, prompts, self.config, range(len(prompts))))
-        if not self.writes:  # every process generates, for the weights are shared; one writes
+            own = loop.model.render(generate(loop.model, [prompts[i] for i in mine], self.config, mine))
+        made = collected(own, len(prompts), loop.comm, keep=self.writes)
+        if made is None:
             return {}
-        videos = made.frames.cpu()
         folder = self.folder.sample(loop.iteration)
         folder.path.mkdir(parents=True, exist_ok=True)
         entries = [{"prompt": prompt.text, "seed": i} for i, prompt in enumerate(prompts)]
         write_json(folder.prompts, entries)
-        for i, video in enumerate(videos):
+        for i, video in enumerate(made.frames):
             write_mp4(folder.video(i), video, made.frame_rate)
             for tracker in self.trackers:
                 tracker.video(loop.iteration, f"samples/{i:02d}", folder.video(i))
-        rows = [(prompt.text, video) for prompt, video in zip(prompts, videos, strict=True)]
+        rows = [(prompt.text, video) for prompt, video in zip(prompts, made.frames, strict=True)]
         contact_sheet(folder.sheet, rows, title=f"iteration {loop.iteration}, fixed seeds")
         if self.monitors is None:
             return {}
-        scores = self.monitors.begin(replace(made, frames=videos), prompts)()
+        scores = self.monitors.begin(made, prompts)()
         columns = dict(zip(self.monitors.names, zip(scores.values.T, scores.valid.T, strict=True), strict=True))
         rated = {name: [v.item() if ok else None for v, ok in zip(*c, strict=True)] for name, c in columns.items()}
         write_json(folder.scores, rated)
