@@ -82,5 +82,5 @@ def perturbed(model, size=0.05):
 class Rank(SingleProcess):
     """One of several processes that never talk."""
 
-    def __init__(self, rank, world):
-        self.rank, self.world = rank, world
+    def __init__(self, rank, world, place=0, sharers=1):
+        self.rank, self.world, self.place, self.sharers = rank, world, place, sharers

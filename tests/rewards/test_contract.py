@@ -108,6 +108,11 @@ class Paints(Good):
         return [frames.zero_().double().mean().item() + prompt.columns["number"]]
 
 
+class LooksElsewhere(Good):
+    def looks_at(self, frames):
+        return [0]
+
+
 class NeedsTwoFrames(Good):
     def score_video(self, frames, prompt):
         if len(frames) < 2:
@@ -140,6 +145,7 @@ FAULTS = [
     (DependsOnTheBatch, contract.check_batch),
     (IgnoresOrder, contract.check_order),
     (Paints, contract.check_inputs),
+    (LooksElsewhere, contract.check_frames),
     (NeedsTwoFrames, contract.check_small),
     (FailureIsZero, contract.check_broken),
     (NeverTells, contract.check_broken),

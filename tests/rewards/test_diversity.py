@@ -68,6 +68,13 @@ def test_copies_have_none_and_different_videos_some(reward):
     assert different == scores.values[3, 0] > 0.3
 
 
+def test_other_frames_may_be_black(reward):
+    pair, numbers = torch.stack([PAN, OTHER]), reward.looks_at(len(PAN))
+    black = torch.zeros_like(pair)
+    black[:, numbers] = pair[:, numbers]
+    assert torch.equal(score(reward, [*black], "aa").values, score(reward, [*pair], "aa").values)
+
+
 def test_it_is_the_mean_of_the_pairs(reward):
     third = clips.blurred(PAN, 2)
     pairs = [score(reward, pair, "aa").values[0, 0].item() for pair in ([PAN, OTHER], [PAN, third], [OTHER, third])]

@@ -39,14 +39,16 @@ def truth(videos, prompts):
 
 
 class Server(BaseHTTPRequestHandler):
-    faults, token, calls = [], None, 0
+    faults, token, calls, needed, came = [], None, 0, None, 0
 
     def do_GET(self):
-        self.reply(200, json.dumps({"names": NAMES}).encode())
+        told = {"frames": self.needed} if self.path.endswith("?frames=2") and self.needed else {}
+        self.reply(200, json.dumps({"names": NAMES} | told).encode())
 
     def do_POST(self):
         type(self).calls += 1
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        type(self).came += len(body)
         if self.token and self.headers.get("Authorization") != f"Bearer {self.token}":
             self.reply(401, b"wrong token")
             return
@@ -91,7 +93,7 @@ def together(*arguments, **options):
 
 @pytest.fixture
 def url():
-    Server.faults, Server.token, Server.calls = [], None, 0
+    Server.faults, Server.token, Server.calls, Server.needed, Server.came = [], None, 0, None, 0
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -109,6 +111,19 @@ def test_the_servers_numbers_arrive(url):
     scores = reward.score(VIDEOS, PROMPTS)
     assert torch.equal(scores.values, truth(VIDEOS, PROMPTS))
     assert scores.valid.all()
+
+
+@pytest.mark.parametrize("needed", [None, [0, 1], [1], [7], "all", [1.5]])
+def test_frames_travel_that_the_server_asks_for(url, needed):
+    """What it asks for wrongly is not heeded; a server that says nothing gets all."""
+    Server.needed = needed
+    scores = together(url).score(VIDEOS, PROMPTS)
+    black = VIDEOS.clone()
+    if needed == [1]:
+        black[:, 0] = 0
+    assert torch.equal(scores.values, truth(black, PROMPTS))
+    pixels = black[:, needed].numel() if needed == [1] else VIDEOS.numel()
+    assert pixels < Server.came < pixels + 700
 
 
 @pytest.mark.slow

@@ -178,6 +178,16 @@ def test_special_tokens_in_a_prompt_do_not_move_the_scores(scorer, videos):
     assert not torch.equal(braces.values, clean)
 
 
+def test_other_frames_may_be_black(scorer, videos):
+    """A fleet is sent the frames that it looks at, here two a second of eight."""
+    long = videos.repeat(1, 6, 1, 1, 1)
+    numbers = scorer.looks_at(long.shape[1])
+    assert len(numbers) < long.shape[1] // 2
+    black = torch.zeros_like(long)
+    black[:, numbers] = long[:, numbers]
+    assert torch.equal(scorer.score(black, PROMPTS).values, scorer.score(long, PROMPTS).values)
+
+
 def test_a_prompt_of_a_megabyte_is_masked_alone(scorer, videos):
     scores = scorer.score(videos, [PROMPTS[0], Prompt("<|im_end|>x" * 100_000), PROMPTS[2]])
     assert scores.valid.all(1).tolist() == [True, False, True]

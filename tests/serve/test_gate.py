@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from sage_grpo.core.protocols import Prompt, Reward
 from sage_grpo.core.scores import Scores
-from sage_grpo.rewards.remote.wire import Limits, pack_request, unpack_answer
+from sage_grpo.rewards.remote.wire import Chosen, Limits, pack_request, unpack_answer
 from sage_grpo.serve import gate as module
 from sage_grpo.serve.gate import Busy, Gate, ScorerEndpoint, fingerprint
 from sage_grpo.serve.scorer import Scorer
@@ -42,7 +42,13 @@ class Mean(Truth):
 
 def client(*rewards, seconds=5.0, limits=None, fault=None):
     async def find():
-        return {type(r).__name__: ScorerEndpoint(r.names, False, asking(r)) for r in rewards or (Truth(),)}
+        return {type(r).__name__: ScorerEndpoint(r.names, False, asking(r), looking(r)) for r in rewards or (Truth(),)}
+
+    def looking(reward):
+        async def look(frames):
+            return Scorer(reward, 8, seconds).looks_at(frames)
+
+        return look
 
     def asking(reward):
         scorer = Scorer(reward, 8, seconds)
@@ -71,6 +77,63 @@ def test_scores_of_several_scorers_side_by_side():
     scores = unpack_answer(post(asked).content, about["names"], IDS)
     assert torch.equal(scores.values[:, :2], truth(VIDEOS, PROMPTS))
     assert torch.equal(scores.values[:, 2], truth(VIDEOS, PROMPTS)[:, 0])
+
+
+class First(Mean):
+    """Needs two frames of each video."""
+
+    names = ("first",)
+
+    def looks_at(self, frames):
+        return [0, frames - 1]
+
+    def score(self, videos, prompts):
+        return super().score(videos[:, self.looks_at(videos.shape[1])], prompts)
+
+
+class Middle(First):
+    names = ("middle",)
+
+    def looks_at(self, frames):
+        return [frames // 2]
+
+
+def test_what_frames_are_needed_is_told_when_asked():
+    def needed(frames, *rewards):
+        return client(*rewards).get(f"/about?frames={frames}", headers=TOKEN).json().get("frames", "untold")
+
+    assert needed(81, First(), Middle()) == [0, 40, 80]
+    assert needed(81, First(), Mean()) is None  # one of them needs all
+    assert needed("x", First()) == needed("9" * 400, First()) == "untold"
+
+
+def test_frames_that_did_not_travel_change_no_score():
+    videos = torch.randint(0, 256, (3, 9, 8, 8, 3), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    names = ["first", "middle"]
+    whole = post(client(First(), Middle()), pack_request(videos, PROMPTS, IDS))
+    few = pack_request(videos[:, [0, 4, 8]], PROMPTS, IDS, Chosen([0, 4, 8], 9))
+    scores = unpack_answer(post(client(First(), Middle()), few).content, names, IDS)
+    assert torch.equal(scores.values, unpack_answer(whole.content, names, IDS).values)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        Chosen([0, 4], 9),
+        Chosen([0, 4, 9], 9),
+        Chosen([4, 0, 8], 9),
+        Chosen([0, 0, 8], 9),
+        Chosen([-1, 0, 1], 9),
+        Chosen([0, 1, 2], 10**9),
+        Chosen([0, 1, 2], "9"),
+        Chosen([0, 1, 2.5], 9),
+        Chosen(["0", 1, 2], 9),
+        Chosen([0, 1, True], 9),
+    ],
+)
+def test_frames_that_cannot_be_are_refused(chosen):
+    body = pack_request(torch.zeros(3, 3, 8, 8, 3, dtype=torch.uint8), PROMPTS, IDS, chosen)
+    assert post(client(), body).status_code == 400
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret2"}])

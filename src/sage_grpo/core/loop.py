@@ -1,5 +1,6 @@
 """The whole algorithm: rollout → reward → advantage → update → anchor, told to callbacks as it goes."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -46,7 +47,9 @@ class Rollouts:
     prompts: list[Prompt]
     trajectories: list[Trajectory] = field(default_factory=list)
     videos: list[Videos] = field(default_factory=list)
-    scores: list[Callable[[], Scores]] = field(default_factory=list)  # of videos in order, as they are asked for
+    """Batches that this process decoded: those that share a video deal them out."""
+    scores: list[tuple[slice, Callable[[], Scores]]] = field(default_factory=list)
+    """Of those videos: their rows among the prompts, and what to call for them."""
 
 
 class Callback:
@@ -115,8 +118,7 @@ class Loop:
             asked = [prompts[i // group] for i in batch]
             trajectory = sample(self.model, asked, tables[first // group], initial, samples, prefixes)
             out.trajectories.append(trajectory)
-            out.videos.append(self.model.render(trajectory.x0))
-            self._begin_scoring(out)
+            self._decode(out)
         self._keep_up(out.trajectories[-1])
         return out
 
@@ -127,32 +129,43 @@ class Loop:
             for _ in range(self.windows.idle(self.iteration, self.comm.rank)):
                 velocity_at(self.model, trajectory.x0[:1], 1.0, one)
 
-    def _begin_scoring(self, rollouts: Rollouts) -> None:
-        """Hand over what can be scored already: a fleet works on it while the next videos are made."""
+    def _decode(self, rollouts: Rollouts) -> None:
+        """Decode what can be scored, and hand it over: a fleet works on it while the next videos are made.
+
+        Those that share a video have the same latents: they wait until each of them has a part to decode.
+        """
         batch, group = self.config.policy.batch_size, self.config.policy.num_generations
         size = group if self.reward.groupwise else batch
-        fresh = slice(len(rollouts.scores) * size // batch, None)
-        held = rollouts.videos[fresh]
-        if len(held) * batch % size == 0:
-            videos = Videos.joined(held)
-            rollouts.videos[fresh] = videos.split(batch)
-            for part in videos.split(size):
-                rollouts.scores.append(self.reward.begin(part, rollouts.prompts[len(rollouts.scores) * size :][:size]))
+        part = math.lcm(size, batch) // batch  # batches
+        made, whole = len(rollouts.trajectories), len(rollouts.prompts) // batch
+        if made % (part * self.comm.sharers) and made < whole:
+            return
+        first = (made - 1) // (part * self.comm.sharers) * part * self.comm.sharers + part * self.comm.place
+        mine = rollouts.trajectories[first : first + part]
+        if not mine:
+            return
+        videos = Videos.joined([self.model.render(trajectory.x0) for trajectory in mine])
+        rollouts.videos.extend(videos.split(batch))
+        for i, scored in enumerate(videos.split(size)):
+            rows = slice(first * batch + i * size, first * batch + (i + 1) * size)
+            rollouts.scores.append((rows, self.reward.begin(scored, rollouts.prompts[rows])))
 
     def score(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
         """Scores of all ranks (N, R) and which of them are valid."""
-        size, parts = len(rollouts.prompts) // len(rollouts.scores), []
-        for ask in rollouts.scores:
-            part = ask()
-            if part.values.shape != (size, len(self.reward.names)):
+        names = self.reward.names
+        values = torch.zeros(len(rollouts.prompts), len(names), dtype=torch.float64)
+        valid = torch.zeros_like(values)
+        for rows, ask in rollouts.scores:
+            part, wanted = ask(), values[rows].shape
+            if part.values.shape != wanted:
                 raise ValueError(
-                    f"reward {list(self.reward.names)} returned {tuple(part.values.shape)} values for "
-                    f"{size} videos; one row a video and one column a name are needed"
+                    f"reward {list(names)} returned {tuple(part.values.shape)} values for "
+                    f"{wanted[0]} videos; one row a video and one column a name are needed"
                 )
-            parts.append(part.on_host())
+            held = part.on_host()
+            values[rows], valid[rows] = held.values, held.valid.double()
             self._tell("on_scores", part)
-        scores = Scores.rows(parts)
-        return self.comm.gather(scores.values), self.comm.gather(scores.valid)
+        return self.comm.gather(self.comm.merged(values)), self.comm.gather(self.comm.merged(valid)).bool()
 
     def iterate(self) -> Metrics:
         """One rollout and all its updates."""

@@ -235,6 +235,10 @@ class Reward:
         """Of uint8 frames (B, F, H, W, 3), each with its prompt."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it scores")
 
+    def looks_at(self, frames: int) -> Sequence[int] | None:
+        """Numbers of the frames that it needs of a video of so many; none: all. The others may be black."""
+        return None
+
     def begin(self, videos: Videos, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
         """What to call for the scores. One that works elsewhere starts now, while the caller makes the next videos.
 
@@ -297,6 +301,20 @@ class Comm(Protocol):
         """How many there are."""
         ...
 
+    @property
+    def sharers(self) -> int:
+        """How many processes share a video, and are one rank."""
+        ...
+
+    @property
+    def place(self) -> int:
+        """Which of those this one is."""
+        ...
+
+    def merged(self, x: Tensor) -> Tensor:
+        """Summed over those that share a video: each brings what it did of their work, and zeros."""
+        ...
+
     def gather(self, x: Tensor) -> Tensor:
         """Concatenated in rank order, equal on all ranks."""
         ...
@@ -317,7 +335,10 @@ class Comm(Protocol):
 class SingleProcess:
     """The `Comm` of one process."""
 
-    rank, world = 0, 1
+    rank, world, place, sharers = 0, 1, 0, 1
+
+    def merged(self, x: Tensor) -> Tensor:
+        return x
 
     def gather(self, x: Tensor) -> Tensor:
         return x

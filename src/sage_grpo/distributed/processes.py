@@ -44,8 +44,16 @@ class Processes:
         shared = mesh[RING, ULYSSES]._flatten("sequence")
         self.exchange = Exchange(mesh, shared, device) if shared.size() > 1 else None  # between those of one video
         self.rank, self.world = self.data.get_local_rank(), self.data.size()
+        self.place, self.sharers = shared.get_local_rank(), shared.size()
         self.global_rank, self.global_world = dist.get_rank(), dist.get_world_size()
         self.main = self.global_rank == 0  # the one that writes files and talks to people
+
+    def merged(self, x: Tensor) -> Tensor:
+        if self.exchange is None:
+            return x
+        total = x.to(self.device, copy=True)
+        dist.all_reduce(total, group=self.exchange.group)
+        return total.to(x.device)
 
     def gather(self, x: Tensor) -> Tensor:
         """Concatenated in rank order, equal everywhere; back on the device it came from."""

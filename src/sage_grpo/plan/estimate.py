@@ -162,6 +162,7 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
 
     videos = config.rollouts // layout.replicas
     batches, branches = videos / policy.batch_size, 2 if work.guided else 1
+    decoded_batches = math.ceil(batches / layout.sequence)  # dealt out among those that share a video
     per_batch = policy.batch_size * branches * layout.replicas  # videos × branches of a pass on all replicas
     times = {name: value / per_batch for name, value in asdict(counts).items()}
     trained = trained_videos(config) / policy.batch_size / layout.replicas
@@ -174,8 +175,8 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
     score = known.score_seconds if config.rewards else 0.0
     seconds = {
         "rollout": times["rollout"] * forward.seconds / rollout,
-        "decode": batches * (at_roofline(decoded.operations, gpu) if decoded else 0.0) / rollout,
-        "score": videos * score,
+        "decode": decoded_batches * (at_roofline(decoded.operations, gpu) if decoded else 0.0) / rollout,
+        "score": decoded_batches * policy.batch_size * score,
         "anchor": times["anchor"] * forward.seconds / update,
         "train": (trained * training.seconds + step) / update,
         "gauge and samples": (times["gauge"] + times["samples"]) * forward.seconds / rollout,
@@ -188,7 +189,7 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
     }
     moved["checkpoint"] = checkpoint / config.run.save_every
     flops = layout.processes * (rounds * passes.forward.flops + trained * passes.training.flops)
-    flops += layout.processes * batches * (decoded.flops if decoded else 0.0)
+    flops += layout.replicas * batches * (decoded.flops if decoded else 0.0)
     once = single.forward.flops * policy.batch_size * branches
     repeated = max(1 - once / (passes.forward.flops * layout.sequence), 0.0)
     return Plan(

@@ -66,9 +66,12 @@ class CLIPReward(VideoScorer):
         return CLIPModel.from_pretrained(source, **how)  # type: ignore[no-any-return]
 
     @torch.no_grad()
+    def looks_at(self, frames: int) -> list[int]:
+        return frame_numbers(frames, self.frames)
+
     def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
         self.model.to(self.device or frames.device)
-        return [float(self.cosines(frames[frame_numbers(len(frames), self.frames)], bounded(prompt.text)).mean())]
+        return [float(self.cosines(frames[self.looks_at(len(frames))], bounded(prompt.text)).mean())]
 
     def cosines(self, pictures: Tensor, text: str) -> Tensor:
         """Of a text and each picture (N, H, W, 3)."""

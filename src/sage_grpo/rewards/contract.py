@@ -168,6 +168,16 @@ def check_long_prompt(reward: Reward) -> None:
         assert time.monotonic() - started < 30 + 10 * usual, "a prompt of a megabyte took half a minute"
 
 
+def check_frames(reward: Reward) -> None:
+    """Frames that it says it does not need change nothing: a fleet is sent the others alone."""
+    videos, prompts = material()
+    needed = reward.looks_at(FRAMES)
+    if needed is not None:
+        black = torch.zeros_like(videos)
+        black[:, list(needed)] = videos[:, list(needed)]
+        same(reward.score(black, prompts), reward.score(videos, prompts), "without the frames that it does not need")
+
+
 CHECKS: Sequence[Callable[[Reward], None]] = (
     check_names,
     check_scores,
@@ -175,6 +185,7 @@ CHECKS: Sequence[Callable[[Reward], None]] = (
     check_batch,
     check_order,
     check_inputs,
+    check_frames,
     check_small,
     check_broken,
     check_long_prompt,

@@ -50,9 +50,12 @@ class DiversityReward(Reward):
                     values[members, 0] = self._distances(videos[members].to(device))
         return Scores.of(values)
 
+    def looks_at(self, frames: int) -> list[int]:
+        return frame_numbers(frames, self.frames)
+
     def _distances(self, videos: Tensor) -> Tensor:
         """Of each video its mean distance to the others."""
-        numbers = frame_numbers(videos.shape[1], self.frames)
+        numbers = self.looks_at(videos.shape[1])
         features = [self.lpips.features(shrunk(video[numbers], self.side)) for video in videos]
         table = torch.zeros(len(videos), len(videos), dtype=torch.float64)
         for i, j in itertools.combinations(range(len(videos)), 2):

@@ -1,7 +1,7 @@
 """Any Python function as a reward, and several rewards as one."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,16 @@ class FunctionReward(Reward):
         return Scores.of(values)
 
 
+def in_any(parts: Iterable[Sequence[int] | None]) -> list[int] | None:
+    """Frames that at least one part needs; none if one of them needs all."""
+    numbers: set[int] = set()
+    for part in parts:
+        if part is None:
+            return None
+        numbers.update(part)
+    return sorted(numbers)
+
+
 class CompositeReward(Reward):
     """Several rewards side by side; their scores are weighted and summed later."""
 
@@ -68,6 +78,10 @@ class CompositeReward(Reward):
                 self.waited += time.monotonic() - started
 
         return answer
+
+    def looks_at(self, frames: int) -> list[int] | None:
+        """What any of them needs."""
+        return in_any(reward.looks_at(frames) for reward in self.rewards)
 
     @property
     def reasons(self) -> Mapping[int, str]:  # type: ignore[override] # read-only here: the parts keep them

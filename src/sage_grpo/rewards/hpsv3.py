@@ -175,8 +175,11 @@ class HPSv3Reward(VideoScorer):
         return ids.repeat_interleave(torch.where(ids == self.model.config.image_token_id, picture_tokens, 1))
 
     @torch.no_grad()
+    def looks_at(self, frames: int) -> list[int]:
+        return frame_numbers(frames, self.frames)
+
     def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
-        chosen = frames[frame_numbers(len(frames), self.frames)].to(self.device)
+        chosen = frames[self.looks_at(len(frames))].to(self.device)
         size = frame_size(chosen.shape[1], chosen.shape[2], most=PIXELS, least=PIXELS)
         means = [self.preference(picture, bounded(prompt.text))[0] for picture in resize(chosen, size)]
         return [float(torch.stack(means).mean())]

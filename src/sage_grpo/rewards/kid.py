@@ -127,6 +127,9 @@ class KIDMonitor(Reward):
         self.reference = Reference.load(Path(reference).expanduser())
         self.inception = Inception()
 
+    def looks_at(self, frames: int) -> list[int]:
+        return frame_numbers(frames, self.frames)
+
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
         if videos.dtype != torch.uint8 or videos.dim() != 5 or videos.shape[-1] != 3:
             raise ValueError(
@@ -134,7 +137,7 @@ class KIDMonitor(Reward):
             )
         if len(videos) < 2 or not videos[0].numel():  # nothing to compare
             return Scores.failed(len(videos), 1)
-        numbers = frame_numbers(videos.shape[1], self.frames)
+        numbers = self.looks_at(videos.shape[1])
         pictures = videos[:, numbers].flatten(0, 1)
         features = self.inception.features(pictures, self.device or videos.device)
         owners = torch.arange(len(videos)).repeat_interleave(len(numbers))

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -20,7 +21,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from sage_grpo.config import ConfigError, FleetConfig, RewardConfig, ScorerConfig
 from sage_grpo.errors import UserError
 from sage_grpo.rewards.remote.wire import Limits
-from sage_grpo.serve.gate import Ask, Busy, Gate, ScorerEndpoint, fingerprint
+from sage_grpo.serve.gate import Ask, Busy, Gate, LooksAt, ScorerEndpoint, fingerprint
 from sage_grpo.serve.scorer import Scorer
 from sage_grpo.training import build
 
@@ -50,6 +51,9 @@ def scorer_deployment(entry: ScorerConfig, config: FleetConfig) -> Any:
 
         async def about(self) -> tuple[list[str], bool]:
             return list(self.scorer.names), self.scorer.groupwise
+
+        async def looks_at(self, frames: int) -> Sequence[int] | None:
+            return self.scorer.looks_at(frames)
 
         @serve.batch(  # type: ignore[untyped-decorator]
             max_batch_size=entry.batch,
@@ -103,7 +107,10 @@ def gate_deployment(config: FleetConfig, token: str) -> Any:
         async def find() -> dict[str, ScorerEndpoint]:
             handles = {t: serve.get_deployment_handle(deployment_name(t), app_name=APPLICATION) for t in types}
             replies = {t: await call(handle.about) for t, handle in handles.items()}
-            return {t: ScorerEndpoint(names, group, asking(handles[t])) for t, (names, group) in replies.items()}
+            return {
+                t: ScorerEndpoint(names, group, asking(handles[t]), looking(handles[t]))
+                for t, (names, group) in replies.items()
+            }
 
         return Gate(token, limits, seconds, find).app
 
@@ -117,6 +124,14 @@ def asking(handle: Any) -> Ask:
         return answer
 
     return ask
+
+
+def looking(handle: Any) -> LooksAt:
+    async def look(frames: int) -> Sequence[int] | None:
+        numbers: Sequence[int] | None = await call(handle.looks_at, frames)
+        return numbers
+
+    return look
 
 
 def check(config: FleetConfig) -> str:

@@ -12,9 +12,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from sage_grpo.core.scores import Scores
+from sage_grpo.rewards.function import in_any
 from sage_grpo.rewards.remote.wire import Limits, WireError, pack_answer, unpack_answer, unpack_request
 
 Ask = Callable[[bytes, int], Awaitable[bytes]]  # a scorer: request and its number of videos → answer
+
+DIGITS = 6  # of the number of frames of a video
+LooksAt = Callable[[int], Awaitable[Sequence[int] | None]]  # frames of a video → numbers of those it needs
 
 
 class Busy(RuntimeError):
@@ -32,6 +36,10 @@ def fingerprint(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
+async def all_frames(frames: int) -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class ScorerEndpoint:
     """A scorer as the gate knows it."""
@@ -39,6 +47,7 @@ class ScorerEndpoint:
     names: Sequence[str]
     groupwise: bool
     ask: Ask
+    looks_at: LooksAt = all_frames
 
 
 class Gate:
@@ -78,7 +87,11 @@ class Gate:
         names = [name for endpoint in endpoints.values() for name in endpoint.names]
         groupwise = any(endpoint.groupwise for endpoint in endpoints.values())
         scorers = {name: list(endpoint.names) for name, endpoint in endpoints.items()}
-        return JSONResponse({"names": names, "groupwise": groupwise, "scorers": scorers})
+        told = {"names": names, "groupwise": groupwise, "scorers": scorers}
+        frames = request.query_params.get("frames", "")
+        if frames.isdigit() and len(frames) < DIGITS:
+            told["frames"] = in_any([await endpoint.looks_at(int(frames)) for endpoint in endpoints.values()])
+        return JSONResponse(told)
 
     async def score(self, request: Request) -> Response:
         self.check_token(request)

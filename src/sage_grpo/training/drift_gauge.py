@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sage_grpo.config import GaugeConfig
 from sage_grpo.core.loop import Callback, Loop, Metrics, Rollouts
+from sage_grpo.core.protocols import Comm, SingleProcess
 from sage_grpo.core.rollout import Trajectory, keyed_noise, velocity_at
 from sage_grpo.math.gaussian import kl
 from sage_grpo.runs.alarms import crossed
@@ -53,8 +54,11 @@ def diversity(x0: Tensor, group: int) -> float:
     return mean / math.sqrt(flat.shape[1])
 
 
-def look(batches: Sequence[Tensor]) -> Metrics:
-    """Saturation, exposure and motion of uint8 frames (B, F, H, W, 3), where they are and one frame at a time."""
+def look(batches: Sequence[Tensor], comm: Comm | None = None) -> Metrics:
+    """Saturation, exposure and motion of uint8 frames (B, F, H, W, 3), where they are and one frame at a time.
+
+    Processes that share a video have decoded different ones, and some of them perhaps none.
+    """
     ends, light, change = list[Tensor](), list[Tensor](), list[Tensor]()
     for videos in batches:
         before = None
@@ -65,11 +69,13 @@ def look(batches: Sequence[Tensor]) -> Metrics:
             if before is not None:
                 change.append(before.sub_(now).abs_().sum())
             before = now
-    values, changes = (sum(videos[:, first:].numel() for videos in batches) for first in (0, 1))
+    sizes = [float(sum(videos[:, first:].numel() for videos in batches)) for first in (0, 1)]
+    mine = torch.tensor([_total(ends), _total(light), _total(change), *sizes], dtype=torch.float64)
+    saturated, lit, changed, values, changes = (comm or SingleProcess()).merged(mine).tolist()
     return {
-        "saturation": _total(ends) / values,
-        "exposure": _total(light) / values / 255,
-        "motion": _total(change) / max(changes, 1) / 255,
+        "saturation": saturated / values,
+        "exposure": lit / values / 255,
+        "motion": changed / max(changes, 1) / 255,
     }
 
 
@@ -99,7 +105,8 @@ class DriftGauge(Callback):
                 "base_error": base_error(loop, first),
                 "diversity": diversity(x0, group),
             }
-            raw |= look([batch.frames for batch in rollouts.videos]) | {"kl_initial": initial_kl(loop, first)}
+            raw |= look([batch.frames for batch in rollouts.videos], loop.comm)
+            raw["kl_initial"] = initial_kl(loop, first)
             mean = loop.comm.mean(torch.tensor(list(raw.values()), dtype=torch.float64)).tolist()
             raw = dict(zip(raw, mean, strict=True))  # all processes see, and decide, the same
             self.base = self.base or raw

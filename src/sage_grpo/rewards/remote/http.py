@@ -9,6 +9,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import urllib3
 from torch import Tensor
@@ -18,7 +19,7 @@ from sage_grpo.core.scores import Scores
 from sage_grpo.registry import reward
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.remote.client import Client, RetryPolicy, Unanswered, in_background
-from sage_grpo.rewards.remote.wire import pack_request, unpack_answer
+from sage_grpo.rewards.remote.wire import Chosen, pack_request, unpack_answer
 
 log = logging.getLogger(__name__)
 
@@ -50,44 +51,63 @@ class HttpReward(Reward):
         self.videos_per_request, self.bytes_per_request = videos_per_request, megabytes_per_request * 1e6
         self.groupwise = groupwise
         self.names: tuple[str, ...] = tuple(names or ())
+        self._tells = not names  # whether the server says things of itself
+        self._needed: dict[int, list[int] | None] = {}
         if not names:
             self._ask_about()
         self._room = threading.BoundedSemaphore(connections)  # a trainer faster than its scorers waits here
 
     def _ask_about(self) -> None:
+        about = self._about("/about")
+        names = about.get("names")
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            raise RewardError(f"{self.client.url}/about tells no names; give `names` in the options")
+        self.names, self.groupwise = tuple(names), bool(about.get("groupwise", self.groupwise))
+
+    def _about(self, path: str) -> dict[str, Any]:
         try:
-            about = json.loads(self.client.get("/about"))
-            names, self.groupwise = about["names"], bool(about.get("groupwise", self.groupwise))
-            if not names or not all(isinstance(name, str) for name in names):
-                raise ValueError("names must be texts")
+            about = json.loads(self.client.get(path))
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise RewardError(f"{self.client.url}/about does not answer ({error}); is the server up?") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RewardError(f"{self.client.url}/about tells no names; give `names` in the options") from error
-        self.names = tuple(names)
+        except ValueError:
+            about = None
+        return about if isinstance(about, dict) else {}
+
+    def looks_at(self, frames: int) -> list[int] | None:
+        """As the server says; all, if it does not."""
+        if self._tells and frames not in self._needed:
+            try:
+                told: Any = self._about(f"/about?frames={frames}").get("frames")
+            except RewardError:  # away for a while: all of them now, and asked again next time
+                return None
+            sound = isinstance(told, list) and all(type(n) is int and 0 <= n < frames for n in told)
+            self._needed[frames] = sorted(set(told)) if sound else None
+        return self._needed.get(frames)
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
         return self.begin(Videos(videos), prompts)()
 
     def begin(self, videos: Videos, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
         """Send them off; what is returned waits for the scores."""
-        frames = videos.frames  # sound is not sent: no scorer behind a wire asks for it yet
+        frames, needed = videos.frames, self.looks_at(videos.frames.shape[1])
+        chosen = Chosen(needed, frames.shape[1]) if needed and len(needed) < frames.shape[1] else None
+        frames = frames[:, needed] if chosen else frames  # sound is not sent: no scorer behind a wire asks for it yet
         fit = int(self.bytes_per_request // max(frames[:1].nbytes, 1))
         size, futures = len(videos) if self.groupwise else max(min(self.videos_per_request, fit), 1), []
         for first in range(0, len(videos), size):
             self._room.acquire()
             part = frames[first : first + size], prompts[first : first + size]
-            futures.append(in_background(self._ask, *part))
+            futures.append(in_background(self._ask, *part, chosen))
 
         def ask() -> Scores:
             return Scores.rows([future.result() for future in futures])
 
         return ask
 
-    def _ask(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
+    def _ask(self, videos: Tensor, prompts: Sequence[Prompt], chosen: Chosen | None) -> Scores:
         try:
             ids = [uuid.uuid4().hex for _ in videos]
-            body = pack_request(videos, prompts, ids)
+            body = pack_request(videos, prompts, ids, chosen)
             return self.client.ask("/score", body, lambda data: unpack_answer(data, self.names, ids))
         except Unanswered as error:
             log.warning(

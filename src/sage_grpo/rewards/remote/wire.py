@@ -5,10 +5,11 @@ request is seen.
 """
 
 import json
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
@@ -28,7 +29,7 @@ class WireError(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a reader accepts; safetensors is not compressed, so nothing can grow while it is read."""
+    """What a reader accepts. safetensors is not compressed; frames that did not travel count as if they had."""
 
     megabytes: float = 1024.0
     words: int = 1 << 22  # bytes of JSON
@@ -71,9 +72,38 @@ def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def pack_request(videos: Tensor, prompts: Sequence[Prompt], ids: Sequence[str]) -> bytes:
+@dataclass(frozen=True)
+class Chosen:
+    """Which frames of a video travel."""
+
+    numbers: Sequence[int]
+    of: int
+
+    def spread(self, frames: Tensor, limits: Limits) -> Tensor:
+        """Each where it was in the whole video; what did not travel is black."""
+        count, sent, *size = frames.shape
+        whole = sorted(set(self.numbers)) == list(self.numbers) and len(self.numbers) == sent
+        if not whole or not all(0 <= number < self.of for number in self.numbers):
+            raise WireError(f"{sent} frames came, which cannot be the {list(self.numbers)[:9]} of {self.of}")
+        if count * self.of * math.prod(size) > limits.megabytes * 1e6:
+            raise WireError(f"videos of {self.of} frames are more than the {limits.megabytes:.0f} MB that are accepted")
+        videos = frames.new_zeros(count, self.of, *size)
+        videos[:, list(self.numbers)] = frames
+        return videos
+
+    @classmethod
+    def read(cls, words: Any) -> Self:
+        numbers, of = (words.get("numbers"), words.get("of")) if isinstance(words, dict) else (None, None)
+        if not isinstance(numbers, list) or not isinstance(of, int) or not all(type(n) is int for n in numbers):
+            raise WireError("`frames` must tell their numbers, and of how many they are")
+        return cls(numbers, of)
+
+
+def pack_request(videos: Tensor, prompts: Sequence[Prompt], ids: Sequence[str], chosen: Chosen | None = None) -> bytes:
+    """`chosen` says which frames of whole videos these are."""
     entries = [{"text": prompt.text, "columns": _plain(prompt.columns)} for prompt in prompts]
-    return _pack({"videos": videos}, {"ids": list(ids), "prompts": entries})
+    frames = {"frames": {"numbers": list(chosen.numbers), "of": chosen.of}} if chosen else {}
+    return _pack({"videos": videos}, {"ids": list(ids), "prompts": entries, **frames})
 
 
 def unpack_request(data: bytes, limits: Limits | None = None) -> tuple[Tensor, list[Prompt], list[str]]:
@@ -96,6 +126,8 @@ def unpack_request(data: bytes, limits: Limits | None = None) -> tuple[Tensor, l
             raise WireError(f"a prompt of {len(entry['text'])} characters is longer than {limits.prompt}")
         columns = entry.get("columns", {})
         prompts.append(Prompt(entry["text"], columns if isinstance(columns, dict) else {}))
+    if "frames" in words:
+        videos = Chosen.read(words["frames"]).spread(videos, limits)
     return videos, prompts, ids
 
 

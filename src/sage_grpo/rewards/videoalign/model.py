@@ -152,13 +152,17 @@ class VideoAlign(Reward):
         ids = torch.tensor(self.tokenizer(chat, add_special_tokens=False)["input_ids"])
         return ids.repeat_interleave(torch.where(ids == self.model.config.video_token_id, video_tokens, 1))
 
+    def looks_at(self, frames: int) -> list[int]:
+        numbers: list[int] = frame_indices(frames, self.fps, self.settings["rate"], self.max_frames).tolist()
+        return numbers
+
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
         if videos.dtype != torch.uint8 or videos.ndim != 5 or videos.shape[-1] != 3 or len(prompts) != len(videos):
             raise RewardError(
                 f"VideoAlign takes uint8 frames (B, F, H, W, 3) with B prompts, not {videos.dtype} "
                 f"{tuple(videos.shape)} with {len(prompts)}"
             )
-        indices = frame_indices(videos.shape[1], self.fps, self.settings["rate"], self.max_frames)
+        indices = self.looks_at(videos.shape[1])
         size = frame_size(videos.shape[2], videos.shape[3], most=self.settings["max_pixels"])
         causes: dict[int, Exception] = {}
 
