@@ -38,6 +38,9 @@ def made_up(speed, seeds=6, end=0.0):
         {
             "passes": [0, 50, 100],
             "reward": [0.0, 0.5 * speed * slope, speed * slope],
+            "accuracy": [0.5, 0.6, 0.7],
+            "distance": [0.1, 0.1 + end / 2, 0.1 + end],
+            "diversity": [0.6, 0.55, 0.5],
             "evaluation": {"reward": [speed], "accuracy": 0.9, "distance": [0.1 + end, 0.1 + end], "diversity": 0.5},
         }
         for slope in slopes
@@ -51,6 +54,9 @@ def test_the_verdict_on_made_up_runs(tmp_path):
     assert fast.times_fewer == pytest.approx((5, 5, 5))  # equal seeds: what differs between seeds is no error
     assert fast.reached == 6
     assert fast.against["distance"].mean == pytest.approx(0.02)
+    assert fast.at_reward["distance"].mean == pytest.approx(0.02 / 5)  # it had gone a fifth of its way
+    assert fast.at_reward["reward"].mean == pytest.approx(0, abs=1e-12)
+    assert window.at_reward["diversity"].mean == pytest.approx(0)  # never there: at its end
     assert (window.reached, window.times_fewer) == (0, (1, 1, 1))
     table = as_markdown([paper, fast, window])
     assert "5.0 [5.0, 5.0]" in table
@@ -93,7 +99,7 @@ def test_every_setting_is_said_and_fits():
 def test_a_race_looks_on_its_way_and_ends_with_its_budget(tmp_path):
     race = Race("fast", SETTINGS["fast"], 0, 700, 3, 4, tmp_path)
     result = json.loads(race.run().read_text())
-    assert len(result["passes"]) == 4
+    assert {len(result[name]) for name in ("passes", *MEASURED)} == {4}
     assert result["passes"][0] == 0
     assert 700 <= result["passes"][-1] < 1000
     assert len(result["evaluation"]["reward"]) == 4

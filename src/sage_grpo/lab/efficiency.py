@@ -16,7 +16,7 @@ from sage_grpo.config import load_recipe
 from sage_grpo.core.passes import forward_passes
 from sage_grpo.files import atomic_write
 from sage_grpo.lab.grid import run_grid
-from sage_grpo.lab.race import REFERENCE, Race
+from sage_grpo.lab.race import MEASURED, REFERENCE, Race
 from sage_grpo.statistics import Effect, effect, paired
 
 SEARCHED = (100, 101)  # seeds on which learning rates are found
@@ -24,7 +24,6 @@ RATES = (7.5e-5, 1.5e-4, 3e-4, 6e-4, 1.2e-3)
 LOOKS = 10  # at the reward, on the way to the end of a budget
 SHARE = 5  # savings get one part in so many of the reference's passes
 PAPER = "paper"
-MEASURED = ("reward", "accuracy", "distance", "diversity")
 
 Overrides = tuple[str, ...]
 FEWER: Overrides = ("policy.prompts_per_iteration=4", "policy.batch_size=32")
@@ -117,6 +116,7 @@ class Outcome:
     times_fewer: tuple[float, float, float] | None  # geometric mean with its interval; who never arrived counts as 1
     ends: dict[str, Effect]  # of MEASURED, when the passes are spent
     against: dict[str, Effect]  # their differences to the paper's ends
+    at_reward: dict[str, Effect]  # differences when its reward is that of the paper's end, or at the end if it never is
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -129,10 +129,17 @@ class Outcome:
             "seeds": self.seeds,
             "ends": {name: [e.mean, e.low, e.high] for name, e in self.ends.items()},
             "against_paper": {name: [e.mean, e.low, e.high] for name, e in self.against.items()},
+            "against_paper_at_its_reward": {name: [e.mean, e.low, e.high] for name, e in self.at_reward.items()},
         }
 
 
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]  # by setting, in the order of their seeds
+
+
+def seen(runs: Sequence[Mapping[str, Any]], spent: Sequence[float | None], key: str) -> list[float]:
+    """What was seen of each run after so many passes, or at its end."""
+    ends = [run["passes"][-1] if n is None else n for run, n in zip(runs, spent, strict=True)]
+    return [float(np.interp(n, run["passes"], run[key])) for run, n in zip(runs, ends, strict=True)]
 
 
 def judge(runs: Runs, rates: Mapping[str, float]) -> list[Outcome]:
@@ -157,6 +164,7 @@ def judge(runs: Runs, rates: Mapping[str, float]) -> list[Outcome]:
                 (math.exp(found.mean), math.exp(found.low), math.exp(found.high)) if name != PAPER else None,
                 {key: effect(ends(name, key)) for key in MEASURED},
                 {key: paired(ends(name, key), ends(PAPER, key)) for key in MEASURED},
+                {key: paired(seen(own, spent, key), [paper[key][-1] for paper in runs[PAPER]]) for key in MEASURED},
             )
         )
     return out
@@ -164,7 +172,8 @@ def judge(runs: Runs, rates: Mapping[str, float]) -> list[Outcome]:
 
 def as_markdown(outcomes: Sequence[Outcome]) -> str:
     head = (
-        "| setting | learning rate | passes a video | times fewer passes | reward | followed | distance | diversity |"
+        "| setting | learning rate | passes a video | times fewer passes | distance then | diversity then "
+        "| reward | followed | distance | diversity |"
     )
     rows = []
     for o in outcomes:
@@ -174,9 +183,11 @@ def as_markdown(outcomes: Sequence[Outcome]) -> str:
             fewer = f"{mean:.1f} [{low:.1f}, {high:.1f}]" if o.reached else "–"
             fewer += f", {o.reached} of {o.seeds}" if o.reached < o.seeds else ""
         cells = [SAID[o.name], f"{o.rate:g}", f"{o.passes_per_video:.1f}", fewer]
+        then = [o.at_reward[key] for key in ("distance", "diversity")]
+        cells += [f"{e.mean:+.3f} ± {e.high - e.mean:.3f}" if o.times_fewer else "0" for e in then]
         cells += [f"{end.mean:.3f} ± {end.high - end.mean:.3f}" for end in o.ends.values()]
         rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join([head, "|---|---|---|---|---|---|---|---|", *rows]) + "\n"
+    return "\n".join([head, "|---|---|---|---|---|---|---|---|---|---|", *rows]) + "\n"
 
 
 COLOURS = ("#000000", "#999999", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#0072B2", "#D55E00")

@@ -10,23 +10,21 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 
 from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.core.loop import Callback, Loop, Metrics
-from sage_grpo.core.protocols import Prompt
-from sage_grpo.core.sampler import generate
 from sage_grpo.files import atomic_write
 from sage_grpo.lab.grid import summary
-from sage_grpo.lab.shapes.evaluate import FIRST_SEED, SETTING_B, evaluate_run
-from sage_grpo.lab.shapes.reward import ShapesReward
-from sage_grpo.lab.shapes.world import all_prompts
+from sage_grpo.lab.shapes.evaluate import FIRST_SEED, evaluate, evaluate_run
 from sage_grpo.training.callbacks import averaged
 from sage_grpo.training.trainer import Trainer
 
 REFERENCE = "lab-paper"
-WATCHED = 192  # fresh videos, the same for all runs, whose reward is looked at on the way
+WATCHED = 192  # fresh videos, the same for all runs, that are looked at on the way
+MEASURED = ("reward", "accuracy", "distance", "diversity")
 
 
 class PassCounter:
@@ -50,24 +48,22 @@ class PassCounter:
 
 
 class Watch(Callback):
-    """Looks at the reward of fresh videos every so many passes, and ends the run when its budget is spent.
+    """Looks at fresh videos every so many passes, and ends the run when its budget is spent.
 
     All runs are looked at through the sampler of the reference, whatever their rollouts use.
     """
 
     def __init__(self, counter: PassCounter, budget: int, looks: int) -> None:
         self.counter, self.budget, self.looks, self.reference = counter, budget, looks, load_recipe(REFERENCE)
-        self.passes, self.reward = list[int](), list[float]()
-        texts = all_prompts()
-        self.prompts = [Prompt(texts[i % len(texts)]) for i in range(WATCHED)]
+        self.passes = list[int]()
+        self.seen: dict[str, list[float]] = {name: [] for name in MEASURED}
 
     def look(self, loop: Loop) -> None:
         with self.counter.paused(), averaged(loop):
-            seeds = range(2 * FIRST_SEED, 2 * FIRST_SEED + WATCHED)
-            frames = loop.model.decode(generate(loop.model, self.prompts, self.reference, seeds))
-        scores = ShapesReward().score(frames, self.prompts).values.double()
+            found = summary(evaluate(loop.model, self.reference, WATCHED, first_seed=2 * FIRST_SEED))
         self.passes.append(self.counter.passes)
-        self.reward.append((scores @ torch.tensor(SETTING_B, dtype=torch.float64)).mean().item())
+        for name, values in self.seen.items():
+            values.append(float(np.mean(found[name])))
 
     def on_start(self, loop: Loop) -> None:
         self.look(loop)
@@ -126,7 +122,7 @@ class Race:
             "name": self.name,
             "seed": self.seed,
             "passes": watch.passes,
-            "reward": watch.reward,
+            **watch.seen,
             "iterations": trainer.loop.iteration,
             "updates": trainer.loop.updates,
         }
