@@ -38,9 +38,7 @@ def made_up(speed, seeds=6, end=0.0):
         {
             "passes": [0, 50, 100],
             "reward": [0.0, 0.5 * speed * slope, speed * slope],
-            "accuracy": [0.5, 0.6, 0.7],
-            "distance": [0.1, 0.1 + end / 2, 0.1 + end],
-            "diversity": [0.6, 0.55, 0.5],
+            "on_target": speed > 1 and {"reward": 1, "accuracy": 0.8, "distance": 0.1 + end / 5, "diversity": 0.5},
             "evaluation": {"reward": [speed], "accuracy": 0.9, "distance": [0.1 + end, 0.1 + end], "diversity": 0.5},
         }
         for slope in slopes
@@ -54,9 +52,8 @@ def test_the_verdict_on_made_up_runs(tmp_path):
     assert fast.times_fewer == pytest.approx((5, 5, 5))  # equal seeds: what differs between seeds is no error
     assert fast.reached == 6
     assert fast.against["distance"].mean == pytest.approx(0.02)
-    assert fast.at_reward["distance"].mean == pytest.approx(0.02 / 5)  # it had gone a fifth of its way
-    assert fast.at_reward["reward"].mean == pytest.approx(0, abs=1e-12)
-    assert window.at_reward["diversity"].mean == pytest.approx(0)  # never there: at its end
+    assert fast.at_reward["distance"].mean == pytest.approx(0.02 / 5)
+    assert window.at_reward["reward"].mean == pytest.approx(-0.5)  # never there: at its end
     assert (window.reached, window.times_fewer) == (0, (1, 1, 1))
     table = as_markdown([paper, fast, window])
     assert "5.0 [5.0, 5.0]" in table
@@ -97,9 +94,10 @@ def test_every_setting_is_said_and_fits():
 
 @pytest.mark.slow
 def test_a_race_looks_on_its_way_and_ends_with_its_budget(tmp_path):
-    race = Race("fast", SETTINGS["fast"], 0, 700, 3, 4, tmp_path)
+    race = Race("fast", SETTINGS["fast"], 0, 700, 3, 4, tmp_path, target=-1.0)
     result = json.loads(race.run().read_text())
-    assert {len(result[name]) for name in ("passes", *MEASURED)} == {4}
+    assert len(result["passes"]) == len(result["reward"]) == 4
+    assert len(result["on_target"]["reward"]) == 4
     assert result["passes"][0] == 0
     assert 700 <= result["passes"][-1] < 1000
     assert len(result["evaluation"]["reward"]) == 4

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from sage_grpo.config import load_recipe
 from sage_grpo.core.passes import forward_passes
 from sage_grpo.files import atomic_write
 from sage_grpo.lab.grid import run_grid
-from sage_grpo.lab.race import MEASURED, REFERENCE, Race
+from sage_grpo.lab.race import REFERENCE, Race
 from sage_grpo.statistics import Effect, effect, paired
 
 SEARCHED = (100, 101)  # seeds on which learning rates are found
@@ -24,6 +24,7 @@ RATES = (7.5e-5, 1.5e-4, 3e-4, 6e-4, 1.2e-3)
 LOOKS = 10  # at the reward, on the way to the end of a budget
 SHARE = 5  # savings get one part in so many of the reference's passes
 PAPER = "paper"
+MEASURED = ("reward", "accuracy", "distance", "diversity")
 
 Overrides = tuple[str, ...]
 FEWER: Overrides = ("policy.prompts_per_iteration=4", "policy.batch_size=32")
@@ -136,17 +137,11 @@ class Outcome:
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]  # by setting, in the order of their seeds
 
 
-def seen(runs: Sequence[Mapping[str, Any]], spent: Sequence[float | None], key: str) -> list[float]:
-    """What was seen of each run after so many passes, or at its end."""
-    ends = [run["passes"][-1] if n is None else n for run, n in zip(runs, spent, strict=True)]
-    return [float(np.interp(n, run["passes"], run[key])) for run, n in zip(runs, ends, strict=True)]
-
-
 def judge(runs: Runs, rates: Mapping[str, float]) -> list[Outcome]:
     """The distance of a run is the mean of its videos'."""
 
-    def ends(name: str, key: str) -> list[float]:
-        return [float(np.mean(run["evaluation"][key])) for run in runs[name]]
+    def ends(name: str, key: str, when: str = "evaluation") -> list[float]:
+        return [float(np.mean((run.get(when) or run["evaluation"])[key])) for run in runs[name]]
 
     out = []
     for name, own in runs.items():
@@ -164,7 +159,7 @@ def judge(runs: Runs, rates: Mapping[str, float]) -> list[Outcome]:
                 (math.exp(found.mean), math.exp(found.low), math.exp(found.high)) if name != PAPER else None,
                 {key: effect(ends(name, key)) for key in MEASURED},
                 {key: paired(ends(name, key), ends(PAPER, key)) for key in MEASURED},
-                {key: paired(seen(own, spent, key), [paper[key][-1] for paper in runs[PAPER]]) for key in MEASURED},
+                {key: paired(ends(name, key, "on_target"), ends(PAPER, key)) for key in MEASURED},
             )
         )
     return out
@@ -234,10 +229,15 @@ def efficiency(
     console.print(f"learning rates, on seeds {SEARCHED[0]} and {SEARCHED[1]}", highlight=False)
     rates = found_rates(out, names, workers, console)
     console.print(f"{len(names)} settings on {seeds} seeds that chose nothing", highlight=False)
-    asked = [(name, rates[name], seed) for name in names for seed in range(seeds)]
-    races = [a_race(*which, out, looks=LOOKS, samples=samples) for which in asked]
+    whole = [a_race(PAPER, rates[PAPER], seed, out, looks=LOOKS, samples=samples) for seed in range(seeds)]
+    paper = run_grid(whole, workers, console)
+    asked = [(name, rates[name], seed) for name in names if name != PAPER for seed in range(seeds)]
+    races = [
+        replace(a_race(*which, out, looks=LOOKS, samples=samples), target=paper[which[-1]]["reward"][-1])
+        for which in asked
+    ]
     found = run_grid(races, workers, console)
-    runs = {name: found[i * seeds : (i + 1) * seeds] for i, name in enumerate(names)}
+    runs = {PAPER: paper} | {name: found[i * seeds : (i + 1) * seeds] for i, name in enumerate(names[1:])}
     outcomes = judge(runs, rates)
     rows = [outcome.to_json() for outcome in outcomes]
     summary = {"seeds": seeds, "samples": samples, "passes": whole_budget(), "settings": rows}

@@ -10,21 +10,23 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 
 from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.core.loop import Callback, Loop, Metrics
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.sampler import generate
 from sage_grpo.files import atomic_write
 from sage_grpo.lab.grid import summary
-from sage_grpo.lab.shapes.evaluate import FIRST_SEED, evaluate, evaluate_run
+from sage_grpo.lab.shapes.evaluate import FIRST_SEED, SETTING_B, evaluate_run
+from sage_grpo.lab.shapes.reward import ShapesReward
+from sage_grpo.lab.shapes.world import all_prompts
 from sage_grpo.training.callbacks import averaged
 from sage_grpo.training.trainer import Trainer
 
 REFERENCE = "lab-paper"
-WATCHED = 192  # fresh videos, the same for all runs, that are looked at on the way
-MEASURED = ("reward", "accuracy", "distance", "diversity")
+WATCHED = 192  # fresh videos, the same for all runs, whose reward is looked at on the way
 
 
 class PassCounter:
@@ -48,29 +50,39 @@ class PassCounter:
 
 
 class Watch(Callback):
-    """Looks at fresh videos every so many passes, and ends the run when its budget is spent.
+    """Looks at the reward of fresh videos every so many passes, and ends the run when its budget is spent.
 
     All runs are looked at through the sampler of the reference, whatever their rollouts use.
     """
 
-    def __init__(self, counter: PassCounter, budget: int, looks: int) -> None:
-        self.counter, self.budget, self.looks, self.reference = counter, budget, looks, load_recipe(REFERENCE)
-        self.passes = list[int]()
-        self.seen: dict[str, list[float]] = {name: [] for name in MEASURED}
+    def __init__(self, counter: PassCounter, race: "Race") -> None:
+        self.counter, self.race, self.reference = counter, race, load_recipe(REFERENCE)
+        self.passes, self.reward = list[int](), list[float]()
+        self.on_target: dict[str, Any] | None = None
+        texts = all_prompts()
+        self.prompts = [Prompt(texts[i % len(texts)]) for i in range(WATCHED)]
 
     def look(self, loop: Loop) -> None:
         with self.counter.paused(), averaged(loop):
-            found = summary(evaluate(loop.model, self.reference, WATCHED, first_seed=2 * FIRST_SEED))
+            seeds = range(2 * FIRST_SEED, 2 * FIRST_SEED + WATCHED)
+            frames = loop.model.decode(generate(loop.model, self.prompts, self.reference, seeds))
+        scores = ShapesReward().score(frames, self.prompts).values.double()
         self.passes.append(self.counter.passes)
-        for name, values in self.seen.items():
-            values.append(float(np.mean(found[name])))
+        self.reward.append((scores @ torch.tensor(SETTING_B, dtype=torch.float64)).mean().item())
+        target = self.race.target
+        if target is not None and self.on_target is None and self.reward[-1] >= target:
+            self.on_target = self.evaluate(loop)
+
+    def evaluate(self, loop: Loop) -> dict[str, Any]:
+        with self.counter.paused():
+            return summary(evaluate_run(loop, self.reference, self.race.samples))
 
     def on_start(self, loop: Loop) -> None:
         self.look(loop)
 
     def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
-        spent = self.counter.passes >= self.budget
-        if spent or self.counter.passes >= len(self.passes) * self.budget / self.looks:
+        spent = self.counter.passes >= self.race.budget
+        if spent or self.counter.passes >= len(self.passes) * self.race.budget / self.race.looks:
             self.look(loop)
         if spent:
             loop.stop("its passes are spent")
@@ -85,8 +97,9 @@ class Race:
     seed: int
     budget: int
     looks: int
-    samples: int  # fresh videos to evaluate its end on; 0 for none
+    samples: int  # fresh videos to evaluate it on; 0 for none
     out: Path
+    target: float | None = None  # a reward: it is also evaluated at the first look that sees it
 
     @property
     def config(self) -> RecipeConfig:
@@ -105,7 +118,9 @@ class Race:
     def file(self) -> Path:
         """Named after all that decides its result, so that a changed setting is run again."""
         settings = load_recipe(REFERENCE, list(self.overrides)).model_dump_json()
-        digest = blake2b(f"{settings} {self.budget} {self.looks} {self.samples}".encode(), digest_size=4).hexdigest()
+        target = "" if self.target is None else f" {self.target}"
+        decides = f"{settings} {self.budget} {self.looks} {self.samples}{target}"
+        digest = blake2b(decides.encode(), digest_size=4).hexdigest()
         return self.out / "runs" / f"{self.name}-{self.seed}-{digest}.json"
 
     def run(self) -> Path:
@@ -115,20 +130,19 @@ class Race:
         torch.set_num_threads(1)
         began, config = time.process_time(), self.config
         trainer = Trainer(config=config, console=Console(quiet=True))
-        watch = Watch(PassCounter(trainer.model.module), self.budget, self.looks)
+        watch = Watch(PassCounter(trainer.model.module), self)
         trainer.callbacks.append(watch)
         trainer.train()
         result: dict[str, Any] = {
             "name": self.name,
             "seed": self.seed,
             "passes": watch.passes,
-            **watch.seen,
+            "reward": watch.reward,
             "iterations": trainer.loop.iteration,
             "updates": trainer.loop.updates,
         }
         if self.samples:
-            with watch.counter.paused():
-                result["evaluation"] = summary(evaluate_run(trainer.loop, watch.reference, self.samples))
+            result |= {"on_target": watch.on_target, "evaluation": watch.evaluate(trainer.loop)}
         result["cpu_seconds"] = time.process_time() - began
         atomic_write(self.file, json.dumps(result).encode())
         shutil.rmtree(config.run.out, ignore_errors=True)
