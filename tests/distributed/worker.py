@@ -136,7 +136,8 @@ def run(folder, case, iterations, suffix, layout):
     if trainer.main:
         end = {"weights": trained, "noise": drawn.noise, "scores": drawn.scores, "updates": trainer.loop.updates}
         shares = {"held": held / everything, "before": before[-1] / everything}
-        torch.save(end | shares | {"copies": sorted(copies)}, out.with_suffix(".pt"))
+        rest = {"copies": sorted(copies), "drift": trainer.gauge.latest}
+        torch.save(end | shares | rest, out.with_suffix(".pt"))
 
 
 def main():

@@ -16,7 +16,7 @@ from sage_grpo.core.passes import forward_passes
 from sage_grpo.data.prompts import open_prompts
 from sage_grpo.lab import efficiency
 from sage_grpo.lab.efficiency import MEASURED, PAPER, SAID, SETTINGS, as_markdown, crossing, draw, judge, whole_budget
-from sage_grpo.lab.race import REFERENCE, PassCounter, Race
+from sage_grpo.lab.race import REFERENCE, PassCounter, Race, Watch
 from sage_grpo.lab.shapes.world import all_prompts
 from sage_grpo.training.build import build_model, build_rewards
 
@@ -103,6 +103,16 @@ def test_a_race_looks_on_its_way_and_ends_with_its_budget(tmp_path):
     assert len(result["evaluation"]["reward"]) == 4
     assert race.run() == race.file
     assert Race("fast", SETTINGS["fast"], 1, 700, 3, 4, tmp_path).file != race.file
+
+
+@pytest.mark.slow
+def test_a_race_that_was_stopped_leaves_no_result(tmp_path, monkeypatch):
+    """A signal lets a run end in order, long before its passes are spent."""
+    race = Race("fast", SETTINGS["fast"], 0, 700, 3, 4, tmp_path)
+    monkeypatch.setattr(Watch, "on_iteration", lambda watch, loop, metrics: loop.stop("a signal"))
+    with pytest.raises(RuntimeError, match="was stopped after 0 of 700 passes"):
+        race.run()
+    assert not race.file.exists()
 
 
 @pytest.mark.slow

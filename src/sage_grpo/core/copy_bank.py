@@ -1,17 +1,26 @@
 """Plain copies of the trainable weights: the bank of a run that trains all of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+Fill = Callable[[Mapping[str, nn.Parameter]], None]
+
 
 class CopyBank:
-    """A `WeightsBank` of plain copies of the trainable parameters, on their own device or on another."""
+    """A `WeightsBank` of plain copies of the trainable parameters, on their own device or on another.
 
-    def __init__(self, module: nn.Module, device: torch.device | None = None) -> None:
+    `lent` are copies that lie elsewhere, by name: each writes its values into parameters whenever it is used, and is
+    neither held nor saved.
+    """
+
+    def __init__(
+        self, module: nn.Module, device: torch.device | None = None, lent: Mapping[str, Fill] | None = None
+    ) -> None:
+        self._lent = dict(lent or {})
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._copies: dict[str, dict[str, Tensor]] = {}
         self._places = {name: device or p.device for name, p in self._parameters.items()}
@@ -25,7 +34,7 @@ class CopyBank:
             self._copies[name] = self._kept(self._parameters)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._copies
+        return name in self._copies or name in self._lent
 
     @torch.no_grad()
     def adopt(self, name: str) -> None:
@@ -34,12 +43,27 @@ class CopyBank:
 
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
-        """Put copy `name` into the module for a while; one parameter at a time needs spare memory."""
-        self._exchange(name)
+        """Put copy `name` into the module for a while.
+
+        One that is held changes places with the weights, one parameter at a time; for one that is lent they are set
+        aside.
+        """
+        if name in self._copies:
+            self._exchange(name)
+            try:
+                yield
+            finally:
+                self._exchange(name)
+            return
+        aside = self._kept(self._parameters)
         try:
+            with torch.no_grad():
+                self._lent[name](self._parameters)
             yield
         finally:
-            self._exchange(name)
+            with torch.no_grad():
+                for key, value in aside.items():
+                    self._parameters[key].copy_(value)
 
     @torch.no_grad()
     def _exchange(self, name: str) -> None:

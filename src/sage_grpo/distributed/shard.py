@@ -1,6 +1,6 @@
 """Weights cut into shards by FSDP2, and filled from a checkpoint shard by shard: no process ever holds them whole."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from sage_grpo.core.copy_bank import Fill
 from sage_grpo.core.protocols import VideoModel, networks
 
 MATRICES = (nn.Linear, nn.modules.conv._ConvNd)  # layers whose weights autocast casts
@@ -86,6 +87,27 @@ class CheckpointFiles:
         with safe_open(self.files[name], "pt") as file:
             tensor: Tensor = file.get_slice(name)[part] if part else file.get_tensor(name)
             return tensor
+
+
+def base_weights(model: VideoModel) -> Fill | None:
+    """What puts the checkpoint's own weights into trained parameters, each process its part; none if it cannot."""
+    if model.folder is None:
+        return None
+    places: dict[str, tuple[CheckpointFiles, str]] = {}  # by name of the parameter: its files, and its name there
+    for component, part in networks(model.module).items():
+        files = CheckpointFiles(Path(model.folder) / component)
+        prefix = f"{component}." if isinstance(model.module, nn.ModuleDict) else ""
+        places |= {prefix + name: (files, name) for name, _ in part.named_parameters()}
+    trained = [name for name, parameter in model.module.named_parameters() if parameter.requires_grad]
+    if any(places[name][1] not in places[name][0].files for name in trained):
+        return None
+
+    def read(parameters: Mapping[str, nn.Parameter]) -> None:
+        for name, parameter in parameters.items():
+            files, there = places[name]
+            local(parameter).copy_(files.read(there, my_slice(parameter)))
+
+    return read
 
 
 @torch.no_grad()

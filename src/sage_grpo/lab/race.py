@@ -133,6 +133,8 @@ class Race:
         watch = Watch(PassCounter(trainer.model.module), self)
         trainer.callbacks.append(watch)
         trainer.train()
+        if watch.passes[-1] < self.budget:
+            raise RuntimeError(f"{self.file.stem} was stopped after {watch.passes[-1]} of {self.budget} passes")
         result: dict[str, Any] = {
             "name": self.name,
             "seed": self.seed,

@@ -37,7 +37,9 @@ def contents(model: VideoModel, config: RecipeConfig, processes: Processes) -> C
     for weight in trained:
         weight.grad = torch.empty_like(weight)
     optimizer.step()
-    measured = [INITIAL] if config.gauge.every and config.tuning.mode == "full" else []  # for adapters it is the base
+    # of adapters the gauge's initial policy is the base, and a model with a checkpoint reads it there
+    copied = config.gauge.every and config.tuning.mode == "full" and not model.resizable
+    measured = [INITIAL] if copied else []
     for name in [*build.copies_of(config), *measured]:
         bank.save(name, decay=0.5)  # a first average is a copy, and asks for no value
     nobody: Any = None

@@ -29,7 +29,12 @@ PHASES: dict[Phase, tuple[str, ...]] = {  # which parts of the memory each phase
     "encode": ("text encoders",),
     "rollout": ("latents of the trajectory", "conditions", "videos made before", "activations of a rollout"),
     "decode": ("latents of the trajectory", "conditions", "VAE", "activations of the VAE", "videos made before"),
-    "score": ("latents of the trajectory", "conditions", "videos"),
+    "score": (
+        "latents of the trajectory",
+        "conditions",
+        "videos",
+        "weights set aside for the gauge",
+    ),
     "step": (
         "latents of the trajectory",
         "conditions",
@@ -104,6 +109,12 @@ def component_bytes(model: VideoModel, names: Sequence[str]) -> int:
     return sum(map(size_of, (w for part in parts for w in (*part.parameters(), *part.buffers()))))
 
 
+def reads_base(model: VideoModel, config: RecipeConfig) -> bool:
+    """Whether the gauge puts the checkpoint's weights in place of the trained ones, on the device."""
+    wanted = config.gauge.every and config.tuning.mode == "full" and not config.tuning.offload_copies
+    return bool(wanted and model.resizable)
+
+
 def video_bytes(model: Any) -> int:
     """Of its frames; what is no pipeline is small, and decodes one."""
     if model.pipe is not None:
@@ -157,6 +168,7 @@ def memory(
         "gradients": states.by_kind["gradients"],
         "optimizer": states.by_kind["optimizer"],
         "anchor and other copies": 0 if config.tuning.offload_copies else copies,
+        "weights set aside for the gauge": states.by_kind["trained weights"] if reads_base(model, config) else 0,
         "scratch of the optimizer": states.by_kind["trained weights"] if gpu else 2 * states.largest,
         "activations": round(passes.training.memory),
         "activations of a rollout": round(passes.forward.memory),

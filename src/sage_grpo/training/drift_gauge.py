@@ -23,12 +23,14 @@ NOISE_LEVELS = (0.3, 0.6, 0.9)
 
 
 def initial_kl(loop: Loop, trajectory: Trajectory) -> float:
-    """KL(policy‖initial policy) over the steps of one batch; the policy's velocities are in the rollout."""
+    """KL(policy‖initial policy) over the steps of one batch; the policy's velocities are in the rollout.
+
+    Asked while the initial policy is in place, as is `base_error`.
+    """
     policy, values = loop.config.policy, []
-    with torch.no_grad(), loop.bank.using(INITIAL):
-        for step, point in trajectory.points.items():
-            base = velocity_at(loop.model, point.x, point.sigma, trajectory.condition)
-            values.append(kl(point.velocity, base, loop.table.k[step].item(), policy.reduction).mean().item())
+    for step, point in trajectory.points.items():
+        base = velocity_at(loop.model, point.x, point.sigma, trajectory.condition)
+        values.append(kl(point.velocity, base, loop.table.k[step].item(), policy.reduction).mean().item())
     return sum(values) / len(values)
 
 
@@ -37,10 +39,9 @@ def base_error(loop: Loop, trajectory: Trajectory) -> float:
     x0, values = trajectory.x0, []
     keys = [("gauge", loop.config.seed, i) for i in range(len(x0))]  # the same noise at every measurement
     noise = keyed_noise(tuple(x0.shape[1:]), keys, x0.device)
-    with torch.no_grad(), loop.bank.using(INITIAL):
-        for sigma in NOISE_LEVELS:
-            v = velocity_at(loop.model, (1 - sigma) * x0 + sigma * noise, sigma, trajectory.condition)
-            values.append((v.float() - (noise - x0)).square().mean().item())
+    for sigma in NOISE_LEVELS:
+        v = velocity_at(loop.model, (1 - sigma) * x0 + sigma * noise, sigma, trajectory.condition)
+        values.append((v.float() - (noise - x0)).square().mean().item())
     return sum(values) / len(values)
 
 
@@ -101,12 +102,9 @@ class DriftGauge(Callback):
             x0, group = torch.cat([t.x0 for t in rollouts.trajectories]), loop.config.policy.num_generations
             if len(x0) % group:  # a group spans processes
                 x0 = loop.comm.gather(x0)
-            raw = {
-                "base_error": base_error(loop, first),
-                "diversity": diversity(x0, group),
-            }
-            raw |= look([batch.frames for batch in rollouts.videos], loop.comm)
-            raw["kl_initial"] = initial_kl(loop, first)
+            raw = {"diversity": diversity(x0, group)} | look([batch.frames for batch in rollouts.videos], loop.comm)
+            with torch.no_grad(), loop.bank.using(INITIAL):
+                raw |= {"base_error": base_error(loop, first), "kl_initial": initial_kl(loop, first)}
             mean = loop.comm.mean(torch.tensor(list(raw.values()), dtype=torch.float64)).tolist()
             raw = dict(zip(raw, mean, strict=True))  # all processes see, and decide, the same
             self.base = self.base or raw

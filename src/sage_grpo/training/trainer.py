@@ -19,6 +19,7 @@ from sage_grpo.core.protocols import Reward, VideoModel
 from sage_grpo.distributed.checkpoint import Saver, load_newest
 from sage_grpo.distributed.device import HOST, DeviceRandom
 from sage_grpo.distributed.processes import join
+from sage_grpo.distributed.shard import base_weights
 from sage_grpo.distributed.watchdog import Watchdog
 from sage_grpo.files import atomic_write, sweep, write_json
 from sage_grpo.rewards.function import CompositeReward
@@ -26,7 +27,7 @@ from sage_grpo.runs.folder import ENVIRONMENT, RECIPE, RunFolder
 from sage_grpo.runs.private import clean_text
 from sage_grpo.training import build
 from sage_grpo.training.callbacks import Clock, CollectiveStop, Log, Samples, Save, WeightAverage
-from sage_grpo.training.drift_gauge import DriftGauge
+from sage_grpo.training.drift_gauge import INITIAL, DriftGauge
 from sage_grpo.training.environment import describe_environment
 from sage_grpo.training.progress import ProgressCallback
 from sage_grpo.training.trackers import Tracker, make_trackers
@@ -124,7 +125,10 @@ class Trainer:
         self._parameters = {name for name, _ in self.model.module.named_parameters()}
         self.gauge = DriftGauge(recipe.gauge)
         self.random = DeviceRandom(next(self.model.module.parameters()).device)
-        bank = make_bank(self.model.module, HOST if recipe.tuning.offload_copies else None)
+        # Read from its checkpoint when the gauge asks, not held; a model that was handed over may have other weights.
+        base = base_weights(self.model) if model is None and recipe.gauge.every else None
+        lent = {INITIAL: base} if base else {}
+        bank = make_bank(self.model.module, HOST if recipe.tuning.offload_copies else None, lent)
         try:
             self.loop = Loop(self.model, self.reward, self.prompts, recipe, optimizer, bank=bank, comm=self.processes)
         except ValueError as error:  # a layout or kernel that the recipe should not have asked for

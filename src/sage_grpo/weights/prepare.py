@@ -1,13 +1,13 @@
 """A loaded model made ready for training: what is trained, in which precision, with which savings of memory."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from sage_grpo.config import TuningConfig
-from sage_grpo.core.copy_bank import CopyBank
+from sage_grpo.core.copy_bank import CopyBank, Fill
 from sage_grpo.core.protocols import VideoModel, WeightsBank, networks
 from sage_grpo.weights.parts import TuningError, has_adapters, require
 
@@ -95,15 +95,17 @@ def initial_weights(name: str, shape: tuple[int, ...], seed: int) -> torch.Tenso
     return initial_adapter(name, shape, seed)
 
 
-def make_bank(module: nn.Module, copies: torch.device | None = None) -> WeightsBank:
+def make_bank(
+    module: nn.Module, copies: torch.device | None = None, lent: Mapping[str, Fill] | None = None
+) -> WeightsBank:
     """Adapters where there are adapters, copies of the trained weights elsewhere.
 
     `copies` is where those wait; adapters are small and stay. Compiled blocks would be compiled anew for every adapter;
-    there the adapters' values change places.
+    there the adapters' values change places. `lent` are copies of all weights that lie elsewhere.
     """
     compiled = any(layer._compiled_call_impl is not None for layer in module.modules())
     if not compiled and has_adapters(module):
         from sage_grpo.weights.lora_bank import LoraBank  # noqa: PLC0415 - peft is an extra
 
         return LoraBank(module)
-    return CopyBank(module, copies)
+    return CopyBank(module, copies, None if has_adapters(module) else lent)
