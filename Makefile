@@ -122,6 +122,7 @@ same-weights:     ## whether another checkout trains to the same bits: make same
 
 overhead:         ## time of an iteration against a bare loop of the same passes: make overhead ROUNDS=24
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m e2e.overhead --rounds $(ROUNDS)
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m e2e.overhead --rounds $(ROUNDS) --window 1
 
 wheel:            ## wheel and source distribution, into dist/
 	$(BIN)/python -m build --no-isolation --outdir dist .
