@@ -3,6 +3,7 @@
 import torch
 
 from sage_grpo.config import load_recipe
+from sage_grpo.core.rollout import keyed_noise, velocity_at
 from sage_grpo.models import contract
 from sage_grpo.models.hunyuan15 import HunyuanVideo15
 from sage_grpo.weights.prepare import prepare, storage_dtypes
@@ -33,3 +34,14 @@ def disturb(model, size=0.05):
             if parameter.requires_grad:
                 parameter.add_(size * torch.randn_like(parameter))
     return model
+
+
+def prepared_velocity(model, sigma=0.7):
+    prompts = contract.prompts_for(model)[:1]
+    x = keyed_noise(model.latent_shape(prompts[0]), [("tuning", 0)], model.device)
+    condition = model.encode(prompts)
+    return lambda: velocity_at(model, x, sigma, condition)
+
+
+def one_velocity(model, sigma=0.7):
+    return prepared_velocity(model, sigma)()
