@@ -40,7 +40,7 @@ class RewardFailure(UserError, RuntimeError):
     """More rewards failed than the configuration allows."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rollouts:
     """This rank's share of an iteration."""
 
@@ -50,6 +50,8 @@ class Rollouts:
     """Batches that this process decoded: those that share a video deal them out."""
     scores: list[tuple[slice, Callable[[], Scores]]] = field(default_factory=list)
     """Of those videos: their rows among the prompts, and what to call for them."""
+    dealt: int = 0
+    """Videos whose decoding has begun, here or on another process."""
 
 
 class Callback:
@@ -132,23 +134,28 @@ class Loop:
     def _decode(self, rollouts: Rollouts) -> None:
         """Decode what can be scored, and hand it over: a fleet works on it while the next videos are made.
 
-        Those that share a video have the same latents: they wait until each of them has a part to decode.
+        Those that share a video have the same latents. They wait until each of them has a part to decode.
         """
-        batch, group = self.config.policy.batch_size, self.config.policy.num_generations
-        size = group if self.reward.groupwise else batch
-        part = math.lcm(size, batch) // batch  # batches
-        made, whole = len(rollouts.trajectories), len(rollouts.prompts) // batch
-        if made % (part * self.comm.sharers) and made < whole:
+        batch, sharers = self.config.policy.batch_size, self.comm.sharers
+        unit = self.config.policy.num_generations if self.reward.groupwise else 1
+        made, whole = len(rollouts.trajectories) * batch, len(rollouts.prompts)
+        fresh = made - rollouts.dealt
+        if fresh % (unit * sharers) and made < whole:
             return
-        first = (made - 1) // (part * self.comm.sharers) * part * self.comm.sharers + part * self.comm.place
-        mine = rollouts.trajectories[first : first + part]
-        if not mine:
+        share = math.ceil(fresh / unit / sharers) * unit
+        first = min(rollouts.dealt + share * self.comm.place, made)
+        rows = range(first, min(first + share, made))
+        latents = torch.cat([trajectory.x0 for trajectory in rollouts.trajectories[rollouts.dealt // batch :]])
+        own = latents[rows.start - rollouts.dealt : rows.stop - rollouts.dealt]
+        rollouts.dealt = made
+        if not len(own):
             return
-        videos = Videos.joined([self.model.render(trajectory.x0) for trajectory in mine])
+        videos = Videos.joined([self.model.render(x0) for x0 in torch.split(own, batch)])
         rollouts.videos.extend(videos.split(batch))
+        size = unit if self.reward.groupwise else batch
         for i, scored in enumerate(videos.split(size)):
-            rows = slice(first * batch + i * size, first * batch + (i + 1) * size)
-            rollouts.scores.append((rows, self.reward.begin(scored, rollouts.prompts[rows])))
+            part = slice(first + i * size, first + i * size + len(scored))
+            rollouts.scores.append((part, self.reward.begin(scored, rollouts.prompts[part])))
 
     def score(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
         """Scores of all ranks (N, R) and which of them are valid."""

@@ -162,7 +162,7 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
 
     videos = config.rollouts // layout.replicas
     batches, branches = videos / policy.batch_size, 2 if work.guided else 1
-    decoded_batches = math.ceil(batches / layout.sequence)  # dealt out among those that share a video
+    decoded_batches = math.ceil(videos / layout.sequence) / policy.batch_size  # dealt out to those that share a video
     per_batch = policy.batch_size * branches * layout.replicas  # videos × branches of a pass on all replicas
     times = {name: value / per_batch for name, value in asdict(counts).items()}
     trained = trained_videos(config) / policy.batch_size / layout.replicas

@@ -151,8 +151,7 @@ def memory(
     """On a GPU the optimizer takes all tensors at once, and needs room for one more of each; on the host two of one."""
     policy = config.policy
     videos = config.rollouts // config.parallel.replicas
-    # dealt out among those that share a video
-    decoded = math.ceil(videos / policy.batch_size / config.parallel.sequence) * policy.batch_size
+    decoded = math.ceil(videos / config.parallel.sequence)  # dealt out to those that share a video
     latents = torch.Size(model.latent_shape(Prompt(""))).numel()
     answer = model.dtype.itemsize  # of a velocity
     steps = stochastic_steps(config)
@@ -176,7 +175,7 @@ def memory(
         "velocities of the anchor": anchored // policy.num_minibatches,
         "conditions": videos * condition_bytes,
         "videos": decoded * frames,  # until they are scored and seen
-        "videos made before": (decoded - policy.batch_size) * frames,
+        "videos made before": max(decoded - policy.batch_size, 0) * frames,
         "text encoders": component_bytes(model, model.encoders),
         "VAE": component_bytes(model, ("vae",)),
         "activations of the VAE": round(decoding.memory) if decoding else 0,
