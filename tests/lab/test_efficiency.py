@@ -92,6 +92,12 @@ def test_every_setting_is_said_and_fits():
         assert load_recipe(REFERENCE, list(overrides)).rollouts in (32, 64), name
 
 
+def test_the_recipe_is_the_setting_that_was_measured():
+    recipe, measured = load_recipe("lab-paper-fast"), load_recipe(REFERENCE, [*SETTINGS["fast"], "optimizer.lr=1.5e-4"])
+    assert recipe.model_dump(exclude={"run"}) == measured.model_dump(exclude={"run"})
+    assert forward_passes(recipe) * recipe.run.iterations == pytest.approx(whole_budget() / 5, rel=0.02)
+
+
 @pytest.mark.slow
 def test_a_race_looks_on_its_way_and_ends_with_its_budget(tmp_path):
     race = Race("fast", SETTINGS["fast"], 0, 700, 3, 4, tmp_path, target=-1.0)

@@ -64,6 +64,7 @@ OTHERS = (
     "hunyuan15-i2v-8gpu-lora-fast",
     "lab",
     "lab-paper",
+    "lab-paper-fast",
     "wan-1.3b-24gb-lora",
 )
 
