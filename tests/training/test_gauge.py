@@ -31,6 +31,27 @@ def test_starts_at_its_own_measure_and_sees_movement():
     assert last["drift/base_error"] > 1
 
 
+@pytest.mark.parametrize("start", ["random", "progressive"])
+def test_rollouts_are_compared_with_those_of_the_same_window(start):
+    """Without learning, ratios to another window's rollouts are far from 1: the gauge waits for its own."""
+    window = {"size": 1, "start": start, "every": 1}
+    config = make_config(sampling={"window": window, "shared_initial_noise": True}, policy={"num_iterations": 1})
+    watcher = DriftGauge(GaugeConfig(every=2))
+    loop, seen = make_loop(config, callbacks=[watcher])
+    loop.callbacks = [watcher, seen]
+    loop.optimizer.param_groups[0]["lr"] = 0.0
+    loop.run(24)
+    places = [loop.windows.starts(i)[0] for i in range(24)]
+    measured = [i for i, metrics in enumerate(seen.metrics) if "drift/diversity" in metrics]
+    assert len(measured) > 2
+    assert {places[i] for i in measured} == {places[0]}
+    own = [seen.metrics[i]["drift/diversity"] for i in measured]
+    assert own == pytest.approx([1] * len(own), rel=0.5)
+    again = DriftGauge(GaugeConfig(every=2))
+    again.load_state_dict(watcher.state_dict())
+    assert (again.place, again.due) == (watcher.place, watcher.due)
+
+
 def test_kl_is_measured_though_not_penalised_and_is_the_closed_form():
     _, seen, loop = run(2)
     trajectory, model = seen.rollouts[1].trajectories[0], GaussianModel()  # a fresh model is the initial policy

@@ -84,10 +84,21 @@ def _total(parts: Sequence[Tensor]) -> float:
     return torch.stack(list(parts)).cpu().double().sum().item() if parts else 0.0
 
 
+def window_place(loop: Loop) -> int | None:
+    """Where this iteration's window begins; none where every prompt has its own.
+
+    A late window leaves little room to differ and a short tail leaves noise, so rollouts compare with others of the
+    same window alone.
+    """
+    return None if loop.config.sampling.window.per == "prompt" else loop.windows.starts(loop.iteration)[0]
+
+
 class DriftGauge(Callback):
     def __init__(self, config: GaugeConfig) -> None:
         self.config = config
         self.base: Metrics = {}
+        self.place: int | None = None  # of the window in the first measurement
+        self.due = False
         self.latest: Metrics = {}
         self.alarms: list[str] = []
 
@@ -97,7 +108,10 @@ class DriftGauge(Callback):
 
     def on_rollout(self, loop: Loop, rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None:
         self.latest = {}
-        if self.config.every and loop.iteration % self.config.every == 0:
+        self.due |= self.config.every > 0 and loop.iteration % self.config.every == 0
+        place = window_place(loop)
+        if self.due and (not self.base or place == self.place):
+            self.due, self.place = False, place
             first = rollouts.trajectories[0]
             x0, group = torch.cat([t.x0 for t in rollouts.trajectories]), loop.config.policy.num_generations
             if len(x0) % group:  # a group spans processes
@@ -130,7 +144,8 @@ class DriftGauge(Callback):
             loop.stop(f"drift gauge: {alarms[0]}")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"base": self.base, "alarms": self.alarms}
+        return {"base": self.base, "alarms": self.alarms, "place": self.place, "due": self.due}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.base, self.alarms = dict(state["base"]), list(state["alarms"])
+        self.place, self.due = state.get("place"), state.get("due", False)  # older checkpoints have none
