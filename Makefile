@@ -12,7 +12,7 @@ FAULTS ?= 100
 ROUNDS ?= 24
 HOURS  ?= 2
 
-.PHONY: setup quick check lint format types test sweeps bare docs configuration figures trust-regions lab claims eval audit chaos chaos-alone fleet-chaos soak fleet-speed report-pictures plan-check plan-all same-weights overhead wheel sbom licences audit-dependencies clean
+.PHONY: setup quick check lint format types test sweeps bare docs configuration figures trust-regions lab claims eval audit chaos chaos-alone fleet-chaos soak fleet-speed report-pictures plan-check plan-all same-weights overhead peers wheel sbom licences audit-dependencies clean
 setup:            ## virtual environment with the pinned versions
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install torch==2.13.0
@@ -123,6 +123,10 @@ same-weights:     ## whether another checkout trains to the same bits: make same
 overhead:         ## time of an iteration against a bare loop of the same passes: make overhead ROUNDS=24
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m e2e.overhead --rounds $(ROUNDS)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m e2e.overhead --rounds $(ROUNDS) --window 1
+
+peers:            ## an iteration beside other frameworks: make peers FLOW_FACTORY=checkout FLOW_GRPO=checkout PEERS_PYTHON=python
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(RUN) -m peers.compare --rounds $(ROUNDS) $(if $(FLOW_FACTORY),--flow-factory $(FLOW_FACTORY)) \
+	  $(if $(FLOW_GRPO),--flow-grpo $(FLOW_GRPO)) $(if $(PEERS_PYTHON),--python $(PEERS_PYTHON)) $(if $(JSON),--json $(JSON)) $(PEERS)
 
 wheel:            ## wheel and source distribution, into dist/
 	$(BIN)/python -m build --no-isolation --outdir dist .

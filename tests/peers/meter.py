@@ -29,9 +29,15 @@ class Meter:
         self.network, self.listening = network, True
         self.adapters = [layer for layer in network.modules() if isinstance(layer, LoraLayer)]
         self.trained = [p for p in network.parameters() if p.requires_grad]
-        network.register_forward_hook(self._called, with_kwargs=True)
-        register_optimizer_step_post_hook(self._stepped)
+        self.hooks = (
+            network.register_forward_hook(self._called, with_kwargs=True),
+            register_optimizer_step_post_hook(self._stepped),
+        )
         self.reset()
+
+    def close(self):
+        for hook in self.hooks:
+            hook.remove()
 
     def reset(self):
         self.calls, self.inputs, self.rows, self.steps = [], {}, Counter(), 0
@@ -99,6 +105,7 @@ class Turns:
         ended = time.process_time(), time.perf_counter()
         self._tell(self._facts() if self.began is None else self._iteration(*ended))
         if not self.words.readline():
+            self.meter.close()
             return False
         self.meter.reset()
         self.began = time.process_time(), time.perf_counter()
