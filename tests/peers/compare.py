@@ -86,7 +86,8 @@ def frameworks(args):
     source = TESTS.parent / "src"
     found = [Framework(OURS, "ours", sys.executable, source)]
     found += [Framework(EXTRAS, "ours", sys.executable, source, ("extras",))] if args.extras else []
-    python = args.python or sys.executable
+    # from another folder; not resolved: a link is how an environment knows itself
+    python = os.path.abspath(args.python) if args.python else sys.executable
     if args.flow_factory:
         path = args.flow_factory.resolve()
         found.append(Framework("Flow-Factory", "flow_factory", python, path / "src", commit=commit_of(path)))
