@@ -24,6 +24,10 @@ from peers import work
 from peers.tiny import SIZES, make_files
 
 TESTS = Path(__file__).parents[1]
+COUNTED = {
+    "rows": ("rollout", "reference", "training", "backward"),
+    "calls": ("rollout", "reference", "training"),
+}
 OURS, EXTRAS = "SAGE-GRPO", "SAGE-GRPO, default extras"
 
 
@@ -174,14 +178,13 @@ def table(rows):
         "ours / theirs",
         "passes alone",
         "iteration / passes",
-        "rows: rollout, reference, training, backward",
-        "calls",
+        *(f"{name}: {', '.join(kinds)}" for name, kinds in COUNTED.items()),
         "weights trained",
         "peak MB",
     )
     lines = [titles, ("---",) * len(titles)]
     for row in rows:
-        rows_, calls = (", ".join(map(str, row[name].values())) for name in ("rows", "calls"))
+        counted = [", ".join(str(row[name][kind]) for kind in kinds) for name, kinds in COUNTED.items()]
         ratio, over = ("{:.3f} [{:.3f}, {:.3f}]".format(*row[name]) for name in ("ours_over_theirs", "over_alone"))
         lines.append(
             (
@@ -190,8 +193,7 @@ def table(rows):
                 "1" if row["framework"] == OURS else ratio,
                 f"{row['alone']:.3f}",
                 over,
-                rows_,
-                calls,
+                *counted,
                 f"{row['trained']:,}",
                 f"{row['peak_mb']:.0f}",
             )
