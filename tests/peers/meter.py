@@ -1,6 +1,6 @@
 """What an iteration takes and asks of the network, measured alike in every framework.
 
-A framework runs as a process that makes one iteration each time it gets a line on standard input, and answers with a
+A framework runs as a process that makes one iteration each time it gets a word on standard input, and answers with a
 line of JSON. So processes of several frameworks can take turns on one core.
 """
 
@@ -16,6 +16,7 @@ import torch
 from peft.tuners.lora import LoraLayer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+NEXT, ALONE = "next", "alone"  # an iteration; and its calls by themselves after it
 LIBRARIES = ("torch", "diffusers", "transformers", "peft", "accelerate")
 
 
@@ -86,7 +87,6 @@ class Meter:
             "rows": dict(self.rows),
             "calls": dict(Counter(kind for kind, _ in self.calls)),
             "optimizer_steps": self.steps,
-            "alone": self.alone(),
         }
 
 
@@ -94,7 +94,8 @@ class Turns:
     """The words between a framework's process and the one that compares. `words` and `answers` are files of lines."""
 
     def __init__(self, network, words, answers):
-        self.meter, self.words, self.answers, self.began = Meter(network), words, answers, None
+        self.meter, self.words, self.answers = Meter(network), words, answers
+        self.word, self.began = "", None
 
     def wait(self):
         """Called between iterations: tells what the last one took, and waits for the next word.
@@ -104,7 +105,8 @@ class Turns:
         """
         ended = time.process_time(), time.perf_counter()
         self._tell(self._facts() if self.began is None else self._iteration(*ended))
-        if not self.words.readline():
+        self.word = self.words.readline().strip()
+        if not self.word:
             self.meter.close()
             return False
         self.meter.reset()
@@ -120,7 +122,8 @@ class Turns:
     def _iteration(self, cpu, wall):
         spent = {"cpu": cpu - self.began[0], "wall": wall - self.began[1]}
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # before the calls alone have their own
-        return spent | {"peak_mb": peak} | self.meter.seen()
+        alone = {"alone": self.meter.alone()} if self.word == ALONE else {}
+        return spent | {"peak_mb": peak} | self.meter.seen() | alone
 
     def _tell(self, answer):
         print(json.dumps(answer), file=self.answers, flush=True)

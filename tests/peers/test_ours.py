@@ -9,6 +9,7 @@ pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 
 from peers import compare, ours, work
+from peers.meter import ALONE
 from peers.tiny import make_files
 
 pytestmark = pytest.mark.slow
@@ -18,7 +19,7 @@ def answers(folder, guidance, iterations):
     """What our process would say, line by line."""
     checkpoint, prompts = make_files(folder, "tiny")
     out = io.StringIO()
-    ours.train(checkpoint, prompts, folder / "run", guidance, False, io.StringIO("next\n" * iterations), out)
+    ours.train(checkpoint, prompts, folder / "run", guidance, False, io.StringIO(f"{ALONE}\n" * iterations), out)
     return [json.loads(line) for line in out.getvalue().splitlines()]
 
 
