@@ -12,7 +12,7 @@ FAULTS ?= 100
 ROUNDS ?= 24
 HOURS  ?= 2
 
-.PHONY: setup quick check lint format types test sweeps bare docs configuration figures trust-regions lab claims eval audit chaos chaos-alone fleet-chaos soak fleet-speed report-pictures plan-check plan-all same-weights overhead peers wheel sbom licences audit-dependencies clean
+.PHONY: setup quick check lint format types test sweeps bare docs configuration figures trust-regions lab claims efficiency eval audit chaos chaos-alone fleet-chaos soak fleet-speed report-pictures plan-check plan-all same-weights overhead peers wheel sbom licences audit-dependencies clean
 setup:            ## virtual environment with the pinned versions
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install torch==2.13.0
@@ -78,6 +78,9 @@ lab:              ## train the small generator and open runs/lab/report.html
 
 claims:           ## regenerate docs/claims/: figures, results.json and the table of docs/claims.md
 	$(BIN)/sage-grpo lab reproduce --out docs/claims --seeds 5 --iterations 32 --samples 480
+
+efficiency:       ## regenerate docs/efficiency/: what each saving brings, on ten seeds; three CPU hours
+	$(BIN)/sage-grpo lab efficiency --out docs/efficiency --seeds 10
 
 eval:             ## regenerate docs/eval/: the base, the paper's choices and our recipe at equal cost, three training seeds each
 	for seed in 1 2 3; do \

@@ -185,20 +185,28 @@ def as_markdown(outcomes: Sequence[Outcome]) -> str:
     return "\n".join([head, "|---|---|---|---|---|---|---|---|---|---|", *rows]) + "\n"
 
 
-COLOURS = ("#000000", "#999999", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#0072B2", "#D55E00")
+COLOURS = dict(
+    zip(
+        (PAPER, *IN_TURN),
+        ("#000000", "#999999", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#0072B2", "#D55E00"),
+        strict=True,
+    )
+)
 
 
 def draw(runs: Runs, path: Path) -> None:
     """Reward against passes, mean over seeds with its 95 % interval."""
     figure = Figure(figsize=(9, 5.2), layout="constrained")
     ax = figure.subplots()
-    shown = [name for name in (PAPER, *IN_TURN) if name in runs]
-    for name, colour in zip(shown, COLOURS, strict=False):
+    for name, colour in COLOURS.items():
+        if name not in runs:
+            continue
+        said = f"all savings: {SAID[name]}" if name == "fast" else SAID[name]
         end = min(run["passes"][-1] for run in runs[name])
         grid = np.linspace(0, end, 60)
         curves = np.array([np.interp(grid, run["passes"], run["reward"]) for run in runs[name]])
         bands = [effect(column.tolist()) for column in curves.T]
-        ax.plot(grid, [b.mean for b in bands], color=colour, label=SAID[name], linewidth=2.4 if name == "fast" else 1.6)
+        ax.plot(grid, [b.mean for b in bands], color=colour, label=said, linewidth=2.4 if name == "fast" else 1.6)
         if name in (PAPER, "fast"):
             ax.fill_between(
                 grid, [b.low for b in bands], [b.high for b in bands], color=colour, alpha=0.15, linewidth=0
@@ -207,7 +215,8 @@ def draw(runs: Runs, path: Path) -> None:
     ax.axhline(reached, color="#000000", linewidth=0.8, linestyle=":")
     ax.set_xlabel("passes of the network (a video and step each; a trained one counts three)")
     ax.set_ylabel("reward of fresh videos")
-    ax.set_title("What a reward costs: savings added in turn", fontsize=12)
+    ax.set_title("What a reward costs", fontsize=12)
+    ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, fontsize=9, loc="lower right")
