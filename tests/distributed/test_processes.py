@@ -113,7 +113,7 @@ def test_every_layout_equals_one_process(ends):
         assert shared["held"] <= 0.6
         # a process looks at its first batch; with a shared video that is the same one
         assert shared["drift"] == pytest.approx(one["drift"], rel=0.01, abs=1e-5)
-        assert two["drift"]["kl_initial"] == pytest.approx(one["drift"]["kl_initial"], rel=0.5)
+        assert 0.1 < two["drift"]["kl_initial"] / one["drift"]["kl_initial"] < 10  # of another batch, too
     for case in cases.copied:
         four, both = result(ends, f"{case}-4"), result(ends, f"{case}-both")
         assert_alike(result(ends, f"{case}-1"), four)

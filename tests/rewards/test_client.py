@@ -143,7 +143,7 @@ def test_a_refusal_is_raised_where_scores_are_asked_for(url, monkeypatch):  # no
 def test_large_videos_go_one_by_one(url, monkeypatch):  # noqa: F811
     reward, sizes = HttpReward(url, megabytes_per_request=0.0005), []
     inner = reward._ask
-    monkeypatch.setattr(reward, "_ask", lambda videos, prompts: sizes.append(len(videos)) or inner(videos, prompts))
+    monkeypatch.setattr(reward, "_ask", lambda videos, *rest: sizes.append(len(videos)) or inner(videos, *rest))
     assert torch.equal(reward.score(VIDEOS, PROMPTS).values, truth(VIDEOS, PROMPTS))
     assert sizes == [1, 1, 1]
 

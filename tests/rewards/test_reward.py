@@ -24,16 +24,20 @@ def test_a_wrapper_passes_everything_on():
         def score(self, videos, prompts):
             return Scores.of(torch.arange(2.0)[:, None])
 
+        def looks_at(self, frames):
+            return [frames - 1]
+
     members = {name for name in vars(Reward) if not name.startswith("_")}
     whole = CompositeReward([Part()])
     own = vars(CompositeReward).keys() | vars(whole).keys()
     assert members - own == LEFT_TO_THE_PARTS
-    for name in members - LEFT_TO_THE_PARTS - {"score", "begin", "waited"}:
+    for name in members - LEFT_TO_THE_PARTS - {"score", "begin", "waited", "looks_at"}:
         assert getattr(whole, name) == getattr(Part(), name) != getattr(Reward, name), name
     assert (
         whole.begin(Videos(None), None)().values.tolist() == whole.score(None, None).values.tolist() == [[0.0], [1.0]]
     )
     assert whole.waited > 0
+    assert whole.looks_at(9) == [8]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
