@@ -107,6 +107,20 @@ def test_what_frames_are_needed_is_told_when_asked():
     assert needed("x", First()) == needed("9" * 400, First()) == "untold"
 
 
+def test_a_busy_scorer_is_asked_for_its_frames_again():
+    """Away, and not an answer that would be remembered."""
+
+    async def find():
+        return {"busy": ScorerEndpoint(("x",), False, busy, busy)}
+
+    async def busy(*anything):
+        raise Busy("too many wait")
+
+    asked = TestClient(Gate(fingerprint("secret"), Limits(), 5.0, find).app)
+    assert asked.get("/about?frames=9", headers=TOKEN).status_code == 503
+    assert asked.get("/about", headers=TOKEN).json()["names"] == ["x"]
+
+
 def test_frames_that_did_not_travel_change_no_score():
     videos = torch.randint(0, 256, (3, 9, 8, 8, 3), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     names = ["first", "middle"]

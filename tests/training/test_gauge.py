@@ -52,6 +52,16 @@ def test_rollouts_are_compared_with_those_of_the_same_window(start):
     assert (again.place, again.due) == (watcher.place, watcher.due)
 
 
+def test_a_gauge_of_an_older_checkpoint_goes_on():
+    """It does not know its window."""
+    watcher, seen, loop = run(2)
+    older = DriftGauge(watcher.config)
+    older.load_state_dict({"base": watcher.base, "alarms": []})
+    loop.callbacks = [older, seen]
+    loop.run(4)
+    assert all("drift/diversity" in metrics for metrics in seen.metrics[2:])
+
+
 def test_kl_is_measured_though_not_penalised_and_is_the_closed_form():
     _, seen, loop = run(2)
     trajectory, model = seen.rollouts[1].trajectories[0], GaussianModel()  # a fresh model is the initial policy

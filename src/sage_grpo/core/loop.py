@@ -143,10 +143,10 @@ class Loop:
         if fresh % (unit * sharers) and made < whole:
             return
         share = math.ceil(fresh / unit / sharers) * unit
-        first = min(rollouts.dealt + share * self.comm.place, made)
-        rows = range(first, min(first + share, made))
+        skipped = share * self.comm.place
+        first = rollouts.dealt + skipped
         latents = torch.cat([trajectory.x0 for trajectory in rollouts.trajectories[rollouts.dealt // batch :]])
-        own = latents[rows.start - rollouts.dealt : rows.stop - rollouts.dealt]
+        own = latents[skipped : skipped + share]
         rollouts.dealt = made
         if not len(own):
             return

@@ -90,7 +90,10 @@ class Gate:
         told = {"names": names, "groupwise": groupwise, "scorers": scorers}
         frames = request.query_params.get("frames", "")
         if frames.isdigit() and len(frames) < DIGITS:
-            told["frames"] = in_any([await endpoint.looks_at(int(frames)) for endpoint in endpoints.values()])
+            try:
+                told["frames"] = in_any([await endpoint.looks_at(int(frames)) for endpoint in endpoints.values()])
+            except Busy as error:
+                raise Refused(503, str(error)) from error
         return JSONResponse(told)
 
     async def score(self, request: Request) -> Response:

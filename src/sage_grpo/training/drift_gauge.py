@@ -110,7 +110,7 @@ class DriftGauge(Callback):
         self.latest = {}
         self.due |= self.config.every > 0 and loop.iteration % self.config.every == 0
         place = window_place(loop)
-        if self.due and (not self.base or place == self.place):
+        if self.due and (not self.base or self.place in (None, place)):
             self.due, self.place = False, place
             first = rollouts.trajectories[0]
             x0, group = torch.cat([t.x0 for t in rollouts.trajectories]), loop.config.policy.num_generations
@@ -148,4 +148,5 @@ class DriftGauge(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.base, self.alarms = dict(state["base"]), list(state["alarms"])
-        self.place, self.due = state.get("place"), state.get("due", False)  # older checkpoints have none
+        # Older checkpoints have none: the next measurement's window becomes the one to compare with.
+        self.place, self.due = state.get("place"), state.get("due", False)
