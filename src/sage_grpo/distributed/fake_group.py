@@ -75,7 +75,8 @@ def first_of(processes: int) -> Iterator[None]:
         yield
         return
     launcher = {"WORLD_SIZE": str(processes), "RANK": "0", "LOCAL_RANK": "0"}
-    wrap, new_group, mean, gather = _DistWrapper.__init__, dist.new_group, Processes.mean, Processes.gather
+    wrap, new_group = _DistWrapper.__init__, dist.new_group
+    mean, gather, merged = Processes.mean, Processes.gather, Processes.merged
 
     def alone(self: Any, group: Any, use_dist: bool, coordinator_rank: int) -> None:
         wrap(self, group, False, coordinator_rank)
@@ -91,12 +92,18 @@ def first_of(processes: int) -> Iterator[None]:
         gather(self, x)
         return torch.cat([x] * self.world)
 
+    def same_merged(self: Processes, x: Tensor) -> Tensor:
+        merged(self, x)
+        own = x[x.flatten(1).any(1)] if x.dim() > 1 else x  # rows that the others fill are 0
+        return own.repeat(-(-len(x) // len(own)), *[1] * (x.dim() - 1))[: len(x)] if len(own) else x
+
     patches = [
         (_DistWrapper, "__init__", alone),  # a checkpoint holds the shards of this process alone …
         (default_planner, "_validate_global_plan", lambda *plan: []),  # … and is therefore not whole
         (dist, "new_group", fake_too),  # a real one would wait for the others
         (Processes, "mean", same_mean),  # small news travels to the device and back, where values are lost:
         (Processes, "gather", same_gather),  # the journey is made, and the values are those of before
+        (Processes, "merged", same_merged),
     ]
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ, launcher))
