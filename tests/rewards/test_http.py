@@ -126,6 +126,14 @@ def test_frames_travel_that_the_server_asks_for(url, needed):
     assert pixels < Server.came < pixels + 700
 
 
+def test_few_frames_do_not_make_requests_of_more_videos(url):
+    """Or the server, which makes room for whole ones, would refuse what fitted before."""
+    Server.needed = [1]
+    whole = VIDEOS[:1].nbytes / 1e6
+    HttpReward(url, videos_per_request=3, megabytes_per_request=whole).score(VIDEOS, PROMPTS)
+    assert Server.calls == 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["500", "disconnect", "garbage", "pickle", "count", "others", "slow"])
 @pytest.mark.parametrize("times", [1, 9])

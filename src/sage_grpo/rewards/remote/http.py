@@ -92,7 +92,8 @@ class HttpReward(Reward):
         frames, needed = videos.frames, self.looks_at(videos.frames.shape[1])
         chosen = Chosen(needed, frames.shape[1]) if needed and len(needed) < frames.shape[1] else None
         frames = frames[:, needed] if chosen else frames  # sound is not sent: no scorer behind a wire asks for it yet
-        fit = int(self.bytes_per_request // max(frames[:1].nbytes, 1))
+        # as if all frames travelled: the server makes room for whole videos, and refuses what is too large
+        fit = int(self.bytes_per_request // max(videos.frames[:1].nbytes, 1))
         size, futures = len(videos) if self.groupwise else max(min(self.videos_per_request, fit), 1), []
         for first in range(0, len(videos), size):
             self._room.acquire()
