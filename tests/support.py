@@ -7,6 +7,7 @@ from sage_grpo.config import AlgorithmConfig, KLConfig, PolicyConfig, SamplingCo
 from sage_grpo.core.loop import Callback, Loop
 from sage_grpo.core.protocols import Prompt, Reward, SingleProcess
 from sage_grpo.core.scores import Scores
+from sage_grpo.math.objectives import OBJECTIVES
 
 
 class FunctionReward(Reward):
@@ -54,6 +55,18 @@ def make_config(*, seed=0, sampling=None, policy=None, kl=None):
         policy=PolicyConfig(**{"prompts_per_iteration": 2, "batch_size": 8, "clip": 0.1} | (policy or {})),
         kl=KLConfig(**{"warmup": 0, "high": 0.1} | (kl or {})),
     )
+
+
+def objective_config(name, *, seed=0, policy=None, sampling=None, kl=None):
+    """The same for any objective, with what each of them needs."""
+    cls = OBJECTIVES[name]
+    policy = {"objective": name, "clip": None} | (policy or {})
+    if cls.noised:
+        policy = {"points": 3} | policy
+        sampling = {"eta": 0, "shared_initial_noise": False} | (sampling or {})
+    if cls.paired:
+        policy = {"select": 1} | policy
+    return make_config(seed=seed, policy=policy, sampling=sampling, kl=kl)
 
 
 def make_loop(config=None, *, model=None, reward=mean_brightness, prompts=numbered_prompts, **extra):

@@ -7,6 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from sage_grpo.config import AlgorithmConfig, KLConfig, PolicyConfig, SamplingConfig, WindowConfig
+from sage_grpo.core.objectives import chosen_objective
+from sage_grpo.math.objectives.grpo import Grpo
 
 
 def test_config_imports_no_torch():
@@ -22,7 +24,8 @@ def test_help_needs_no_torch():
 def test_defaults_are_the_references():
     config = AlgorithmConfig()
     assert (config.sampling.kernel, config.sampling.steps, config.sampling.shift) == ("sage", 20, 5.0)
-    assert (config.policy.num_generations, config.policy.clip, config.policy.advantage_limit) == (4, 1e-4, 5.0)
+    assert (config.policy.num_generations, config.policy.advantage_limit) == (4, 5.0)
+    assert chosen_objective(config) == Grpo(clip=1e-4, advantage_limit=5.0, reduction="mean")
     assert (config.kl.ref_model_sync_steps, config.kl.beta_position, config.kl.beta_velocity) == (10, 1.0, 0.1)
     assert (config.kl.low, config.kl.high, config.kl.warmup) == (1e-7, 1e-5, 100)
 

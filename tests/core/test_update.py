@@ -13,7 +13,7 @@ from sage_grpo.core.protocols import Reward
 from sage_grpo.core.scores import Scores
 from sage_grpo.core.update import trained_steps
 from sage_grpo.math.gaussian import log_ratio
-from sage_grpo.math.objective import surrogate
+from sage_grpo.math.loss import surrogate
 from support import Recorder, make_config, make_loop, mean_brightness, perturbed, weights
 
 

@@ -11,7 +11,7 @@ from sage_grpo.math.advantage import weighted_reward
 from sage_grpo.math.controller import KLRule, KLWeight, next_weight
 from sage_grpo.math.gaussian import kl, log_ratio
 from sage_grpo.math.kernels import CLAMP, KernelTable, kernel_table
-from sage_grpo.math.objective import sage_loss
+from sage_grpo.math.loss import sage_loss
 from sage_grpo.math.schedule import sigma_schedule
 
 

@@ -83,7 +83,7 @@ def test_the_best_interval_loses_least(stall, between, iteration):
 
 
 def test_a_calibration_turns_planned_seconds_into_measured_ones(tmp_path):
-    planned = {"rollout": 30.0, "decode": 10.0, "anchor": 20.0, "train": 60.0}
+    planned = {"rollout": 30.0, "decode": 10.0, "anchor": 15.0, "old policy": 5.0, "train": 60.0}
     rows = [{"seconds/rollout": 999.0, "seconds/score": 9.0, "seconds/update": 999.0}]  # the first warms up
     rows += [{"seconds/rollout": 80.0, "seconds/score": 6.0, "seconds/update": 100.0}] * 3
     found = calibrate(rows, planned, 4, "h100-80g", "run")

@@ -79,6 +79,25 @@ def test_a_visit_to_a_copy_freezes_nothing():
             assert trained == {n for n, p in model.module.named_parameters() if p.requires_grad}
 
 
+def test_average_of_adapters_begins_at_the_base():
+    """One that was copied before anything moved is the base model, and keeps its part of it."""
+    model = tiny_model(tuning={"mode": "lora"})
+    bank = make_bank(model.module)
+    with torch.no_grad():
+        base = one_velocity(model)
+        bank.save("average")
+        disturb(model)
+        for n in (1, 2):
+            bank.save("average", 0.9)
+            now, theirs = bank._weights("default"), bank._weights("average")
+            for key, weight in theirs.items():
+                kept = 1.0 if key.endswith("lora_A") else 1 - 0.9**n
+                assert torch.allclose(weight, kept * now[key], atol=1e-6)
+        with bank.using("average"):
+            moved = (one_velocity(model) - base).norm()
+        assert 0 < moved < 0.5 * (one_velocity(model) - base).norm()
+
+
 def test_anchor_is_a_second_adapter_and_no_second_model():
     model = tiny_model(tuning={"mode": "lora"})
     disturb(model)

@@ -102,8 +102,20 @@ class PolicyConfig(Settings):
     num_minibatches: int = Field(1, ge=1, description="optimizer updates in a pass: the timesteps are split")
     timestep_fraction: float = Field(1.0, gt=0, le=1, description="share of the stochastic steps trained on")
     permute_timesteps: bool = Field(True, description="train on the timesteps in random order")
-    clip: float = Field(
-        1e-4, gt=0, description="ratios count within 1 ± clip; with the mean reduction they differ from 1 by about 1e-5"
+    objective: str = Field(
+        "grpo", description="the loss of a video at a point, by its name on the page about objectives"
+    )
+    objective_settings: dict[str, float] = Field({}, description="of the objective, by name")
+    points: int | None = Field(
+        None,
+        ge=1,
+        description="noise levels at which an objective that noises videos anew asks for each; none for the others",
+    )
+    clip: float | None = Field(
+        None,
+        gt=0,
+        description="ratios count within 1 ± clip; with the mean reduction they differ from 1 by about 1e-5; none: the "
+        "objective's own, 1e-4 for `grpo`",
     )
     advantage_limit: float = Field(5.0, gt=0, description="advantages are cut at ± this")
     reduction: Literal["mean", "sum"] = Field(
@@ -129,6 +141,7 @@ class KLConfig(Settings):
     ref_model_sync_steps: int = Field(10, ge=1, description="a moving anchor is renewed every N updates")
     beta_position: float = Field(1.0, ge=0, description="weight of KL(θ‖anchor)")
     beta_velocity: float = Field(0.1, ge=0, description="weight of KL(θ‖rollout policy)")
+    decay: float = Field(0.0, ge=0, lt=1, description="what a moving anchor keeps of itself when it is renewed")
     share: float = Field(1.0, gt=0, le=1, description="of the trained steps at which the anchor is asked, at random")
     low: float = Field(1e-7, ge=0, description="λ at the start of the warm-up, and its lower bound")
     high: float = Field(1e-5, ge=0, description="λ after the warm-up, and its upper bound")
@@ -158,12 +171,25 @@ class AlgorithmConfig(Settings):
         policy, trained = self.policy, self.trained_steps
         if policy.num_minibatches > trained:
             raise ValueError(f"num_minibatches={policy.num_minibatches} exceeds the {trained} trained timesteps")
+        if policy.points is not None:
+            self._noised()
         if self.sampling.window.per == "prompt" and policy.num_generations % policy.batch_size:
             raise ValueError(
                 f"window.per=prompt needs batches of one prompt, but batch_size={policy.batch_size} does not divide "
                 f"num_generations={policy.num_generations}; use batch_size={policy.num_generations} or a part of it"
             )
         return self
+
+    def _noised(self) -> None:
+        """Videos that are noised anew come from the plain ODE, each from noise of its own."""
+        sampling, given = self.sampling, f"policy.points={self.policy.points} trains on videos with fresh noise"
+        if sampling.eta > 0 and sampling.kernel != "ode":
+            raise ValueError(f"{given}: the rollout needs none along its way; use sampling.eta=0")
+        if sampling.shared_initial_noise:
+            raise ValueError(
+                f"{given}: from one initial noise a group's videos would be alike; use "
+                "sampling.shared_initial_noise=false"
+            )
 
     def check_layout(self, replicas: int) -> None:
         """An iteration's rollouts must divide into replicas and batches."""
@@ -175,9 +201,20 @@ class AlgorithmConfig(Settings):
                 f"× batch_size {self.policy.batch_size}; use {' or '.join(map(str, fits))} rollouts"
             )
 
+    def check_groups(self, replicas: int) -> None:
+        """Where videos of a group are compared, a replica has whole groups."""
+        policy = self.policy
+        if self.rollouts // replicas % policy.num_generations:
+            raise ValueError(
+                f"policy.objective={policy.objective!r} compares the videos of a group, but {replicas} replicas do not "
+                f"have whole groups of {self.rollouts} rollouts; use a multiple of {replicas} for prompts_per_iteration"
+            )
+
     @property
     def trained_steps(self) -> int:
-        return max(round(self.policy.timestep_fraction * self.sampling.window_size), 1)
+        """Points of a video at which an update's pass trains."""
+        share = self.policy.timestep_fraction
+        return max(round(share * (self.policy.points or self.sampling.window_size)), 1)
 
     @property
     def rollouts(self) -> int:

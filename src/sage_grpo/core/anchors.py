@@ -3,6 +3,7 @@
 from sage_grpo.config import KLConfig
 
 ANCHOR = "anchor"
+OLD = "old"  # the policy that makes the rollouts, where it is an average of the trained one
 
 
 def anchor_is_due(config: KLConfig, updates: int) -> bool:
@@ -10,3 +11,9 @@ def anchor_is_due(config: KLConfig, updates: int) -> bool:
     if config.anchor == "none":
         return False
     return updates == 0 or (config.anchor == "moving" and updates % config.ref_model_sync_steps == 0)
+
+
+def anchor_is_asked(config: KLConfig, updates: int) -> bool:
+    """Not where it has just become a copy of the policy: the KL to oneself is 0."""
+    copied = updates == 0 or config.decay == 0
+    return config.anchor != "none" and not (copied and anchor_is_due(config, updates))

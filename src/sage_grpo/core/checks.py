@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +11,10 @@ from torch import Tensor, nn
 from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.protocols import Comm, VideoModel, whole
 from sage_grpo.core.rollout import Trajectory, circumstances, velocity_at
-from sage_grpo.core.update import terms, velocities
+from sage_grpo.core.update import asked, terms, velocities
 from sage_grpo.errors import UserError
+from sage_grpo.math.contract import fault_at_old_policy
+from sage_grpo.math.objectives import Objective
 
 # Of a network's velocity, relative rms: several times what two kernels for one operation differ by in a deep network.
 ROUNDING = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -43,7 +46,7 @@ def check_replay(
     chosen = sorted({0, len(stored) // 2, max(len(stored) - together, 0)})
     for steps in ([*stored[i : i + together]] for i in chosen):
         first, second = (torch.cat([v.detach() for v in velocities(model, trajectory, steps)]) for _ in "ab")
-        expected = torch.cat([trajectory.points[step].velocity for step in steps])
+        expected = torch.cat([trajectory.points[step].stored for step in steps])
         moved, size = (first.float() - expected.float()).norm(), expected.float().norm()
         off = _worst(moved / size.clamp(min=torch.finfo(size.dtype).tiny), comm)
         limit = 0.0 if exact else rounding(model, first)
@@ -99,7 +102,11 @@ def _cause(model: VideoModel, trajectory: Trajectory, steady: bool, exact: bool,
 
 
 def check_training(
-    model: VideoModel, trajectory: Trajectory, config: AlgorithmConfig, comm: Comm | None = None
+    model: VideoModel,
+    trajectory: Trajectory,
+    objective: Objective,
+    config: AlgorithmConfig,
+    comm: Comm | None = None,
 ) -> None:
     """Probe the way from the loss to every trained parameter, and name where it is cut."""
     trained = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
@@ -108,15 +115,15 @@ def check_training(
     uneven = _uneven_blocks(model.shard_blocks, model.module, model.unused)
     if uneven:
         raise SilentTraining(uneven)
-    steps, table = list(trajectory.points), trajectory.table
-    point, k = trajectory.points[steps[0]], table.k[steps[0]].item()
-    (v,) = velocities(model, trajectory, steps[:1])
+    step = next(iter(trajectory.points))
+    point = trajectory.points[step]
+    (v,) = velocities(model, trajectory, [step])
     if not v.requires_grad:
         raise SilentTraining("the velocity has no gradient: look for no_grad or detach in the model's velocity()")
-    _check_loss(v.detach().requires_grad_(True), point.noise, k, config)
+    _check_loss(trajectory, step, v.detach().requires_grad_(True), objective, config)
     torch.autograd.backward((v * point.noise).mean())
     if any(p.grad is None for p in trained.values()):  # a mixture has another expert at the other end of the noise
-        late = velocity_at(model, point.x, table.sigma[-1].item(), trajectory.condition)
+        late = velocity_at(model, point.x, trajectory.table.sigma[-1].item(), trajectory.condition)
         torch.autograd.backward((late * point.noise).mean())
     cut = [name for name, p in trained.items() if p.grad is None]
     found = [p.grad.detach().norm() for p in trained.values() if p.grad is not None]
@@ -131,12 +138,13 @@ def check_training(
         )
 
 
-def _check_loss(v: Tensor, noise: Tensor, k: float, config: AlgorithmConfig) -> None:
+def _check_loss(path: Trajectory, step: int, v: Tensor, objective: Objective, config: AlgorithmConfig) -> None:
     """Every part of the loss pulls at the velocity; the references stand a little aside, where no part is 0."""
-    aside, ones = v.detach() + 0.1, torch.ones(len(v), device=v.device)
-    at_old = terms(v, v.detach(), noise, None, ones, k, config)
-    apart = terms(v, aside, noise, aside, ones, k, config)
-    parts = {"the policy loss": at_old.surrogate}
+    aside, sides = v.detach() + 0.1, 1.0 - 2.0 * (torch.arange(len(v), device=v.device) % 2)
+    moved = replace(path, points={step: replace(path.points[step], velocity=aside)})
+    at_old = terms(asked(path, step, v, sides, fresh=True), objective, config)
+    apart = terms(asked(moved, step, v, sides, aside), objective, config)
+    parts = {"the policy loss": at_old.policy.value}
     if config.kl.high > 0 and config.kl.anchor != "none" and config.kl.beta_position > 0:
         parts["the KL to the anchor"] = apart.position
     if config.kl.high > 0 and config.kl.beta_velocity > 0:
@@ -147,6 +155,10 @@ def _check_loss(v: Tensor, noise: Tensor, k: float, config: AlgorithmConfig) -> 
         found = torch.autograd.grad(part.sum(), v, retain_graph=True)[0] if part.requires_grad else None
         if found is None or not bool(found.any()):
             raise SilentTraining(f"{name} has no gradient: it is computed under no_grad or from a detached velocity")
+    for advantage in (sides, -sides):
+        fault = fault_at_old_policy(objective, asked(path, step, v, advantage, fresh=True))
+        if fault:
+            raise SilentTraining(f"policy.objective {config.policy.objective!r}: {fault}")
 
 
 def _uneven_blocks(blocks: Sequence[nn.Module], module: nn.Module, unused: Sequence[str]) -> str:

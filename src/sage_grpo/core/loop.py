@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -9,9 +10,11 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config import AlgorithmConfig
-from sage_grpo.core.anchors import ANCHOR, anchor_is_due
+from sage_grpo.core.anchors import ANCHOR, OLD, anchor_is_asked, anchor_is_due
 from sage_grpo.core.checks import check_replay, check_training
 from sage_grpo.core.copy_bank import CopyBank
+from sage_grpo.core.objectives import asks_old, chosen_objective
+from sage_grpo.core.points import noise_levels, noised, remembered, unguided
 from sage_grpo.core.protocols import (
     Comm,
     Prompt,
@@ -101,8 +104,19 @@ class Loop:
         config.check_layout(self.comm.world)
         self.windows = Windows(config, self.comm.world, len(networks(model.module)))
         self.table = self.windows.full
+        self.objective = chosen_objective(config)
+        if self.objective.paired:
+            config.check_groups(self.comm.world)
+        self.equalizer = self._point_weights()
+
+    def _point_weights(self) -> Tensor:
+        policy, table = self.config.policy, self.table
+        if policy.points:  # an objective that noises videos anew weighs noise levels itself
+            return torch.ones(policy.points, dtype=torch.float64)
         # From the full table, not the window: a window that moves must not change a step's weight.
-        self.equalizer = equalizer(self.table) if config.policy.equalizer else self.table.stochastic.double()
+        own = self.objective.step_weights(table)
+        balanced = equalizer(table) if own is None else own
+        return balanced if policy.equalizer else table.stochastic.double()
 
     def rollout(self) -> Rollouts:
         """This rank's part of P prompts × G rollouts. Noise is keyed by the global sample, never by rank."""
@@ -111,6 +125,8 @@ class Loop:
         prompts = self.prompts(iteration * config.policy.prompts_per_iteration, config.policy.prompts_per_iteration)
         mine = my_samples(config.rollouts, self.comm.world, self.comm.rank)
         out = Rollouts([prompts[i // group] for i in mine])
+        if self._averages and OLD not in self.bank:
+            self.bank.save(OLD)
         prefixes, tables = Prefixes() if self.windows.share_prefixes else None, self.windows.tables(iteration)
         for first in mine[::size]:
             batch = range(first, first + size)
@@ -118,7 +134,8 @@ class Loop:
             shared: list[Key] = [(config.seed, iteration, i // group * group) for i in batch]
             initial = shared if config.sampling.shared_initial_noise else samples
             asked = [prompts[i // group] for i in batch]
-            trajectory = sample(self.model, asked, tables[first // group], initial, samples, prefixes)
+            with self._old():
+                trajectory = sample(self.model, asked, tables[first // group], initial, samples, prefixes)
             out.trajectories.append(trajectory)
             self._decode(out)
         self._keep_up(out.trajectories[-1])
@@ -181,9 +198,7 @@ class Loop:
         rollouts = self.rollout()
         checked: Metrics = {}
         if not self._checked:
-            first, exact = rollouts.trajectories[0], policy.updates_per_rollout > 1
-            off = check_replay(self.model, first, policy.replay_timesteps, self.comm, exact=exact)
-            check_training(self.model, first, self.config, self.comm)
+            off = self._check(rollouts.trajectories[0])
             self._checked = True
             checked = {} if self.iteration else {"replay_deviation": off}  # a resumed run logs as an unbroken one
         scores, valid = self.score(rollouts)
@@ -199,38 +214,86 @@ class Loop:
         advantage, used = group_advantages(reward, ok, limit=limit)
         if policy.aggregation == "advantages":
             advantage, used = dimension_advantages(scores, valid, policy.reward_weights, group, limit=limit)
-        results = self._train(paths, advantage, used)
+        with self._as_trained():
+            results = self._train(paths, advantage, used)
+        decay = self.objective.old_decay(self.iteration)
+        if decay is not None:
+            self.bank.save(OLD, decay)
         metrics = self._metrics(reward[ok], advantage, used, results) | checked
         metrics["reward/failed"] = (~ok).double().mean().item()
         self.iteration += 1
         self._tell("on_iteration", metrics)
         return metrics
 
+    @property
+    def _averages(self) -> bool:
+        return self.objective.old_decay(self.iteration) is not None
+
+    def _old(self) -> AbstractContextManager[None]:
+        """The policy that makes the rollouts."""
+        return self.bank.using(OLD) if self._averages else nullcontext()
+
+    def _as_trained(self) -> AbstractContextManager[None]:
+        """How the network is asked in training: without guidance at points that are not the rollout's own."""
+        return unguided(self.model) if self.objective.noised else nullcontext()
+
+    def _noised(self, paths: list[Trajectory]) -> list[Trajectory]:
+        """Fresh noise on all videos, keyed by the global sample; the two of a pair have that of their group."""
+        seed, iteration, size = self.config.seed, self.iteration, self.config.policy.batch_size
+        group = self.config.policy.num_generations if self.objective.paired else 1
+        levels = noise_levels(self.config, iteration)
+        mine = my_samples(self.config.rollouts, self.comm.world, self.comm.rank)
+        batches = (mine[i : i + size] for i in range(0, len(mine), size))
+        keys: list[list[Key]] = [[(seed, iteration, i // group * group) for i in batch] for batch in batches]
+        return [noised(self.model, path, levels, its) for path, its in zip(paths, keys, strict=False)]
+
+    def _check(self, first: Trajectory) -> float:
+        """The gates of the first iteration. Returns how far a replay was off."""
+        policy, exact = self.config.policy, self.config.policy.updates_per_rollout > 1
+        with self._as_trained():
+            if not self.objective.noised:
+                off = check_replay(self.model, first, policy.replay_timesteps, self.comm, exact=exact)
+            else:
+                (first,) = self._noised([first])
+                with self._old():
+                    first = remembered(self.model, first)
+                # An average is the policy itself until that has moved.
+                with self._old() if self.updates else nullcontext():
+                    exact = exact and not self._averages
+                    off = check_replay(self.model, first, policy.replay_timesteps, self.comm, exact=exact)
+            check_training(self.model, first, self.objective, self.config, self.comm)
+        return off
+
     def _train(self, paths: list[Trajectory], advantage: Tensor, used: Tensor) -> list[UpdateResult]:
         """All updates of a rollout. Flat groups that are left out still count in the mean over videos."""
         chosen = best_and_worst(advantage, used, self.config.policy.select)
-        skip = self.config.policy.flat_groups == "skip"
+        skip = self.config.policy.flat_groups == "skip" or self.objective.paired
         weight = chosen & has_signal(advantage)[:, None] if skip else chosen
         results: list[UpdateResult] = []
         if not weight.any():
             return results
+        paths = self._noised(paths) if self.objective.noised else paths
         x0, first = paths[0].x0, self.comm.rank * len(paths)
         rows = [
             torch.split(x.flatten().to(x0.device), len(x0))[first : first + len(paths)] for x in (advantage, weight)
         ]
         parts = packed(list(zip(paths, *rows, strict=True)), self.comm)
+        if asks_old(self.objective, self.config):
+            with self._old():
+                parts = [(remembered(self.model, path), signal, weights) for path, signal, weights in parts]
         for epoch in range(self.config.policy.num_iterations):
             orders = [trained_steps(list(path.points), self.config, self.iteration, epoch) for path, _, _ in parts]
             for n, steps in enumerate(zip(*orders, strict=True)):  # of each batch
                 anchored: list[int] = []
                 if anchor_is_due(self.config.kl, self.updates):
-                    self.bank.save(ANCHOR)  # the KL to a copy of itself is 0: it is not asked
-                elif self.config.kl.anchor != "none":
+                    self.bank.save(ANCHOR, self.config.kl.decay if self.updates else 0.0)
+                if anchor_is_asked(self.config.kl, self.updates):
                     anchored = anchored_places(len(steps[0]), self.config, self.iteration, epoch, n)
                 results.append(
                     update(
                         self.model,
                         [Batch(*part, its) for part, its in zip(parts, steps, strict=True)],
+                        self.objective,
                         self.equalizer,
                         self.kl_weight.value,
                         self.config,
@@ -239,7 +302,7 @@ class Loop:
                         comm=self.comm,
                         samples=int(chosen.sum()),
                         anchored=anchored,
-                        fresh=not any(r.stepped for r in results),
+                        fresh=not self._averages and not any(r.stepped for r in results),
                     )
                 )
                 if results[-1].stepped:

@@ -4,7 +4,8 @@ import math
 from itertools import product
 
 from sage_grpo.config import RecipeConfig
-from sage_grpo.core.anchors import anchor_is_due
+from sage_grpo.core.anchors import anchor_is_asked
+from sage_grpo.core.objectives import asks_old, chosen_objective
 from sage_grpo.core.update import anchored_places
 from sage_grpo.core.windows import Windows
 
@@ -31,17 +32,21 @@ def trained_videos(config: RecipeConfig) -> int:
 def anchor_steps(config: RecipeConfig) -> float:
     """Steps of a video at which the anchor is asked: not in the update that begins with its renewal."""
     policy, seen, asked = config.policy, range(min(config.run.iterations, ITERATIONS)), 0
-    if config.kl.anchor == "none":
-        return 0.0
     lengths = [len(range(part, config.trained_steps, policy.num_minibatches)) for part in range(policy.num_minibatches)]
     for i, epoch, (n, steps) in product(seen, range(policy.num_iterations), enumerate(lengths)):
         updates = (i * policy.num_iterations + epoch) * policy.num_minibatches + n
-        if not anchor_is_due(config.kl, updates):
+        if anchor_is_asked(config.kl, updates):
             asked += len(anchored_places(steps, config, i, epoch, n))
     return asked / len(seen)
+
+
+def old_steps(config: RecipeConfig) -> int:
+    """Points of a video at which the old policy is asked before training: a rollout remembers its own steps."""
+    return (config.policy.points or 0) if asks_old(chosen_objective(config), config) else 0
 
 
 def forward_passes(config: RecipeConfig) -> float:
     """Videos times passes of an iteration, without guidance and recomputation; a backward pass counts two."""
     trained = trained_videos(config) * config.trained_steps * config.policy.num_iterations
-    return rollout_passes(config) + trained_videos(config) * anchor_steps(config) + 3 * trained
+    references = trained_videos(config) * (anchor_steps(config) + old_steps(config))
+    return rollout_passes(config) + references + 3 * trained

@@ -1,7 +1,7 @@
 """Sample videos along a kernel's table, and keep the points that are trained on."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -31,19 +31,44 @@ def keyed_noise(shape: tuple[int, ...], keys: Sequence[Key], device: torch.devic
 class Point:
     """Where the network is asked again, and what is remembered of the first time.
 
-    Of a rollout these are its stochastic steps: from which state, with which velocity and noise each was taken. An
-    objective may train on others, for instance on x0 with fresh noise: nothing but `sigma` ties a point to a table.
+    Of a rollout these are its stochastic steps: from which state, with which velocity and noise each was taken.
+    Objectives that noise videos anew have points of their own (`core.points`).
     """
 
     x: Tensor
     sigma: float
-    velocity: Tensor
+    velocity: Tensor | None
+    """Of the old policy; none where nobody needs it, for the policy itself is the old one."""
     noise: Tensor
+    b: float
+    """Weight of the velocity in the step."""
+    k: float
+    """$k = b/s$: all that log-ratio and KL need."""
+
+    @property
+    def stored(self) -> Tensor:
+        """The old policy's velocity, for those who know that it was asked."""
+        if self.velocity is None:
+            raise RuntimeError("the old policy was not asked at this point")
+        return self.velocity
+
+    def rows(self, rows: list[int]) -> "Point":
+        """Of some videos, by plain numbers."""
+        velocity = None if self.velocity is None else self.velocity[rows]
+        return replace(self, x=self.x[rows], velocity=velocity, noise=self.noise[rows])
+
+    @staticmethod
+    def joined(points: Sequence["Point"]) -> "Point":
+        """Of several batches at one noise level."""
+        known = [point.velocity for point in points if point.velocity is not None]
+        velocity = torch.cat(known) if known else None
+        x, noise = torch.cat([point.x for point in points]), torch.cat([point.noise for point in points])
+        return replace(points[0], x=x, velocity=velocity, noise=noise)
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One batch of rollouts along one table, with the points that are trained on, by step."""
+    """One batch of rollouts along one table, with the points that are trained on, by step or by their own number."""
 
     table: KernelTable
     condition: Condition
@@ -96,7 +121,7 @@ def walk(
         following = a * x + b * v.float() + e * clean
         if s > 0:
             noise = keyed_noise(tuple(x.shape[1:]), [(*key, t) for key in samples], x.device)
-            points[t] = Point(x, sigma, v, noise)
+            points[t] = Point(x, sigma, v, noise, b, table.k[t].item())
             following = following + s * noise
         x, clean = following, x - sigma * v.float()
     return State(x, clean), points

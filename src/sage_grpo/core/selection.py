@@ -27,10 +27,7 @@ def best_and_worst(advantage: Tensor, used: Tensor, count: int | None) -> Tensor
 
 def rows_of(path: Trajectory, rows: list[int]) -> Trajectory:
     """Plain numbers: a condition may have parts on the host."""
-    points = {
-        step: Point(point.x[rows], point.sigma, point.velocity[rows], point.noise[rows])
-        for step, point in path.points.items()
-    }
+    points = {step: point.rows(rows) for step, point in path.points.items()}
     condition = {name: value[rows] for name, value in path.condition.items()}
     return Trajectory(path.table, condition, points, path.x0[rows], path.circumstances)
 
@@ -38,11 +35,7 @@ def rows_of(path: Trajectory, rows: list[int]) -> Trajectory:
 def joined(paths: Sequence[Trajectory]) -> Trajectory:
     """Trajectories of one table and one shape of condition."""
     first = paths[0]
-    points = {}
-    for step, point in first.points.items():
-        alike = [path.points[step] for path in paths]
-        x, velocity, noise = (torch.cat(c) for c in zip(*((p.x, p.velocity, p.noise) for p in alike), strict=True))
-        points[step] = Point(x, point.sigma, velocity, noise)
+    points = {step: Point.joined([path.points[step] for path in paths]) for step in first.points}
     condition = {name: torch.cat([path.condition[name] for path in paths]) for name in first.condition}
     return Trajectory(first.table, condition, points, torch.cat([p.x0 for p in paths]), first.circumstances)
 

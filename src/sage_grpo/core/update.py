@@ -12,8 +12,9 @@ from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.anchors import ANCHOR
 from sage_grpo.core.protocols import Comm, VideoModel, WeightsBank
 from sage_grpo.core.rollout import Trajectory, keyed_rng, velocity_at
-from sage_grpo.math.gaussian import kl, log_ratio, pull
-from sage_grpo.math.objective import clipped, dual_kl, sage_loss, surrogate, velocity_gradient
+from sage_grpo.math.gaussian import kl
+from sage_grpo.math.loss import dual_kl, sage_loss
+from sage_grpo.math.objectives import Ask, Loss, Objective
 
 
 @dataclass(frozen=True)
@@ -69,33 +70,47 @@ def velocities(model: VideoModel, trajectory: Trajectory, steps: Sequence[int]) 
     return list(torch.split(model.velocity(x, at, condition), len(trajectory.x0)))
 
 
+def asked(
+    path: Trajectory, step: int, v: Tensor, advantage: Tensor, anchor: Tensor | None = None, *, fresh: bool = False
+) -> Ask:
+    """What the objective is told at a point where the policy's velocity is `v`."""
+    point = path.points[step]
+    old = v.detach() if fresh or point.velocity is None else point.velocity
+    return Ask(v, old, anchor, point.sigma, point.noise, path.x0, advantage, point.b, point.k)
+
+
+def gradient_size(loss: Loss, v: Tensor) -> Tensor:
+    """Of the objective's loss by the velocity, a video (Eq. 36): what the equalizer balances."""
+    (force,) = torch.autograd.grad(loss.value.sum(), v, retain_graph=True)
+    size: Tensor = force.flatten(1).norm(dim=1)
+    return size
+
+
 @dataclass(frozen=True)
 class Terms:
     """What one timestep of a batch contributes, a number a sample."""
 
-    logs: Tensor
-    surrogate: Tensor
+    policy: Loss
     position: Tensor
     previous: Tensor
     penalty: Tensor
 
 
-def terms(
-    v: Tensor, old: Tensor, noise: Tensor, anchor: Tensor | None, advantage: Tensor, k: float, config: AlgorithmConfig
-) -> Terms:
-    policy, trust = config.policy, config.kl
-    logs = log_ratio(v, old, noise, k, policy.reduction)
-    previous = kl(v, old, k, policy.reduction)
+def terms(ask: Ask, objective: Objective, config: AlgorithmConfig) -> Terms:
+    """The objective's loss, and the trust region that holds any of them."""
+    reduction, trust, v, k = config.policy.reduction, config.kl, ask.velocity, ask.k
+    previous = kl(v, ask.old, k, reduction)
     # the anchor is asked at a share of the steps only: 1/share makes up for the others
-    position = torch.zeros_like(previous) if anchor is None else kl(v, anchor, k, policy.reduction) / trust.share
+    position = torch.zeros_like(previous) if ask.anchor is None else kl(v, ask.anchor, k, reduction) / trust.share
     penalty = dual_kl(position, previous, trust.beta_position, trust.beta_velocity)
-    return Terms(logs, surrogate(logs, advantage, policy.clip), position, previous, penalty)
+    return Terms(objective.loss(ask), position, previous, penalty)
 
 
 def update(
     model: VideoModel,
     batches: Sequence[Batch],
-    equalizer: Tensor,
+    objective: Objective,
+    step_weights: Tensor,
     kl_weight: float,
     config: AlgorithmConfig,
     *,
@@ -113,7 +128,7 @@ def update(
     `anchored` are the places among a batch's steps at which the anchor is asked. `fresh` weights are those of the
     rollout: the old velocity is then the network's own, and its ratio 1, even where replay rounds differently.
     """
-    policy, size, steps = config.policy, config.policy.replay_timesteps, len(batches[0].steps)
+    size, steps = config.policy.replay_timesteps, len(batches[0].steps)
     items = [(range(i, min(i + size, steps)), batch) for i in range(0, steps, size) for batch in batches]
     references = list[dict[int, Tensor]]()
     with torch.no_grad(), bank.using(ANCHOR) if anchored else nullcontext():
@@ -123,27 +138,28 @@ def update(
 
     optimizer.zero_grad(set_to_none=True)
     scale = comm.world / (samples * steps)  # ranks average their gradients
-    totals = torch.zeros(len(equalizer), len(COLUMNS), dtype=torch.float64)
+    totals = torch.zeros(len(step_weights), len(COLUMNS), dtype=torch.float64)
     for (places, batch), reference in zip(items, references, strict=True):
-        losses = []
-        path, chunk = batch.trajectory, [batch.steps[place] for place in places]
-        for step, v in zip(chunk, velocities(model, path, chunk), strict=True):
-            k, point = path.table.k[step].item(), path.points[step]
-            old = v.detach() if fresh else point.velocity
-            t = terms(v, old, point.noise, reference.get(step), batch.advantage, k, config)
-            loss = sage_loss(t.surrogate, equalizer[step].item(), kl_weight, t.penalty)
+        losses, leaves = [], []
+        chunk = [batch.steps[place] for place in places]
+        answers = velocities(model, batch.trajectory, chunk)
+        for step, answer in zip(chunk, answers, strict=True):
+            v = answer.detach().requires_grad_()  # the loss knows velocities alone: its gradient by them comes first
+            ask = asked(batch.trajectory, step, v, batch.advantage, reference.get(step), fresh=fresh)
+            t = terms(ask, objective, config)
+            loss = sage_loss(t.policy.value, step_weights[step].item(), kl_weight, t.penalty)
             losses.append((loss * batch.weight).sum())
-            held = clipped(t.logs, batch.advantage, policy.clip)
-            with torch.no_grad():  # before equalizing; times equalizer[step] it is what the network gets
-                force = pull(v, old, point.noise, k, policy.reduction)
-                gradient = velocity_gradient(t.logs, batch.advantage, policy.clip, force)
-            ones, ratio = torch.ones_like(loss), t.logs.double().exp()
-            seen = (ones, loss, ratio, t.logs.square(), held, t.position, t.previous, t.penalty, gradient)
+            leaves.append(v)
+            # the gradient is that before weighing; times step_weights[step] it is what the network gets
+            logs, ones, force = t.policy.log_ratio, torch.ones_like(loss), gradient_size(t.policy, v)
+            told = (t.policy.held, t.position, t.previous, t.penalty, force)
+            seen = (ones, loss, logs.double().exp(), logs.square(), *told)
             row = torch.stack([(column.detach().double() * batch.weight).sum() for column in seen])
             totals[step] += row.cpu()
         (scale * torch.stack(losses).sum()).backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(answers, [leaf.grad for leaf in leaves])
 
-    norm = comm.clip_grad_norm((p for p in model.module.parameters() if p.requires_grad), policy.max_grad_norm)
+    norm = comm.clip_grad_norm((p for p in model.module.parameters() if p.requires_grad), config.policy.max_grad_norm)
     totals = comm.mean(totals)
     stepped = bool(totals.isfinite().all() and norm.isfinite())
     if stepped:

@@ -8,17 +8,19 @@ from sage_grpo.math.kernels import KernelTable, kernel_table
 from sage_grpo.math.schedule import short_tail, sigma_schedule, stochastic_window
 
 
-def full_table(sampling: SamplingConfig) -> KernelTable:
-    """Of a rollout whose steps are all stochastic, but for the last one where the recipe says so."""
-    return _table(sampling, sigma_schedule(sampling.steps, sampling.shift))
+def full_table(sampling: SamplingConfig, *, explores: bool = True) -> KernelTable:
+    """Of a rollout whose steps are all stochastic, but for the last one where the recipe says so; none need be where
+    the rollout does not explore."""
+    table = _table(sampling, sigma_schedule(sampling.steps, sampling.shift))
+    if explores and not table.stochastic.any():
+        raise ValueError(f"kernel {sampling.kernel!r} with eta={sampling.eta} has no noise to learn from; raise eta")
+    return table
 
 
 def _table(sampling: SamplingConfig, sigmas: Tensor) -> KernelTable:
     table = kernel_table(sampling.kernel, sigmas, sampling.eta, sampling.order)
     if sampling.last_step == "ode":
         table = table.ode_outside(table.sigma_next > 0)
-    if not table.stochastic.any():
-        raise ValueError(f"kernel {sampling.kernel!r} with eta={sampling.eta} has no noise to learn from; raise eta")
     return table
 
 
@@ -30,6 +32,8 @@ def my_samples(rollouts: int, world: int, rank: int) -> range:
 
 class Windows:
     """The tables of a run's rollouts. Outside its window a rollout is the plain ODE's.
+
+    Where an objective noises videos anew there is no window, and the whole rollout is.
 
     Args:
         config: Its `sampling.window` says where windows lie.
@@ -44,10 +48,12 @@ class Windows:
                 "sampling.window.per=prompt would have processes ask different experts of this model at one time, "
                 "and shares of its weights are gathered by all of them together; use sampling.window.per=iteration"
             )
-        self.full, size = full_table(sampling), sampling.window_size
-        noisy = [i for i in sampling.window_starts if self.full.stochastic[i : i + size].all()]
-        self.places = noisy or list(sampling.window_starts)  # a kernel may leave no noise at the end
-        self.lengths = {start: len(self.table(start)) for start in sampling.window_starts}
+        self.explores = config.policy.points is None
+        self.full, size = full_table(sampling, explores=self.explores), sampling.window_size
+        possible = sampling.window_starts if self.explores else [0]
+        noisy = [i for i in possible if self.full.stochastic[i : i + size].all()]
+        self.places = noisy or list(possible)  # a kernel may leave no noise at the end
+        self.lengths = {start: len(self.table(start)) for start in possible}
         # Ranks ask experts in step only where all of them begin whole groups.
         in_step = world == 1 or experts == 1 or config.rollouts // world % config.policy.num_generations == 0
         self.share_prefixes = sampling.shared_initial_noise and in_step
@@ -55,6 +61,8 @@ class Windows:
     def starts(self, iteration: int) -> list[int]:
         """The first stochastic step of each prompt of an iteration."""
         window, places, prompts = self.config.sampling.window, self.places, self.config.policy.prompts_per_iteration
+        if not self.explores:
+            return [0] * prompts
         if isinstance(window.start, int):
             return [window.start] * prompts
         if window.start == "progressive":
@@ -72,6 +80,8 @@ class Windows:
     def table(self, start: int) -> KernelTable:
         """Of a rollout whose window begins there. Down to its end the steps are those of the full table."""
         sampling, size = self.config.sampling, self.config.sampling.window_size
+        if not self.explores:
+            return self.full
         table = _table(sampling, short_tail(sampling.steps, sampling.shift, start + size, sampling.tail))
         return table.ode_outside(stochastic_window(len(table), size, start) & table.stochastic)
 

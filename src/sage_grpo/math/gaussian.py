@@ -18,7 +18,8 @@ def reduce(x: Tensor, reduction: Reduction = "mean") -> Tensor:
     return flat.mean(1) if reduction == "mean" else flat.sum(1)
 
 
-def _difference(v: Tensor, v_other: Tensor) -> Tensor:
+def difference(v: Tensor, v_other: Tensor) -> Tensor:
+    """In float32 at least."""
     dtype = torch.promote_types(v.dtype, torch.float32)
     return v.to(dtype) - v_other.to(dtype)
 
@@ -31,14 +32,8 @@ def log_ratio(v: Tensor, v_old: Tensor, noise: Tensor, k: float, reduction: Redu
 
     It is exactly 0 when $\delta$ is.
     """
-    delta = _difference(v, v_old)
+    delta = difference(v, v_old)
     return k * reduce(noise * delta, reduction) - 0.5 * k**2 * reduce(delta.square(), reduction)
-
-
-def pull(v: Tensor, v_old: Tensor, noise: Tensor, k: float, reduction: Reduction = "mean") -> Tensor:
-    r"""Size of the log-ratio's gradient by the velocity, $|k|\,\lVert\varepsilon - k\delta\rVert$ a sample (Eq. 36)."""
-    left = (noise - k * _difference(v, v_old)).flatten(1)
-    return abs(k) * left.square().sum(1).sqrt() / (left.shape[1] if reduction == "mean" else 1)
 
 
 def kl(v: Tensor, v_ref: Tensor, k: float, reduction: Reduction = "mean") -> Tensor:
@@ -46,4 +41,4 @@ def kl(v: Tensor, v_ref: Tensor, k: float, reduction: Reduction = "mean") -> Ten
 
     Eq. 11-13 with $2\Sigma$ for $2\Sigma^2$, and Eq. 15 in closed form.
     """
-    return 0.5 * k**2 * reduce(_difference(v, v_ref).square(), reduction)
+    return 0.5 * k**2 * reduce(difference(v, v_ref).square(), reduction)

@@ -56,7 +56,7 @@ def calibrate(rows: list[dict[str, Any]], planned: dict[str, float], videos: int
     rollout = planned["rollout"] + planned["decode"]
     return Calibration(
         rollout=rollout / usual("rollout"),
-        update=(planned["anchor"] + planned["train"]) / usual("update"),
+        update=(planned["anchor"] + planned["old policy"] + planned["train"]) / usual("update"),
         score_seconds=usual("score") / videos,
         gpu=gpu,
         measured=run,

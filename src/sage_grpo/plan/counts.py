@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from sage_grpo.config import RecipeConfig
-from sage_grpo.core.passes import anchor_steps, rollout_passes, trained_videos
+from sage_grpo.core.passes import anchor_steps, old_steps, rollout_passes, trained_videos
 from sage_grpo.training.drift_gauge import NOISE_LEVELS
 
 
@@ -14,6 +14,7 @@ class Counts:
 
     rollout: float
     anchor: float
+    old: float  # the old policy at points that are not the rollout's own
     training: float  # forward passes that are remembered
     untrained: float  # forward passes of a branch without gradient, within training
     backward: float
@@ -23,30 +24,33 @@ class Counts:
 
     @property
     def forward(self) -> float:
-        return self.rollout + self.anchor + self.training + self.untrained + self.again + self.gauge + self.samples
+        return float(sum(vars(self).values())) - self.backward
 
 
 def stochastic_steps(config: RecipeConfig) -> int:
-    """Transitions that a rollout keeps."""
-    return config.sampling.window_size
+    """Steps that a rollout keeps as points."""
+    return 0 if config.policy.points else config.sampling.window_size
 
 
 def count(config: RecipeConfig, guided: bool, one_sided: bool = False, experts: int = 1) -> Counts:
     """`one_sided`: only one branch of guidance is trained. `experts` are asked in turn, by noise level."""
     branches = 2 if guided else 1
+    asked = 1 if config.policy.points else branches  # videos that are noised anew are trained without guidance
     trained = trained_videos(config) * config.trained_steps * config.policy.num_iterations
-    both = branches if not one_sided else 1
+    both = asked if not one_sided else 1
     every, first = config.gauge.every, config.policy.batch_size * config.parallel.replicas  # it looks at one batch each
-    gauge = branches * first * (stochastic_steps(config) + len(NOISE_LEVELS)) / every if every else 0.0
+    looked_at = (stochastic_steps(config) or len(NOISE_LEVELS)) + len(NOISE_LEVELS)
+    gauge = branches * first * looked_at / every if every else 0.0
     run = config.run
     replicas = config.parallel.replicas
     sampled = math.ceil(run.samples * run.samples_each / replicas) * replicas  # dealt out, as many to each
     samples = branches * sampled * config.sampling.steps / run.sample_every if run.sample_every else 0.0
     return Counts(
         rollout=rollout_passes(config, experts) * branches,
-        anchor=trained_videos(config) * anchor_steps(config) * branches,
+        anchor=trained_videos(config) * anchor_steps(config) * asked,
+        old=trained_videos(config) * old_steps(config) * asked,
         training=trained * both,
-        untrained=trained * (branches - both),
+        untrained=trained * (asked - both),
         backward=trained * both,
         again=trained * both if config.tuning.gradient_checkpointing else 0,
         gauge=gauge,

@@ -1,7 +1,7 @@
 """A whole plan: memory, work, time, cost and interruptions of a recipe on GPUs of a kind."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 
 from sage_grpo.config import RecipeConfig
@@ -137,6 +137,9 @@ def _work(settings: str) -> Work:
     guided = outline.guided
     single = _probe(alone(config, unguided=guided).model_dump_json())
     passes, states = probed(config), model_states(config)
+    if config.policy.points and guided:  # training asks without guidance
+        plain = config.model_copy(update={"model": config.model.model_copy(update={"guidance_scale": 1.0})})
+        passes = replace(passes, training=probed(plain).training)
     decoded = _decoding(alone(config, batch=config.policy.batch_size).model_dump_json())
     one_sided, experts = outline.guidance_gradient == "conditional", len(networks(outline.module))
     counts = count(config, guided, one_sided, experts)
@@ -178,11 +181,12 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
         "decode": decoded_batches * (at_roofline(decoded.operations, gpu) if decoded else 0.0) / rollout,
         "score": decoded_batches * policy.batch_size * score,
         "anchor": times["anchor"] * forward.seconds / update,
+        "old policy": times["old"] * forward.seconds / update,
         "train": (trained * training.seconds + step) / update,
         "gauge and samples": (times["gauge"] + times["samples"]) * forward.seconds / rollout,
         "save": saving.stall / config.run.save_every,
     }
-    rounds = times["rollout"] + times["anchor"] + times["gauge"] + times["samples"]
+    rounds = times["rollout"] + times["anchor"] + times["old"] + times["gauge"] + times["samples"]
     moved = {
         purpose: rounds * passes.forward.sent.get(purpose, 0) + trained * passes.training.sent.get(purpose, 0)
         for purpose in ("weights", "gradients", "tokens")

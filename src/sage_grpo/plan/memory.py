@@ -13,6 +13,7 @@ import torch
 
 from sage_grpo.config import RecipeConfig
 from sage_grpo.config.recipe import ParallelConfig
+from sage_grpo.core.passes import old_steps
 from sage_grpo.core.protocols import Prompt, VideoModel
 from sage_grpo.distributed.device import HOST
 from sage_grpo.distributed.fake_group import pretend
@@ -38,11 +39,19 @@ PHASES: dict[Phase, tuple[str, ...]] = {  # which parts of the memory each phase
     "step": (
         "latents of the trajectory",
         "conditions",
+        "videos noised anew",
         "velocities of the anchor",
         "gradients",
         "scratch of the optimizer",
     ),
-    "train": ("latents of the trajectory", "conditions", "velocities of the anchor", "gradients", "activations"),
+    "train": (
+        "latents of the trajectory",
+        "conditions",
+        "videos noised anew",
+        "velocities of the anchor",
+        "gradients",
+        "activations",
+    ),
 }
 ALWAYS = ("trained weights", "frozen weights", "anchor and other copies", "optimizer", "reward models")
 
@@ -172,6 +181,10 @@ def memory(
         "activations": round(passes.training.memory),
         "activations of a rollout": round(passes.forward.memory),
         "latents of the trajectory": videos * latents * (steps * (2 * FLOAT + answer) + FLOAT),
+        "videos noised anew": videos
+        * latents
+        * (policy.points or 0)
+        * (2 * FLOAT + (answer if old_steps(config) else 0)),
         "velocities of the anchor": anchored // policy.num_minibatches,
         "conditions": videos * condition_bytes,
         "videos": decoded * frames,  # until they are scored and seen

@@ -92,6 +92,7 @@ def summary(plan: Plan, gpu: str, price: float | None) -> dict[str, Any]:
             "backward": counts.backward,
             "rollout": counts.rollout,
             "anchor": counts.anchor,
+            "old policy": counts.old,
             "training": counts.training + counts.untrained,
             "recomputed": counts.again,
             "gauge": counts.gauge,

@@ -8,7 +8,8 @@ from typing import Any
 
 from sage_grpo import registry
 from sage_grpo.config import ConfigError, ModelConfig, RecipeConfig, RewardConfig
-from sage_grpo.core.anchors import ANCHOR
+from sage_grpo.core.anchors import ANCHOR, OLD
+from sage_grpo.core.objectives import chosen_objective
 from sage_grpo.core.protocols import Exchange, PromptSource, Reward, VideoModel
 from sage_grpo.data.prompts import PromptFunction, Prompts, open_prompts
 from sage_grpo.distributed.device import HOST, choose_device
@@ -123,6 +124,7 @@ def share_video(model: VideoModel, config: RecipeConfig, exchange: Exchange) -> 
 def copies_of(config: RecipeConfig) -> list[str]:
     """Names of the copies of the trained weights that a run keeps."""
     copies = [ANCHOR] if config.kl.anchor != "none" else []
+    copies += [OLD] if chosen_objective(config).old_decay(0) is not None else []
     return [*copies, EMA] if config.optimizer.ema else copies
 
 

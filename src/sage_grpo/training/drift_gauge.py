@@ -13,36 +13,32 @@ from torch import Tensor
 
 from sage_grpo.config import GaugeConfig
 from sage_grpo.core.loop import Callback, Loop, Metrics, Rollouts
+from sage_grpo.core.points import noised, remembered
 from sage_grpo.core.protocols import Comm, SingleProcess
-from sage_grpo.core.rollout import Trajectory, keyed_noise, velocity_at
-from sage_grpo.math.gaussian import kl
+from sage_grpo.core.rollout import Key, Trajectory
+from sage_grpo.math.gaussian import Reduction, kl
 from sage_grpo.runs.alarms import crossed
 
 INITIAL = "initial"
 NOISE_LEVELS = (0.3, 0.6, 0.9)
 
 
-def initial_kl(loop: Loop, trajectory: Trajectory) -> float:
-    """KL(policy‖initial policy) over the steps of one batch; the policy's velocities are in the rollout.
-
-    Asked while the initial policy is in place, as is `base_error`.
-    """
-    policy, values = loop.config.policy, []
-    for step, point in trajectory.points.items():
-        base = velocity_at(loop.model, point.x, point.sigma, trajectory.condition)
-        values.append(kl(point.velocity, base, loop.table.k[step].item(), policy.reduction).mean().item())
-    return sum(values) / len(values)
+def initial_kl(policy: Trajectory, base: Trajectory, reduction: Reduction) -> float:
+    """KL(policy‖initial policy) over the points of one batch, with what each of them remembers there."""
+    pairs = [(point, base.points[step]) for step, point in policy.points.items()]
+    return sum(kl(a.stored, b.stored, a.k, reduction).mean().item() for a, b in pairs) / len(pairs)
 
 
-def base_error(loop: Loop, trajectory: Trajectory) -> float:
-    """The frozen base model's flow-matching error on these samples: large where they are not its own kind."""
-    x0, values = trajectory.x0, []
-    keys = [("gauge", loop.config.seed, i) for i in range(len(x0))]  # the same noise at every measurement
-    noise = keyed_noise(tuple(x0.shape[1:]), keys, x0.device)
-    for sigma in NOISE_LEVELS:
-        v = velocity_at(loop.model, (1 - sigma) * x0 + sigma * noise, sigma, trajectory.condition)
-        values.append((v.float() - (noise - x0)).square().mean().item())
-    return sum(values) / len(values)
+def noised_for_gauge(loop: Loop, trajectory: Trajectory) -> Trajectory:
+    """The videos of a batch with the same noise at every measurement."""
+    keys: list[Key] = [("gauge", loop.config.seed, i) for i in range(len(trajectory.x0))]
+    return noised(loop.model, trajectory, NOISE_LEVELS, keys)
+
+
+def base_error(base: Trajectory) -> float:
+    """The frozen base model's flow-matching error on noised samples: large where they are not its own kind."""
+    points = base.points.values()
+    return sum((p.stored.float() - (p.noise - base.x0)).square().mean().item() for p in points) / len(points)
 
 
 def diversity(x0: Tensor, group: int) -> float:
@@ -117,8 +113,14 @@ class DriftGauge(Callback):
             if len(x0) % group:  # a group spans processes
                 x0 = loop.comm.gather(x0)
             raw = {"diversity": diversity(x0, group)} | look([batch.frames for batch in rollouts.videos], loop.comm)
-            with torch.no_grad(), loop.bank.using(INITIAL):
-                raw |= {"base_error": base_error(loop, first), "kl_initial": initial_kl(loop, first)}
+            videos = noised_for_gauge(loop, first)
+            if not first.points:  # a rollout by the plain ODE: its policy is asked where the initial one is
+                first = videos = remembered(loop.model, videos)
+            with loop.bank.using(INITIAL):
+                base = remembered(loop.model, videos)
+                base_there = base if first is videos else remembered(loop.model, first)
+            raw["base_error"] = base_error(base)
+            raw["kl_initial"] = initial_kl(first, base_there, loop.config.policy.reduction)
             mean = loop.comm.mean(torch.tensor(list(raw.values()), dtype=torch.float64)).tolist()
             raw = dict(zip(raw, mean, strict=True))  # all processes see, and decide, the same
             self.base = self.base or raw

@@ -119,11 +119,13 @@ class LoraBank:
         if decay == 0.0 and name not in self._names and self._untouched():
             self._base.add(name)
             return
-        fresh = name not in self._names
+        was_base, fresh = name in self._base, name not in self._names
         self._add(name)
         mine, theirs = self._weights(POLICY), self._weights(name)
         for key, weight in theirs.items():
             weight.copy_(mine[key]) if fresh or decay == 0.0 else weight.lerp_(mine[key], 1 - decay)
+            if was_base and key.endswith("lora_B"):  # the base model is any adapter whose B is 0
+                weight.mul_(1 - decay)
 
     def _add(self, name: str) -> None:
         self._base.discard(name)

@@ -10,15 +10,6 @@ def clipped(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
     return ((ratio > 1 + clip) & (advantage > 0)) | ((ratio < 1 - clip) & (advantage < 0))
 
 
-def velocity_gradient(log_ratio: Tensor, advantage: Tensor, clip: float, pull: Tensor) -> Tensor:
-    r"""Size of the surrogate's gradient by the velocity, a sample: what the equalizer balances.
-
-    $\rho\,|A|$ times `pull`, the size of the log-ratio's, with the ratio $\rho$; 0 where the clip holds.
-    """
-    free = ~clipped(log_ratio, advantage, clip)
-    return free * log_ratio.double().exp() * advantage.abs() * pull
-
-
 def surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
     r"""The clipped form of Eq. 4, with the ratio $\rho$ and the clip range $c$.
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sage_grpo.math.controller import KLRule, initial_weight, next_weight
 from sage_grpo.math.equalizer import equalizer, gradient_scale
 from sage_grpo.math.kernels import kernel_table
-from sage_grpo.math.objective import clipped, dual_kl, surrogate
+from sage_grpo.math.loss import clipped, dual_kl, surrogate
 from sage_grpo.math.schedule import sigma_schedule, stochastic_window
 
 

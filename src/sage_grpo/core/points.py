@@ -1,0 +1,54 @@
+"""Points of objectives that noise the videos of a rollout anew, and what is asked of the old policy there."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from sage_grpo.config import AlgorithmConfig
+from sage_grpo.core.protocols import VideoModel
+from sage_grpo.core.rollout import Key, Point, Trajectory, circumstances, keyed_noise, keyed_rng, velocity_at
+from sage_grpo.math.schedule import shift_sigma
+
+UNIT = math.sqrt(2.0)  # k of such a point: the KL of the trust region is then the squared distance of two velocities
+
+
+def noise_levels(config: AlgorithmConfig, iteration: int) -> list[float]:
+    """One from each of as many equal parts of the sampler's time, shifted as its steps are: the same on all ranks."""
+    count = config.policy.points or 0
+    rng = keyed_rng(config.seed, iteration, "noise levels")
+    time = (torch.arange(count, dtype=torch.float64) + torch.from_numpy(rng.random(count))) / count
+    drawn: list[float] = shift_sigma(time, config.sampling.shift).tolist()
+    return drawn[::-1]  # from noise to data, as steps go
+
+
+def noised(model: VideoModel, path: Trajectory, levels: Sequence[float], keys: Sequence[Key]) -> Trajectory:
+    r"""The same videos, with points $(1-\sigma)x_0 + \sigma z$ in place of steps; keys give $z$, one a video."""
+    x0, points = path.x0, {}
+    for n, sigma in enumerate(levels):
+        z = keyed_noise(tuple(x0.shape[1:]), [(*key, "noised", n) for key in keys], x0.device)
+        points[n] = Point((1 - sigma) * x0 + sigma * z, sigma, None, z, b=0.0, k=UNIT)
+    return replace(path, points=points, circumstances=circumstances(model, x0))
+
+
+@torch.no_grad()
+def remembered(model: VideoModel, path: Trajectory) -> Trajectory:
+    """With the velocities of the policy that is in place."""
+    points = {
+        n: replace(point, velocity=velocity_at(model, point.x, point.sigma, path.condition))
+        for n, point in path.points.items()
+    }
+    return replace(path, points=points)
+
+
+@contextmanager
+def unguided(model: VideoModel) -> Iterator[None]:
+    """Ask the network without guidance for a while."""
+    scale = model.guidance_scale
+    model.guidance_scale = 1.0
+    try:
+        yield
+    finally:
+        model.guidance_scale = scale

@@ -1,0 +1,115 @@
+"""Objectives: the loss of one video at one point, each in a file of its own and registered under its name.
+
+An objective gives three answers: at which points the network is asked again, what the loss of a point is, and which
+references it needs. Rollouts, advantages, masks, trust region, gates and counts are the same for all of them.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, ClassVar, TypeVar
+
+from torch import Tensor
+
+from sage_grpo.math.gaussian import Reduction
+from sage_grpo.math.kernels import KernelTable
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What an objective is told of a batch at one point. Tensors have a row a video."""
+
+    velocity: Tensor
+    """Of the policy that is trained, with gradient."""
+    old: Tensor
+    """Of the policy that made the rollout, at the same point."""
+    anchor: Tensor | None
+    """Of the anchor; none where it is not asked."""
+    sigma: float
+    """The noise level at this point."""
+    noise: Tensor
+    r"""$\varepsilon$ of the step that the rollout took from here, or $z$ of a video that was noised anew."""
+    clean: Tensor
+    """The video $x_0$ that the rollout made."""
+    advantage: Tensor
+    """(B,)."""
+    b: float
+    """Weight of the velocity in the step; 0 for a video that was noised anew."""
+    k: float
+    r"""$k = b/s$, with the size $s$ of the step's noise; $\sqrt2$ for a video that was noised anew."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Of one point, a number a video."""
+
+    value: Tensor
+    """In float64, with gradient."""
+    log_ratio: Tensor
+    """How much likelier the policy makes the video than the old one does, as the objective sees it: 0 where both agree.
+    A step against the loss raises it where the advantage is positive, and lowers it where that is negative."""
+    held: Tensor
+    """Where the objective holds the policy back: no gradient flows from these videos."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective(ABC):
+    """Derive from it, give `loss`, and add settings as fields with their defaults."""
+
+    noised: ClassVar[bool] = False
+    """Trains on the videos of a rollout with fresh noise (`policy.points` of them each), not on its stochastic steps.
+    The network is then asked without guidance."""
+    paired: ClassVar[bool] = False
+    """Compares the best and the worst video of each group: rows 2i and 2i+1 of a batch, noised alike."""
+    anchored: ClassVar[bool] = False
+    """Needs the anchor's velocity at every point."""
+
+    reduction: Reduction = "mean"
+    """Over the elements of a latent."""
+    advantage_limit: float = 5.0
+    """What advantages are cut at."""
+
+    @abstractmethod
+    def loss(self, ask: Ask) -> Loss:
+        """Of every video of a batch at one point."""
+
+    def step_weights(self, table: KernelTable) -> Tensor | None:
+        """Weights of the steps that belong to the objective itself; none: the equalizer's."""
+        return None
+
+    def old_decay(self, iteration: int) -> float | None:
+        """What the old policy keeps of itself when it moves towards the trained one, after an iteration.
+
+        None, and the trained policy makes the rollouts itself: it is its own old one.
+        """
+        return None
+
+    @classmethod
+    def settings(cls) -> dict[str, Any]:
+        """What a recipe may set, with defaults."""
+        shared = {field.name for field in fields(Objective)}
+        return {field.name: field.default for field in fields(cls) if field.name not in shared}
+
+
+C = TypeVar("C", bound=type[Objective])
+OBJECTIVES: dict[str, type[Objective]] = {}
+
+
+def objective(name: str) -> Callable[[C], C]:
+    """Register a class of objectives under a name of recipes: put `@objective("mine")` above it."""
+
+    def register(cls: C) -> C:
+        OBJECTIVES[name] = cls
+        return cls
+
+    return register
+
+
+def make_objective(name: str, settings: Mapping[str, Any], **shared: Any) -> Objective:
+    return OBJECTIVES[name](**shared, **settings)
+
+
+for _found in iter_modules(__path__):  # each registers itself
+    import_module(f"{__name__}.{_found.name}")

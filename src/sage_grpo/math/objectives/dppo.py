@@ -1,0 +1,29 @@
+"""Flow-DPPO: no clip of the ratio; videos whose divergence is spent no longer push outward."""
+
+from dataclasses import dataclass
+
+import torch
+
+from sage_grpo.math.gaussian import kl, log_ratio
+from sage_grpo.math.objectives import Ask, Loss, Objective, objective
+
+
+@objective("dppo")
+@dataclass(frozen=True, kw_only=True)
+class Dppo(Objective):
+    r"""$-\rho A$, and 0 where $\tfrac12 k^2\lVert\delta\rVert^2 \ge \tau$ and the video pushes outward.
+
+    Outward: $\rho > 1$ with $A > 0$, or $\rho < 1$ with $A < 0$.
+    """
+
+    divergence: float = 1e-5
+    r"""$\tau$: a video that has moved so far from the old policy is not pushed further."""
+
+    def loss(self, ask: Ask) -> Loss:
+        logs = log_ratio(ask.velocity, ask.old, ask.noise, ask.k, self.reduction)
+        ratio, advantage = logs.double().exp(), ask.advantage
+        with torch.no_grad():
+            moved = kl(ask.velocity, ask.old, ask.k, self.reduction)
+            outward = ((ratio > 1) & (advantage > 0)) | ((ratio < 1) & (advantage < 0))
+            held = outward & (moved >= self.divergence)
+        return Loss(torch.where(held, 0.0, -ratio * advantage), logs, held)

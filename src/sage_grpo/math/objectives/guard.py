@@ -1,0 +1,33 @@
+"""GRPO-Guard: the ratio without its bias, and the same clip at every step."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sage_grpo.math.gaussian import difference, reduce
+from sage_grpo.math.kernels import KernelTable
+from sage_grpo.math.loss import clipped, surrogate
+from sage_grpo.math.objectives import Ask, Loss, Objective, objective
+
+
+@objective("guard")
+@dataclass(frozen=True, kw_only=True)
+class Guard(Objective):
+    r"""The clipped surrogate of $\log\rho = b\,\langle\varepsilon, \delta\rangle$, weighed by $1/\Delta$.
+
+    The term $-\tfrac12 k^2\lVert\delta\rVert^2$ pulls all ratios below 1, so that the clip holds one side only: it is
+    left out. Times $s$, ratios of all steps have the same spread.
+    """
+
+    clip: float = 2e-6
+    """Ratios count within 1 ± clip."""
+
+    def loss(self, ask: Ask) -> Loss:
+        logs = ask.b * reduce(ask.noise * difference(ask.velocity, ask.old), self.reduction)
+        return Loss(surrogate(logs, ask.advantage, self.clip), logs, clipped(logs, ask.advantage, self.clip))
+
+    def step_weights(self, table: KernelTable) -> Tensor:
+        r"""$1/\Delta$ with $\Delta = \sigma - \sigma'$, of mean 1 over the stochastic steps."""
+        weights = torch.where(table.stochastic, 1 / (table.sigma - table.sigma_next), torch.zeros_like(table.sigma))
+        return weights / weights[table.stochastic].mean()

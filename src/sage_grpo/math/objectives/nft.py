@@ -1,0 +1,51 @@
+"""DiffusionNFT: the policy is mixed with the old one into a better and a worse one, and both are matched."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sage_grpo.math.gaussian import difference, reduce
+from sage_grpo.math.matching import likelier
+from sage_grpo.math.objectives import Ask, Loss, Objective, objective
+
+SMALLEST = 1e-5
+
+
+@objective("nft")
+@dataclass(frozen=True, kw_only=True)
+class Nft(Objective):
+    r"""With $r = \tfrac12 + A/2A_\mathrm{max}$ the share of $v^+ = v_\mathrm{old} + \beta\delta$, and of
+    $v^- = v_\mathrm{old} - \beta\delta$ the rest:
+
+    $$\frac{A_\mathrm{max}}{\beta}\left[r\,\frac{\lVert\hat x^+ - x_0\rVert^2}{w^+}
+    + (1-r)\,\frac{\lVert\hat x^- - x_0\rVert^2}{w^-}\right],\qquad \hat x^\pm = x - \sigma v^\pm$$
+
+    and $w^\pm$ the mean of $|\hat x^\pm - x_0|$, without gradient.
+    """
+
+    noised: ClassVar[bool] = True
+
+    beta: float = 1.0
+    r"""$\beta$: how far the two mixtures stand from the old policy."""
+    decay: float = 0.5
+    """What the old policy keeps of itself in the end."""
+    decay_rise: float = 0.001
+    """How much more it keeps after each iteration, from 0 on."""
+
+    def loss(self, ask: Ask) -> Loss:
+        share = 0.5 + ask.advantage.double() / (2 * self.advantage_limit)
+        delta = self.beta * difference(ask.velocity, ask.old).double()
+        off = ask.sigma * difference(ask.noise - ask.clean, ask.old).double()  # of the old policy's clean estimate
+        better, worse = (self._error(off - side * ask.sigma * delta) for side in (1, -1))
+        value = self.advantage_limit / self.beta * (share * better + (1 - share) * worse)
+        logs = likelier(ask.velocity, ask.old, ask.noise, ask.clean, self.reduction)
+        return Loss(value, logs, torch.zeros_like(value, dtype=torch.bool))
+
+    def _error(self, off: Tensor) -> Tensor:
+        weight = off.detach().flatten(1).abs().mean(1).clamp(min=SMALLEST)
+        return reduce(off.square(), self.reduction) / weight
+
+    def old_decay(self, iteration: int) -> float:
+        return min(self.decay_rise * iteration, self.decay)
