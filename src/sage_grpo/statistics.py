@@ -98,3 +98,12 @@ def p_of_zero(values: Sequence[float]) -> float:
 def discoveries(ps: Sequence[float], rate: float = 0.05) -> list[bool]:
     """Which of many tests stand when at most a share `rate` of those that do may be false (Benjamini-Hochberg)."""
     return [bool(p <= rate) for p in stats.false_discovery_control(ps)] if len(ps) else []
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Each p corrected for the number of tests, so that the chance of any false one stays what it is (Holm)."""
+    order = np.argsort(ps)
+    steps = [ps[i] * (len(ps) - place) for place, i in enumerate(order)]
+    corrected = np.empty(len(ps))
+    corrected[order] = np.minimum(np.maximum.accumulate(steps), 1.0) if steps else []
+    return [float(p) for p in corrected]

@@ -32,6 +32,14 @@ FRUGAL = {  # all that spares passes, so that processes have unequal work
     "policy": {"select": 1, "flat_groups": "skip"},
     "kl": {"share": 0.5},
 }
+NOISED = {"eta": 0, "shared_initial_noise": False}
+OBJECTIVES = {  # by the end of a case's name
+    "nft": {"objective_settings": {"decay_rise": 0.3}},  # an old policy that is not the trained one soon
+    "awm": {},
+    "dpo": {"select": 1},
+}
+CASES |= {f"shapes-{name}": {"kind": "shapes", "mode": "full"} for name in OBJECTIVES}
+CASES |= {"hunyuan15-nft": {"kind": "hunyuan15", "mode": "lora"}, "wan-awm": {"kind": "wan", "mode": "lora"}}
 CASES |= {f"wan-{mode}-bf16": {"kind": "wan", "mode": mode, **HALF} for mode in ("lora", "full")}
 
 
@@ -52,10 +60,13 @@ class Drawn(Callback):
         self.texts, self.noise, self.scores = [], [], []
 
     def on_rollout(self, loop, rollouts, scores, valid):
-        first, second = zip(*(list(t.points.values())[:2] for t in rollouts.trajectories), strict=True)
-        start = loop.comm.gather(torch.cat([point.x for point in first]))
-        noise = loop.comm.gather(torch.cat([point.noise for point in second]))
-        self.noise += [start, noise]
+        if loop.objective.noised:
+            self.noise.append(loop.comm.gather(torch.cat([t.x0 for t in rollouts.trajectories])))
+        else:
+            first, second = zip(*(list(t.points.values())[:2] for t in rollouts.trajectories), strict=True)
+            start = loop.comm.gather(torch.cat([point.x for point in first]))
+            noise = loop.comm.gather(torch.cat([point.noise for point in second]))
+            self.noise += [start, noise]
         self.scores.append(scores)
 
 
@@ -102,7 +113,10 @@ def recipe(folder, case, out, iterations, layout):
         },  # and at the end
         "gauge": {"every": 2},
     }
-    for section, values in (FRUGAL if case.endswith("frugal") else {}).items():
+    changes, objective = FRUGAL if case.endswith("frugal") else {}, case.rpartition("-")[2]
+    if objective in OBJECTIVES:
+        changes = {"policy": {"objective": objective, "points": 3, **OBJECTIVES[objective]}, "sampling": NOISED}
+    for section, values in changes.items():
         settings[section] = settings[section] | values
     return settings
 

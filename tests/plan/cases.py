@@ -1,4 +1,4 @@
-"""Ten layouts of tiny models, for which a plan is held against what really happens."""
+"""Layouts and objectives of tiny models, for which a plan is held against what really happens."""
 
 from sage_grpo.models import contract
 from sage_grpo.registry import resolve_model
@@ -6,8 +6,23 @@ from sage_grpo.registry import resolve_model
 ITERATIONS = 4
 LONG_TEXT = "a cat sees a dog, and both of them run"  # as many tokens as tiny models take, which is what a plan counts
 
+NOISED = {"eta": 0, "shared_initial_noise": False}
 
-def case(kind, mode, size, processes=1, *, group=4, anchor="moving", tuning=None, layout=None, model=None, together=1):
+
+def case(
+    kind,
+    mode,
+    size,
+    processes=1,
+    *,
+    group=4,
+    anchor="moving",
+    tuning=None,
+    layout=None,
+    model=None,
+    together=1,
+    policy=None,
+):
     return {
         "kind": kind,
         "size": size,
@@ -16,12 +31,13 @@ def case(kind, mode, size, processes=1, *, group=4, anchor="moving", tuning=None
             "model": {"guidance_scale": 3.0, "negative_prompt": LONG_TEXT, **(model or {})},
             "tuning": {"mode": mode, "rank": 4, **(tuning or {})},
             "parallel": {"processes": processes, **(layout or {})},
-            "sampling": {"steps": 4},
+            "sampling": {"steps": 4, **(NOISED if policy else {})},
             "policy": {
                 "prompts_per_iteration": 2,
                 "num_generations": group,
                 "batch_size": 2,
                 "replay_timesteps": together,
+                **(policy or {}),
             },
             "kl": {"anchor": anchor, "ref_model_sync_steps": 1},
             "optimizer": {"ema": 0.9 if anchor == "moving" else None},
@@ -46,6 +62,11 @@ CASES = {
     "wan full, 2 copies of 2 shards": case("wan", "full", (9, 64, 64), 4, layout={"replicate": 2}),
     "wan lora, 33 frames, one branch trained": case(
         "wan", "lora", (33, 64, 64), 2, model={"guidance_gradient": "conditional"}
+    ),
+    "hunyuan15 full, nft": case("hunyuan15", "full", (17, 64, 64), 2, policy={"objective": "nft", "points": 3}),
+    "wan lora, dpo": case("wan", "lora", (17, 64, 64), 2, policy={"objective": "dpo", "points": 3, "select": 1}),
+    "hunyuan15 lora, awm": case(
+        "hunyuan15", "lora", (17, 64, 64), 2, policy={"objective": "awm", "points": 3, "num_iterations": 2}
     ),
 }
 

@@ -206,3 +206,41 @@ def efficiency(
         fewer = "{:.1f} times fewer passes [{:.1f}, {:.1f}]".format(*o.times_fewer) if o.times_fewer else "the measure"
         console.print(f"{SAID[o.name]:<52} {fewer}; {o.reached} of {o.seeds} seeds", highlight=False)
     console.print(f"details: {out / 'efficiency.md'}", highlight=False)
+
+
+@app.command()
+def compare(
+    out: Annotated[Path, typer.Option(help="Folder for runs, results.json, compare.md and the figure.")],
+    seeds: Annotated[int, typer.Option(min=2, help="Seeds of every objective.")] = 10,
+    samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate the end of each run on.")] = 240,
+    only: Annotated[list[str] | None, typer.Option(help="This objective, beside grpo.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Compare objectives at equal passes of the network, with settings found by the same search for each.
+
+    Takes CPU hours (docs/objectives.md names them). If killed, the same command goes on where it was.
+
+    Example: `sage-grpo lab compare --out runs/compare --seeds 10 --only nft`
+    """
+    from rich.console import Console
+
+    console = Console(stderr=as_json)
+    with user_errors():
+        from sage_grpo.config import ConfigError
+        from sage_grpo.lab.compare import FIRST, OWN
+        from sage_grpo.lab.compare import compare as run
+        from sage_grpo.suggest import did_you_mean
+
+        for name in only or ():
+            if name not in OWN:
+                raise ConfigError(f"unknown objective {name!r}; {did_you_mean(name, OWN)}")
+        outcomes = run(out, seeds=seeds, samples=samples, only=only or (), workers=workers, console=console)
+    if as_json:
+        print(json.dumps([outcome.to_json() for outcome in outcomes]))
+        return
+    for o in outcomes:
+        end, difference = o.ends["reward"], o.against["reward"].mean
+        against = f"; against {FIRST} {difference:+.3f} (p = {o.p['reward']:.2g})" if o.name != FIRST else ""
+        console.print(f"{o.name:<6} reward {end.mean:.3f} [{end.low:.3f}, {end.high:.3f}]{against}", highlight=False)
+    console.print(f"details: {out / 'compare.md'}", highlight=False)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from sage_grpo.config import load_recipe
 from sage_grpo.core.passes import forward_passes
 from sage_grpo.files import atomic_write
 from sage_grpo.lab.grid import run_grid
+from sage_grpo.lab.pass_curves import passes_figure, reward_curve
 from sage_grpo.lab.race import REFERENCE, Race
 from sage_grpo.statistics import Effect, effect, paired
 
@@ -195,30 +195,15 @@ COLOURS = dict(
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """Reward against passes, mean over seeds with its 95 % interval."""
-    figure = Figure(figsize=(9, 5.2), layout="constrained")
-    ax = figure.subplots()
+    """Reward against passes, mean over seeds; the first and the last setting with their 95 % intervals."""
+    figure, ax = passes_figure("What a reward costs")
     for name, colour in COLOURS.items():
-        if name not in runs:
-            continue
-        said = f"all savings: {SAID[name]}" if name == "fast" else SAID[name]
-        end = min(run["passes"][-1] for run in runs[name])
-        grid = np.linspace(0, end, 60)
-        curves = np.array([np.interp(grid, run["passes"], run["reward"]) for run in runs[name]])
-        bands = [effect(column.tolist()) for column in curves.T]
-        ax.plot(grid, [b.mean for b in bands], color=colour, label=said, linewidth=2.4 if name == "fast" else 1.6)
-        if name in (PAPER, "fast"):
-            ax.fill_between(
-                grid, [b.low for b in bands], [b.high for b in bands], color=colour, alpha=0.15, linewidth=0
-            )
+        if name in runs:
+            said = f"all savings: {SAID[name]}" if name == "fast" else SAID[name]
+            width, band = 2.4 if name == "fast" else 1.6, 0.15 if name in (PAPER, "fast") else 0.0
+            reward_curve(ax, runs[name], colour, said, width=width, band=band)
     reached = float(np.mean([run["reward"][-1] for run in runs[PAPER]]))
     ax.axhline(reached, color="#000000", linewidth=0.8, linestyle=":")
-    ax.set_xlabel("passes of the network (a video and step each; a trained one counts three)")
-    ax.set_ylabel("reward of fresh videos")
-    ax.set_title("What a reward costs", fontsize=12)
-    ax.xaxis.set_major_formatter("{x:,.0f}")
-    ax.grid(alpha=0.25)
-    ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, fontsize=9, loc="lower right")
     figure.savefig(path, dpi=130)
 

@@ -1,7 +1,7 @@
 """A whole plan: memory, work, time, cost and interruptions of a recipe on GPUs of a kind."""
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 from sage_grpo.config import RecipeConfig
@@ -137,9 +137,6 @@ def _work(settings: str) -> Work:
     guided = outline.guided
     single = _probe(alone(config, unguided=guided).model_dump_json())
     passes, states = probed(config), model_states(config)
-    if config.policy.points and guided:  # training asks without guidance
-        plain = config.model_copy(update={"model": config.model.model_copy(update={"guidance_scale": 1.0})})
-        passes = replace(passes, training=probed(plain).training)
     decoded = _decoding(alone(config, batch=config.policy.batch_size).model_dump_json())
     one_sided, experts = outline.guidance_gradient == "conditional", len(networks(outline.module))
     counts = count(config, guided, one_sided, experts)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from sage_grpo.config import RecipeConfig
+from sage_grpo.core.points import unguided
 from sage_grpo.core.protocols import Prompt, VideoModel, networks
 from sage_grpo.distributed.fake_group import pretend
 from sage_grpo.distributed.shard import shard
@@ -109,7 +110,11 @@ def passes(model: VideoModel, config: RecipeConfig, depth: int | None) -> tuple[
                 model.velocity(*rolled)
 
         def train() -> None:
-            model.velocity(*replayed).float().square().mean().backward()  # type: ignore[no-untyped-call]
+            with (
+                unguided(model) if policy.points else nullcontext()
+            ):  # as the loop asks for videos that are noised anew
+                velocity = model.velocity(*replayed)
+            velocity.float().square().mean().backward()  # type: ignore[no-untyped-call]
 
         for weight in model.module.parameters():
             weight.grad = torch.zeros_like(weight) if weight.requires_grad else None  # of batches before this one

@@ -1,0 +1,85 @@
+"""Objectives at equal passes: what is run, what is concluded, and that the whole command works at a small size."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from sage_grpo.cli import app
+from sage_grpo.config import load_recipe
+from sage_grpo.core.objectives import chosen_objective
+from sage_grpo.lab import compare
+from sage_grpo.lab.compare import FIRST, OWN, as_markdown, candidates, draw, judge, setting
+from sage_grpo.lab.efficiency import MEASURED
+from sage_grpo.lab.race import REFERENCE
+from sage_grpo.math.objectives import OBJECTIVES
+from sage_grpo.statistics import holm
+
+
+def test_every_objective_has_as_many_candidates():
+    assert set(OWN) == set(OBJECTIVES)
+    for name in OWN:
+        found = [load_recipe(REFERENCE, [*setting(name), *candidate]) for candidate in candidates(name)]
+        assert len({config.model_dump_json() for config in found}) == 8
+        assert all(type(chosen_objective(config)) is OBJECTIVES[name] for config in found)
+        assert all(config.rollouts == 32 for config in found)
+
+
+def test_holm_by_hand():
+    """0.01 × 4, 0.02 × 3, 0.03 × 2, 0.04: never below the one before."""
+    assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def made_up(gain, seeds=6):
+    rng = np.random.default_rng(0)
+    own = rng.standard_normal(seeds)  # of a seed: what all objectives share
+    noise = np.random.default_rng(1 + round(1000 * gain)).standard_normal(seeds)
+    rewards = 1 + 0.5 * own + gain + 0.01 * noise
+    return [
+        {
+            "passes": [0, 50, 100],
+            "reward": [0.0, r / 2, r],
+            "evaluation": {"reward": [r], "accuracy": 0.9, "distance": [0.1, 0.1], "diversity": 0.5},
+        }
+        for r in rewards
+    ]
+
+
+def test_the_verdict_on_made_up_runs(tmp_path):
+    runs = {"grpo": made_up(0.0), "nft": made_up(0.2), "awm": made_up(0.005)}
+    found = {name: candidates(name)[0] for name in runs}
+    first, nft, awm = judge(runs, found)
+    assert first.p == dict.fromkeys(MEASURED, 1.0)
+    assert nft.against["reward"].mean == pytest.approx(0.2, abs=0.02)
+    assert nft.p["reward"] < 0.001  # seeds differ by far more, and are paired
+    assert awm.p["reward"] > 0.05
+    assert nft.p["accuracy"] == 1.0
+    table = as_markdown([first, nft, awm])
+    assert table.count(" *") == 1
+    assert "`nft` | kl.high=0.1, optimizer.lr=7.5e-05" in table
+    draw(runs, tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_whole_command_at_a_small_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "whole_budget", lambda: 2000)
+    monkeypatch.setattr(compare, "RATES", (3e-4,))
+    outcomes = compare.compare(tmp_path, seeds=2, samples=4, only=["nft"], workers=2, console=Console(quiet=True))
+    assert [o.name for o in outcomes] == [FIRST, "nft"]
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert [row["objective"] for row in written["objectives"]] == [FIRST, "nft"]
+    assert written["tried"] == 2
+    assert all(math.isfinite(written["objectives"][1]["ends"][key][0]) for key in MEASURED)
+    assert (tmp_path / "compare.png").exists()
+
+
+def test_a_misspelt_objective():
+    result = CliRunner().invoke(app, ["lab", "compare", "--out", "x", "--only", "ntf"])
+    assert result.exit_code == 2
+    assert "did you mean 'nft'" in " ".join((result.stderr or result.output).split())
