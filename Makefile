@@ -79,7 +79,7 @@ lab:              ## train the small generator and open runs/lab/report.html
 claims:           ## regenerate docs/claims/: figures, results.json and the table of docs/claims.md
 	$(BIN)/sage-grpo lab reproduce --out docs/claims --seeds 5 --iterations 32 --samples 480
 
-efficiency:       ## regenerate docs/efficiency/: what each saving brings, on ten seeds; three CPU hours
+efficiency:       ## regenerate docs/efficiency/: what each saving brings, on ten seeds; six CPU hours
 	$(BIN)/sage-grpo lab efficiency --out docs/efficiency --seeds 10
 
 eval:             ## regenerate docs/eval/: the base, the paper's choices and our recipe at equal cost, three training seeds each

@@ -12,7 +12,17 @@ from rich.console import Console
 from sage_grpo.config import load_recipe
 from sage_grpo.core.passes import forward_passes
 from sage_grpo.files import atomic_write
-from sage_grpo.lab.efficiency import FEWER, LOOKS, MEASURED, SEARCHED, SELECT, SHARE, Overrides, whole_budget
+from sage_grpo.lab.efficiency import (
+    FEWER,
+    LOOKS,
+    MEASURED,
+    SEARCHED,
+    SELECT,
+    SHARE,
+    Overrides,
+    whole_budget,
+    with_error,
+)
 from sage_grpo.lab.grid import run_grid
 from sage_grpo.lab.pass_curves import passes_figure, reward_curve
 from sage_grpo.lab.race import REFERENCE, Race
@@ -135,7 +145,7 @@ def as_markdown(outcomes: Sequence[Compared]) -> str:
         said = ", ".join(setting.removeprefix("policy.").removeprefix("objective_settings.") for setting in o.found)
         cells = [f"`{o.name}`", said, f"{o.passes_per_video:.1f}"]
         for key, end in o.ends.items():
-            cells.append(f"{end.mean:.3f} ± {end.high - end.mean:.3f}{' *' if o.p[key] < 0.05 else ''}")
+            cells.append(f"{with_error(end)}{' *' if o.p[key] < 0.05 else ''}")
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 

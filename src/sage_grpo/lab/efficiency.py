@@ -166,23 +166,24 @@ def judge(runs: Runs, rates: Mapping[str, float]) -> list[Outcome]:
 
 
 def as_markdown(outcomes: Sequence[Outcome]) -> str:
-    head = (
-        "| setting | learning rate | passes a video | times fewer passes | distance then | diversity then "
-        "| reward | followed | distance | diversity |"
-    )
-    rows = []
+    """Two tables: what it takes to reach the paper's reward, and where runs end."""
+    until = ["| setting | passes a video | times fewer passes | distance then | diversity then |", "|---" * 5 + "|"]
+    ends = ["| setting | learning rate | reward | followed | distance | diversity |", "|---" * 6 + "|"]
     for o in outcomes:
-        fewer = "1"
         if o.times_fewer:
             mean, low, high = o.times_fewer
             fewer = f"{mean:.1f} [{low:.1f}, {high:.1f}]" if o.reached else "–"
             fewer += f", {o.reached} of {o.seeds}" if o.reached < o.seeds else ""
-        cells = [SAID[o.name], f"{o.rate:g}", f"{o.passes_per_video:.1f}", fewer]
-        then = [o.at_reward[key] for key in ("distance", "diversity")]
-        cells += [f"{e.mean:+.3f} ± {e.high - e.mean:.3f}" if o.times_fewer else "0" for e in then]
-        cells += [f"{end.mean:.3f} ± {end.high - end.mean:.3f}" for end in o.ends.values()]
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join([head, "|---|---|---|---|---|---|---|---|---|---|", *rows]) + "\n"
+            then = [with_error(o.at_reward[key], sign="+") for key in ("distance", "diversity")]
+            until.append(f"| {' | '.join([SAID[o.name], f'{o.passes_per_video:.1f}', fewer, *then])} |")
+        ended = [with_error(o.ends[key]) for key in MEASURED]
+        ends.append(f"| {' | '.join([SAID[o.name], f'{o.rate:g}', *ended])} |")
+    return "\n".join([*until, "", *ends]) + "\n"
+
+
+def with_error(found: Effect, sign: str = "") -> str:
+    """A mean and half of its interval, which no line break parts."""
+    return f"{found.mean:{sign}.3f}\u00a0±\u00a0{found.high - found.mean:.3f}"
 
 
 COLOURS = dict(
