@@ -13,6 +13,7 @@ from memory import PeakMemory
 from sage_grpo.config import OptimizerConfig, load_recipe
 from sage_grpo.core.anchors import ANCHOR
 from sage_grpo.core.copy_bank import CopyBank
+from sage_grpo.core.update import update
 from sage_grpo.lab.shapes.model import ShapesModel
 from sage_grpo.models import contract
 from sage_grpo.models.hunyuan15 import HunyuanVideo15
@@ -21,7 +22,7 @@ from sage_grpo.weights.lora_bank import LoraBank, lora_layers
 from sage_grpo.weights.optimizers import build_optimizer
 from sage_grpo.weights.parts import TuningError
 from sage_grpo.weights.prepare import make_bank, prepare
-from support import make_config, make_loop, weights
+from support import make_config, make_loop, objective_config, weights
 from tiny_models import disturb, one_velocity, prepared_velocity, tiny_model
 
 pytestmark = pytest.mark.slow
@@ -147,6 +148,37 @@ def test_average_of_adapters_equals_average_of_copies():
         with bank.using("ema"), torch.no_grad():
             banks.append(one_velocity(model))
     torch.testing.assert_close(*banks, rtol=0, atol=1e-6)
+
+
+def test_old_policy_of_adapters_is_asked_under_its_own_adapter(monkeypatch):
+    """An average of adapters makes the rollouts and answers at the noised points: not the policy, not the anchor."""
+    given = []
+
+    def recorded(model, batches, *rest, **more):
+        given.append(batches)
+        return update(model, batches, *rest, **more)
+
+    monkeypatch.setattr("sage_grpo.core.loop.update", recorded)
+    model = tiny_model(Wan, {"mode": "lora"})
+    bank = make_bank(model.module)
+    policy = {"batch_size": 2, "num_generations": 2, "prompts_per_iteration": 1}
+    config = objective_config("nft", policy=policy | {"objective_settings": {"decay_rise": 0.4}}, sampling={"steps": 3})
+    loop, _ = make_loop(config, model=model, bank=bank, reward=lambda v: torch.arange(len(v)).double())
+    history = []
+    for _ in range(3):
+        loop.iterate()
+        history.append({key: weight.detach().clone() for key, weight in bank._weights("default").items()})
+    loop.iterate()  # its old policy: after one iteration a copy, then 0.4 and 0.5 of itself
+    other, path = tiny_model(Wan, {"mode": "lora"}, guidance_scale=1.0), given[-1][0].trajectory
+    with torch.no_grad():
+        for key, weight in make_bank(other.module)._weights("default").items():
+            first, second, third = (weights[key] for weights in history)
+            weight.copy_(0.5 * (0.4 * first + 0.6 * second) + 0.5 * third)
+        point = path.points[0]
+        expected = other.velocity(point.x, point.x.new_full((2,), point.sigma), path.condition)
+        now = model.velocity(point.x, point.x.new_full((2,), point.sigma), path.condition)
+    assert torch.allclose(point.stored, expected, atol=1e-5)
+    assert not torch.allclose(point.stored, now, atol=1e-5)
 
 
 def test_bank_of_adapters_survives_a_restart():
