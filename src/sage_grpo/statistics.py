@@ -41,10 +41,21 @@ def paired(treated: Sequence[float], control: Sequence[float]) -> Effect:
     return effect([a - b for a, b in zip(treated, control, strict=True)])
 
 
-def verdict(found: Effect, *, expected: str = "positive") -> str:
-    """`reproduced` if the interval lies on the expected side of 0, `not reproduced` on the other, else `undecided`."""
+def equivalent(found: Effect, margin: float) -> bool:
+    """Whether two one-sided t tests, each at 5 %, say that the mean lies within ± margin."""
+    half = float(stats.t.ppf(0.95, found.n - 1)) * found.se
+    return -margin < found.mean - half and found.mean + half < margin
+
+
+def verdict(found: Effect, *, expected: str = "positive", margin: float | None = None) -> str:
+    """`reproduced` if the interval lies on the expected side of 0, `not reproduced` on the other.
+
+    Between them it is `equivalent` if the mean is known to lie within ± margin, else `undecided`.
+    """
     low, high = (found.low, found.high) if expected == "positive" else (-found.high, -found.low)
-    return "reproduced" if low > 0 else "not reproduced" if high < 0 else "undecided"
+    if low > 0 or high < 0:
+        return "reproduced" if low > 0 else "not reproduced"
+    return "equivalent" if margin is not None and equivalent(found, margin) else "undecided"
 
 
 def share(hits: Sequence[bool]) -> tuple[float, float, float]:

@@ -12,7 +12,7 @@ from sage_grpo.cli import app
 from sage_grpo.config import load_recipe
 from sage_grpo.core.objectives import chosen_objective
 from sage_grpo.lab import compare
-from sage_grpo.lab.compare import FIRST, OWN, as_markdown, candidates, draw, judge, setting
+from sage_grpo.lab.compare import FIRST, GROUPS, OWN, as_markdown, candidates, draw, judge, setting
 from sage_grpo.lab.efficiency import MEASURED
 from sage_grpo.lab.race import REFERENCE
 from sage_grpo.math.objectives import OBJECTIVES
@@ -26,6 +26,14 @@ def test_every_objective_has_as_many_candidates():
         assert len({config.model_dump_json() for config in found}) == 8
         assert all(type(chosen_objective(config)) is OBJECTIVES[name] for config in found)
         assert all(config.rollouts == 32 for config in found)
+
+
+def test_every_group_fits():
+    for group, chosen in GROUPS.items():
+        assert FIRST in chosen.members
+        for name in chosen.members:
+            config = load_recipe(REFERENCE, [*setting(name, group), *candidates(name)[0]])
+            assert type(chosen_objective(config)) is OBJECTIVES[name]
 
 
 def test_holm_by_hand():
@@ -70,16 +78,24 @@ def test_the_verdict_on_made_up_runs(tmp_path):
 def test_the_whole_command_at_a_small_size(tmp_path, monkeypatch):
     monkeypatch.setattr(compare, "whole_budget", lambda: 2000)
     monkeypatch.setattr(compare, "RATES", (3e-4,))
-    outcomes = compare.compare(tmp_path, seeds=2, samples=4, only=["nft"], workers=2, console=Console(quiet=True))
-    assert [o.name for o in outcomes] == [FIRST, "nft"]
+    outcomes = compare.compare(
+        tmp_path, seeds=2, samples=4, only=["nft"], groups=["once", "guided"], workers=2, console=Console(quiet=True)
+    )
+    assert {group: [o.name for o in rows] for group, rows in outcomes.items()} == {
+        "once": [FIRST, "nft"],
+        "guided": [FIRST, "nft"],
+    }
     written = json.loads((tmp_path / "results.json").read_text())
-    assert [row["objective"] for row in written["objectives"]] == [FIRST, "nft"]
+    assert [row["objective"] for row in written["groups"]["once"]] == [FIRST, "nft"]
     assert written["tried"] == 2
-    assert all(math.isfinite(written["objectives"][1]["ends"][key][0]) for key in MEASURED)
-    assert (tmp_path / "compare.png").exists()
+    assert all(math.isfinite(written["groups"]["guided"][1]["ends"][key][0]) for key in MEASURED)
+    assert (tmp_path / "once.png").exists()
+    assert (tmp_path / "guided.png").exists()
+    assert "## Rollouts with guidance 2" in (tmp_path / "compare.md").read_text()
 
 
-def test_a_misspelt_objective():
-    result = CliRunner().invoke(app, ["lab", "compare", "--out", "x", "--only", "ntf"])
+@pytest.mark.parametrize(("words", "meant"), [(("--only", "ntf"), "nft"), (("--group", "twise"), "twice")])
+def test_a_misspelling(words, meant):
+    result = CliRunner().invoke(app, ["lab", "compare", "--out", "x", *words])
     assert result.exit_code == 2
-    assert "did you mean 'nft'" in " ".join((result.stderr or result.output).split())
+    assert f"did you mean '{meant}'" in " ".join((result.stderr or result.output).split())

@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from sage_grpo.cli import app
 from sage_grpo.lab.shapes.evaluate import Evaluation
 from sage_grpo.lab.shapes.run import chosen
-from sage_grpo.statistics import effect, paired, verdict
+from sage_grpo.statistics import effect, equivalent, paired, verdict
 
 
 def test_intervals_are_scipys():
@@ -32,16 +33,30 @@ def test_intervals_cover_as_often_as_they_say():
 
 
 @pytest.mark.parametrize(
-    ("values", "expected", "answer"),
+    ("values", "expected", "margin", "answer"),
     [
-        ([1.0, 1.1, 0.9], "positive", "reproduced"),
-        ([1.0, 1.1, 0.9], "negative", "not reproduced"),
-        ([1.0, -1.1, 0.4], "positive", "undecided"),
-        ([-1.0, -1.1, -0.9], "negative", "reproduced"),
+        ([1.0, 1.1, 0.9], "positive", None, "reproduced"),
+        ([1.0, 1.1, 0.9], "negative", None, "not reproduced"),
+        ([1.0, -1.1, 0.4], "positive", None, "undecided"),
+        ([-1.0, -1.1, -0.9], "negative", None, "reproduced"),
+        ([0.1, -0.1, 0.05, -0.06], "positive", 0.5, "equivalent"),
+        ([0.1, -0.1, 0.05, -0.06], "positive", 0.05, "undecided"),
+        ([0.1, 0.11, 0.09], "positive", 0.5, "reproduced"),  # small, and there
     ],
 )
-def test_verdicts(values, expected, answer):
-    assert verdict(effect(values), expected=expected) == answer
+def test_verdicts(values, expected, margin, answer):
+    assert verdict(effect(values), expected=expected, margin=margin) == answer
+
+
+def test_equivalence_is_claimed_falsely_in_one_of_twenty():
+    """Where the true mean is the margin itself; scipy's two one-sided tests agree with ours one by one."""
+    draws = np.random.default_rng(2).normal(0.5, 0.3, (4000, 8))
+    ours = [equivalent(effect(row.tolist()), 0.5) for row in draws]
+    for row, said in zip(draws[:300], ours, strict=False):
+        below = stats.ttest_1samp(row, 0.5, alternative="less").pvalue
+        above = stats.ttest_1samp(row, -0.5, alternative="greater").pvalue
+        assert said == (max(below, above) < 0.05)
+    assert np.mean(ours) == pytest.approx(0.05, abs=3 * math.sqrt(0.05 * 0.95 / 4000))
 
 
 def test_one_value_has_no_interval():

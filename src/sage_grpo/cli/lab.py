@@ -210,10 +210,13 @@ def efficiency(
 
 @app.command()
 def compare(
-    out: Annotated[Path, typer.Option(help="Folder for runs, results.json, compare.md and the figure.")],
+    out: Annotated[Path, typer.Option(help="Folder for runs, results.json, compare.md and figures.")],
     seeds: Annotated[int, typer.Option(min=2, help="Seeds of every objective.")] = 10,
     samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate the end of each run on.")] = 240,
     only: Annotated[list[str] | None, typer.Option(help="This objective, beside grpo.")] = None,
+    group: Annotated[
+        list[str] | None, typer.Option(help="once, twice, four-times (updates of a rollout) or guided; default: once.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
@@ -228,19 +231,26 @@ def compare(
     console = Console(stderr=as_json)
     with user_errors():
         from sage_grpo.config import ConfigError
-        from sage_grpo.lab.compare import FIRST, OWN
+        from sage_grpo.lab.compare import FIRST, GROUPS, OWN
         from sage_grpo.lab.compare import compare as run
         from sage_grpo.suggest import did_you_mean
 
         for name in only or ():
             if name not in OWN:
                 raise ConfigError(f"unknown objective {name!r}; {did_you_mean(name, OWN)}")
-        outcomes = run(out, seeds=seeds, samples=samples, only=only or (), workers=workers, console=console)
+        for name in group or ():
+            if name not in GROUPS:
+                raise ConfigError(f"unknown group {name!r}; {did_you_mean(name, GROUPS)}")
+        chosen = group or ["once"]
+        found = run(out, seeds=seeds, samples=samples, only=only or (), groups=chosen, workers=workers, console=console)
     if as_json:
-        print(json.dumps([outcome.to_json() for outcome in outcomes]))
+        print(json.dumps({name: [outcome.to_json() for outcome in rows] for name, rows in found.items()}))
         return
-    for o in outcomes:
-        end, difference = o.ends["reward"], o.against["reward"].mean
-        against = f"; against {FIRST} {difference:+.3f} (p = {o.p['reward']:.2g})" if o.name != FIRST else ""
-        console.print(f"{o.name:<6} reward {end.mean:.3f} [{end.low:.3f}, {end.high:.3f}]{against}", highlight=False)
+    for name, outcomes in found.items():
+        console.print(f"[bold]{GROUPS[name].said}[/]", highlight=False)
+        for o in outcomes:
+            end, difference = o.ends["reward"], o.against["reward"].mean
+            against = f"; against {FIRST} {difference:+.3f} (p = {o.p['reward']:.2g})" if o.name != FIRST else ""
+            said = f"  {o.name:<6} reward {end.mean:.3f} [{end.low:.3f}, {end.high:.3f}]{against}"
+            console.print(said, highlight=False)
     console.print(f"details: {out / 'compare.md'}", highlight=False)

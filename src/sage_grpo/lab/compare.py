@@ -51,11 +51,29 @@ OWN: dict[str, tuple[str, str]] = {
 }
 
 
-def setting(name: str) -> Overrides:
+@dataclass(frozen=True)
+class Group:
+    """A comparison: what is changed for all of its objectives. What the search found for each is kept."""
+
+    said: str
+    changed: Overrides
+    members: tuple[str, ...]
+
+
+REUSED = ("grpo", "guard", "dppo", "nft", "awm")  # objectives that are made for several updates of a rollout
+GROUPS = {
+    "once": Group("one update of a rollout", (), tuple(OWN)),
+    "twice": Group("two updates of a rollout", ("policy.num_iterations=2",), REUSED),
+    "four-times": Group("four updates of a rollout", ("policy.num_iterations=4",), REUSED),
+    "guided": Group("rollouts with guidance 2", ("model.guidance_scale=2",), tuple(OWN)),
+}
+
+
+def setting(name: str, group: str = "once") -> Overrides:
     """Of an objective, without what is searched."""
     kind = NOISED if OBJECTIVES[name].noised else ON_STEPS
     paired = ("policy.select=1", "policy.batch_size=8", "kl.share=1") if OBJECTIVES[name].paired else ()
-    return (*COMMON, *kind, *paired, f"policy.objective={name}")
+    return (*COMMON, *kind, *paired, *GROUPS[group].changed, f"policy.objective={name}")
 
 
 def candidates(name: str) -> list[Overrides]:
@@ -63,8 +81,11 @@ def candidates(name: str) -> list[Overrides]:
     return [(own, f"optimizer.lr={rate}") for own in OWN[name] for rate in RATES]
 
 
-def a_race(name: str, found: Overrides, seed: int, out: Path, *, looks: int, samples: int, role: str = "") -> Race:
-    return Race(f"{role}{name}", (*setting(name), *found), seed, whole_budget() // SHARE, looks, samples, out)
+def a_race(
+    name: str, found: Overrides, seed: int, out: Path, *, looks: int, samples: int, role: str = "", group: str = "once"
+) -> Race:
+    label = f"{role}{name}" if group == "once" else f"{role}{group}-{name}"
+    return Race(label, (*setting(name, group), *found), seed, whole_budget() // SHARE, looks, samples, out)
 
 
 def search(out: Path, names: Sequence[str], workers: int | None, console: Console) -> dict[str, Overrides]:
@@ -109,8 +130,8 @@ class Compared:
         }
 
 
-def judge(runs: Runs, found: Mapping[str, Overrides]) -> list[Compared]:
-    """The distance of a run is the mean of its videos'."""
+def judge(runs: Runs, found: Mapping[str, Overrides], group: str = "once") -> list[Compared]:
+    """Of one group. The distance of a run is the mean of its videos'."""
 
     def ends(name: str, key: str) -> list[float]:
         return [float(np.mean(run["evaluation"][key])) for run in runs[name]]
@@ -123,7 +144,7 @@ def judge(runs: Runs, found: Mapping[str, Overrides]) -> list[Compared]:
         corrected |= {(name, key): p for name, p in zip(others, ps, strict=True)}
     out = []
     for name, own in runs.items():
-        config = load_recipe(REFERENCE, [*setting(name), *found[name]])
+        config = load_recipe(REFERENCE, [*setting(name, group), *found[name]])
         out.append(
             Compared(
                 name,
@@ -153,9 +174,9 @@ def as_markdown(outcomes: Sequence[Compared]) -> str:
 COLOURS = dict(zip(OWN, ("#000000", "#999999", "#E69F00", "#D55E00", "#0072B2", "#009E73", "#CC79A7"), strict=True))
 
 
-def draw(runs: Runs, path: Path) -> None:
+def draw(runs: Runs, path: Path, group: str = "once") -> None:
     """Reward against passes, mean over seeds with its 95 % interval."""
-    figure, ax = passes_figure("Objectives at equal passes")
+    figure, ax = passes_figure(f"Objectives at equal passes: {GROUPS[group].said}")
     for name, own in runs.items():
         reward_curve(ax, own, COLOURS[name], name, width=2, band=0.12)
     ax.legend(frameon=False, fontsize=9, loc="lower right")
@@ -168,23 +189,29 @@ def compare(
     seeds: int,
     samples: int,
     only: Sequence[str] = (),
+    groups: Sequence[str] = ("once",),
     workers: int | None = None,
     console: Console | None = None,
-) -> list[Compared]:
-    """Runs, results.json, compare.md and compare.png into `out`; called again after a kill, it goes on."""
+) -> dict[str, list[Compared]]:
+    """Runs, results.json, compare.md and a figure of each group into `out`; called again after a kill, it goes on."""
     console = console or Console()
     names = [FIRST, *(name for name in OWN if name != FIRST and (not only or name in only))]
     tried = len(candidates(FIRST))
     console.print(f"{tried} candidates of each objective, on seeds {SEARCHED[0]} and {SEARCHED[1]}", highlight=False)
     found = search(out, names, workers, console)
-    console.print(f"{len(names)} objectives on {seeds} seeds that chose nothing", highlight=False)
-    asked = [(name, found[name], seed) for name in names for seed in range(seeds)]
-    results = run_grid([a_race(*which, out, looks=LOOKS, samples=samples) for which in asked], workers, console)
-    runs = {name: results[i * seeds : (i + 1) * seeds] for i, name in enumerate(names)}
-    outcomes = judge(runs, found)
+    outcomes, tables = dict[str, list[Compared]](), list[str]()
+    for group in groups:
+        members = [name for name in names if name in GROUPS[group].members]
+        console.print(f"{GROUPS[group].said}: {len(members)} objectives on {seeds} fresh seeds", highlight=False)
+        asked = [(name, found[name], seed) for name in members for seed in range(seeds)]
+        races = [a_race(*which, out, looks=LOOKS, samples=samples, group=group) for which in asked]
+        results = run_grid(races, workers, console)
+        runs = {name: results[i * seeds : (i + 1) * seeds] for i, name in enumerate(members)}
+        outcomes[group] = judge(runs, found, group)
+        tables.append(f"## {GROUPS[group].said[0].upper()}{GROUPS[group].said[1:]}\n\n{as_markdown(outcomes[group])}")
+        draw(runs, out / f"{group}.png", group)
     summary: dict[str, Any] = {"seeds": seeds, "samples": samples, "passes": whole_budget() // SHARE, "tried": tried}
-    summary["objectives"] = [outcome.to_json() for outcome in outcomes]
+    summary["groups"] = {group: [outcome.to_json() for outcome in rows] for group, rows in outcomes.items()}
     atomic_write(out / "results.json", (json.dumps(summary, indent=1) + "\n").encode())
-    atomic_write(out / "compare.md", as_markdown(outcomes).encode())
-    draw(runs, out / "compare.png")
+    atomic_write(out / "compare.md", "\n".join(tables).encode())
     return outcomes
