@@ -192,6 +192,16 @@ def test_old_policy_of_nft_is_an_average(monkeypatch):
     assert torch.allclose(again.x0, rollout.x0, atol=1e-5)
 
 
+def test_old_policy_is_put_in_place_twice_an_iteration(monkeypatch):
+    """For the whole rollout and for all points: at full size that moves all weights, each time."""
+    loop, _ = make_loop(objective_config("nft", policy={"batch_size": 2}))
+    loop.iterate()  # with the gates
+    using, names = loop.bank.using, []
+    monkeypatch.setattr(loop.bank, "using", lambda name: (names.append(name), using(name))[1])
+    loop.iterate()
+    assert names.count(OLD) == 2
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_guidance_is_for_rollouts_where_videos_are_noised(name, monkeypatch):
     watch = Watch(monkeypatch)

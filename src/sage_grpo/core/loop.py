@@ -128,17 +128,17 @@ class Loop:
         if self._averages and OLD not in self.bank:
             self.bank.save(OLD)
         prefixes, tables = Prefixes() if self.windows.share_prefixes else None, self.windows.tables(iteration)
-        for first in mine[::size]:
-            batch = range(first, first + size)
-            samples: list[Key] = [(config.seed, iteration, i) for i in batch]
-            shared: list[Key] = [(config.seed, iteration, i // group * group) for i in batch]
-            initial = shared if config.sampling.shared_initial_noise else samples
-            asked = [prompts[i // group] for i in batch]
-            with self._old():
+        with self._old():  # once: putting a copy in place may move all weights
+            for first in mine[::size]:
+                batch = range(first, first + size)
+                samples: list[Key] = [(config.seed, iteration, i) for i in batch]
+                shared: list[Key] = [(config.seed, iteration, i // group * group) for i in batch]
+                initial = shared if config.sampling.shared_initial_noise else samples
+                asked = [prompts[i // group] for i in batch]
                 trajectory = sample(self.model, asked, tables[first // group], initial, samples, prefixes)
-            out.trajectories.append(trajectory)
-            self._decode(out)
-        self._keep_up(out.trajectories[-1])
+                out.trajectories.append(trajectory)
+                self._decode(out)
+            self._keep_up(out.trajectories[-1])
         return out
 
     def _keep_up(self, trajectory: Trajectory) -> None:
