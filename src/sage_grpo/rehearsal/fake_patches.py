@@ -1,4 +1,4 @@
-"""What torch and three of our checks must be told where tensors have no values. Only for a process of its own."""
+"""What torch and some of our checks must be told where tensors have no values. Only for a process of its own."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from sage_grpo.core import loop
+from sage_grpo.core import checks, loop
 from sage_grpo.core.checks import ReplayError, check_replay
 from sage_grpo.distributed.fake_group import FakeStreams, sharding_modules
+from sage_grpo.math.contract import fault_at_old_policy
 from sage_grpo.rehearsal.fake_device import DEVICE
 
 
@@ -137,7 +138,13 @@ def project_patches(progress: Progress) -> list[Patch]:
             check_replay(*args, **named)
         return 0.0
 
-    patches = [Patch(loop, "check_replay", without_values, "there are no velocities to compare")]
+    def no_fault(*args: Any) -> None:
+        fault_at_old_policy(*args)
+
+    patches = [
+        Patch(loop, "check_replay", without_values, "there are no velocities to compare"),
+        Patch(checks, "fault_at_old_policy", no_fault, "made-up gradients point anywhere"),
+    ]
     try:
         from sage_grpo.weights.lora_bank import LoraBank  # noqa: PLC0415 - peft is an extra
     except ModuleNotFoundError:
