@@ -12,6 +12,7 @@ import torch
 from sage_grpo.core import checks
 from sage_grpo.core.checks import ReplayError, SilentTraining, check_replay
 from sage_grpo.math import gaussian
+from sage_grpo.math.objectives.grpo import Grpo
 from sage_grpo.models import contract
 from sage_grpo.models.base import DiffusersModel
 from sage_grpo.models.hunyuan15 import HunyuanVideo15
@@ -202,7 +203,7 @@ def test_everything_frozen():
 
 def refused_without_optimizer(model):
     with pytest.raises(SilentTraining) as error:
-        checks.check_training(model, rollout_of_frozen(model), make_config())
+        checks.check_training(model, rollout_of_frozen(model), Grpo(), make_config())
     return error.value
 
 
@@ -248,12 +249,15 @@ def test_wrong_target_name(targets, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [("kl", "the KL to the anchor has no gradient"), ("log_ratio", "the policy loss has no gradient")],
+    ("place", "name", "expected"),
+    [
+        ("core.update", "kl", "the KL to the anchor has no gradient"),
+        ("math.objectives.grpo", "log_ratio", "the policy loss has no gradient"),
+    ],
 )
-def test_detached_term(monkeypatch, name, expected):
+def test_detached_term(monkeypatch, place, name, expected):
     inner = getattr(gaussian, name)
-    monkeypatch.setattr(f"sage_grpo.core.update.{name}", lambda *args: inner(*args).detach())
+    monkeypatch.setattr(f"sage_grpo.{place}.{name}", lambda *args: inner(*args).detach())
     assert expected in refused(tiny_model(Wan, {"mode": "lora"}))
 
 
