@@ -254,7 +254,7 @@ def test_pairs(batch_size, monkeypatch):
 
 def test_pairs_need_whole_groups_on_a_rank():
     config = objective_config("dpo", policy={"prompts_per_iteration": 1, "batch_size": 2})
-    with pytest.raises(ValueError, match="2 replicas do not have whole groups of 4 rollouts"):
+    with pytest.raises(ValueError, match="2 replicas do not get whole groups of 4; use a multiple of 2"):
         make_loop(config, comm=Rank(0, 2))
 
 

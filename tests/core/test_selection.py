@@ -22,7 +22,7 @@ def trained(advantage=ADVANTAGE, used=USED, model=None, **sections):
     loop.optimizer = torch.optim.SGD(model.module.parameters(), lr=1.0)
     paths, before, rows = loop.rollout().trajectories, weights(loop), []
     model.module.register_forward_pre_hook(lambda _, x: rows.append(len(x[0])) if torch.is_grad_enabled() else None)
-    loop._train(paths, advantage, used)
+    loop.learn(loop.prepare(paths, advantage, used))
     return before - weights(loop), rows
 
 
@@ -57,7 +57,7 @@ def test_the_kl_holds_a_flat_group_unless_it_is_skipped():
         loop.bank.save("anchor")
         perturbed(model, 0.02)
         loop.updates, paths, before = 1, loop.rollout().trajectories, weights(loop)
-        loop._train(paths, torch.zeros(1, 4), torch.ones(1, 4, dtype=torch.bool))
+        loop.learn(loop.prepare(paths, torch.zeros(1, 4), torch.ones(1, 4, dtype=torch.bool)))
         return (before - weights(loop)).norm()
 
     assert pulled("train") > 0
@@ -135,7 +135,7 @@ def test_the_share_is_unbiased():
         loop.bank.save("anchor")
         perturbed(model, -0.02)
         loop.iteration = key
-        loop._train(paths, ADVANTAGE, USED)
+        loop.learn(loop.prepare(paths, ADVANTAGE, USED))
         return before - weights(loop)
 
     whole = gradient(1.0, 0)

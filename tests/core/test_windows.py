@@ -120,7 +120,7 @@ def test_the_gradient_of_mixed_windows_is_the_mean_of_theirs():
         used = torch.zeros(2, 4, dtype=torch.bool)
         used[list(prompts)] = True
         before = weights(loop)
-        loop._train(paths, advantage, used)
+        loop.learn(loop.prepare(paths, advantage, used))
         return before - weights(loop)
 
     both, first, second = gradient(0, 1), gradient(0), gradient(1)

@@ -82,7 +82,9 @@ def test_trust_region_costs_almost_no_memory(recompute):
         held += [t for state in loop.optimizer.state.values() for t in state.values()]
         held += [t for r in rollouts.trajectories for p in r.points.values() for t in (p.x, p.velocity, p.noise)]
         with PeakMemory() as memory:
-            loop._train(rollouts.trajectories, torch.tensor([[1.0, -1.0]]), torch.ones(1, 2, dtype=torch.bool))
+            loop.learn(
+                loop.prepare(rollouts.trajectories, torch.tensor([[1.0, -1.0]]), torch.ones(1, 2, dtype=torch.bool))
+            )
         peaks[kind] = memory.peak + sum(t.nbytes for t in held)
     ratio = peaks["dual"] / peaks["none"]
     print(f"peak memory of an update with moving anchor and dual KL: ×{ratio:.4f} of one without KL")

@@ -268,6 +268,13 @@ ODE = {"eta": 0, "shared_initial_noise": False}
             {"sampling": ODE, "kl": {"anchor": "none"}},
             "kl.anchor: the objective 'dpo' compares with the anchor",
         ),
+        ({"objective": "dppo", "objective_settings": {"divergence": 0}}, {}, "divergence is 0; it must be above 0"),
+        ({"objective": "awm", "points": 4, "clip": -1}, {"sampling": ODE}, "clip"),
+        (
+            {"objective": "nft", "points": 4, "objective_settings": {"decay": 1}},
+            {"sampling": ODE},
+            "policy.objective_settings: decay is 1",
+        ),
     ],
 )
 def test_mistakes(policy, others, message):

@@ -90,6 +90,8 @@ def test_a_model_that_cannot_share_a_video_is_answered_with_layouts_that_work(tm
         (["lab", "--calibration", "missing.yaml"], "there is no calibration"),
         (["lab", "--measured", "nowhere"], "is not a run"),
         (["lab", "policy.clipp=1"], "did you mean policy.clip"),
+        (["lab", "policy.batch_size=7"], "nearest layouts that work"),
+        (["lab", "policy.objective=nfd"], "did you mean 'nft'"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(arguments, words):
@@ -97,6 +99,13 @@ def test_mistakes_are_told_in_a_sentence(arguments, words):
     assert said.exit_code == 2
     assert words in said.stderr
     assert "Traceback" not in said.stderr
+
+
+def test_no_layout_is_proposed_for_a_mistake_elsewhere():
+    said = run("lab", "policy.objective=dpo")
+    assert said.exit_code == 2
+    assert "use policy.clip=null" in " ".join(said.stderr.split())
+    assert "nearest layouts" not in said.stderr
 
 
 def test_a_sweep_keeps_the_recipes_videos_while_they_divide(tmp_path, monkeypatch):

@@ -192,6 +192,9 @@ def test_json_on_the_command_line(tmp_path):
         ("optimizer.type=adam", "did you mean 'adamw'?"),
         ("policy.aggregation=reward", "did you mean 'rewards'?"),
         ("tuning.mode=lore", "did you mean 'lora'?"),
+        ("policy.objective=grop", "policy.objective: there is no 'grop'; did you mean 'grpo'?"),
+        ("policy.objective=nft", "policy.clip: the objective 'nft' has no 'clip'"),
+        ("policy.objective_settings.clap=1", "the objective 'grpo' has no 'clap'; it has clip"),
     ],
 )
 def test_a_check_refuses_names_that_stand_for_nothing(wrong, words):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,15 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+def refuse_unknown(kind: str, asked: Iterable[str] | None, known: Collection[str]) -> None:
+    from sage_grpo.config import ConfigError
+    from sage_grpo.suggest import did_you_mean
+
+    for name in asked or ():
+        if name not in known:
+            raise ConfigError(f"unknown {kind} {name!r}; {did_you_mean(name, known)}")
 
 
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="markdown")
@@ -163,7 +173,7 @@ def reproduce(
     if as_json:
         print(json.dumps([vars(claim) for claim in claims]))
         return
-    colours = {"reproduced": "green", "not reproduced": "red", "undecided": "yellow"}
+    colours = {"reproduced": "green", "not reproduced": "red", "undecided": "yellow", "equivalent": "cyan"}
     for claim in claims:
         console.print(f"[{colours[claim.verdict]}]{claim.verdict:<14}[/] {claim.statement}", highlight=False)
         console.print(f"{'':<15}{claim.measured} ({claim.test})", style="dim", highlight=False)
@@ -190,14 +200,10 @@ def efficiency(
 
     console = Console(stderr=as_json)
     with user_errors():
-        from sage_grpo.config import ConfigError
         from sage_grpo.lab.efficiency import SAID, SETTINGS
         from sage_grpo.lab.efficiency import efficiency as run
-        from sage_grpo.suggest import did_you_mean
 
-        for name in only or ():
-            if name not in SETTINGS:
-                raise ConfigError(f"unknown setting {name!r}; {did_you_mean(name, SETTINGS)}")
+        refuse_unknown("setting", only, SETTINGS)
         outcomes = run(out, seeds=seeds, samples=samples, only=only or (), workers=workers, console=console)
     if as_json:
         print(json.dumps([outcome.to_json() for outcome in outcomes]))
@@ -230,17 +236,11 @@ def compare(
 
     console = Console(stderr=as_json)
     with user_errors():
-        from sage_grpo.config import ConfigError
         from sage_grpo.lab.compare import FIRST, GROUPS, OWN
         from sage_grpo.lab.compare import compare as run
-        from sage_grpo.suggest import did_you_mean
 
-        for name in only or ():
-            if name not in OWN:
-                raise ConfigError(f"unknown objective {name!r}; {did_you_mean(name, OWN)}")
-        for name in group or ():
-            if name not in GROUPS:
-                raise ConfigError(f"unknown group {name!r}; {did_you_mean(name, GROUPS)}")
+        refuse_unknown("objective", only, OWN)
+        refuse_unknown("group", group, GROUPS)
         chosen = group or ["once"]
         found = run(out, seeds=seeds, samples=samples, only=only or (), groups=chosen, workers=workers, console=console)
     if as_json:

@@ -90,12 +90,15 @@ def checked(recipe: str, changes: list[str], *, as_json: bool) -> RecipeConfig:
     from sage_grpo.plan.nearest import nearest_layouts
     from sage_grpo.training.build import check_names
 
-    try:
-        config = load_recipe(recipe, changes)
+    def works(config: RecipeConfig) -> None:
         check_names(config)
         check_layout(config)
+
+    try:
+        config = load_recipe(recipe, changes)
+        works(config)
     except UserError as error:
-        near = nearest_layouts(recipe, changes, check_layout)
+        near = nearest_layouts(recipe, changes, works)
         if as_json:
             print(json.dumps({"error": str(error), "nearest": near}))
         layouts = "\n".join(f"  {' '.join(layout)}" for layout in near)

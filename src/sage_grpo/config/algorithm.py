@@ -201,15 +201,6 @@ class AlgorithmConfig(Settings):
                 f"× batch_size {self.policy.batch_size}; use {' or '.join(map(str, fits))} rollouts"
             )
 
-    def check_groups(self, replicas: int) -> None:
-        """Where videos of a group are compared, a replica has whole groups."""
-        policy = self.policy
-        if self.rollouts // replicas % policy.num_generations:
-            raise ValueError(
-                f"policy.objective={policy.objective!r} compares the videos of a group, but {replicas} replicas do not "
-                f"have whole groups of {self.rollouts} rollouts; use a multiple of {replicas} for prompts_per_iteration"
-            )
-
     @property
     def trained_steps(self) -> int:
         """Points of a video at which an update's pass trains."""

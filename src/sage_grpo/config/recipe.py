@@ -155,6 +155,5 @@ class RecipeConfig(AlgorithmConfig):
 
     @model_validator(mode="after")
     def _rollouts_divide(self) -> Self:
-        if self.parallel.processes > 1:
-            self.check_layout(self.parallel.replicas)
+        self.check_layout(self.parallel.replicas)
         return self

@@ -13,7 +13,7 @@ from sage_grpo.core.protocols import Comm, VideoModel, whole
 from sage_grpo.core.rollout import Trajectory, circumstances, velocity_at
 from sage_grpo.core.update import asked, terms, velocities
 from sage_grpo.errors import UserError
-from sage_grpo.math.contract import fault_at_old_policy
+from sage_grpo.math.objective_contract import fault_at_old_policy
 from sage_grpo.math.objectives import Objective
 
 # Of a network's velocity, relative rms: several times what two kernels for one operation differ by in a deep network.

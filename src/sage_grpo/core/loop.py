@@ -57,6 +57,16 @@ class Rollouts:
     """Videos whose decoding has begun, here or on another process."""
 
 
+@dataclass(frozen=True)
+class Lesson:
+    """What of an iteration is trained on, by this rank."""
+
+    parts: list[tuple[Trajectory, Tensor, Tensor]]
+    """Batches, their advantages and their weights."""
+    samples: int
+    """Videos of weight 1 on all ranks."""
+
+
 class Callback:
     """Logging, gauges and saving hang on here; the core knows none of them. Override what you want to be told."""
 
@@ -104,9 +114,7 @@ class Loop:
         config.check_layout(self.comm.world)
         self.windows = Windows(config, self.comm.world, len(networks(model.module)))
         self.table = self.windows.full
-        self.objective = chosen_objective(config)
-        if self.objective.paired:
-            config.check_groups(self.comm.world)
+        self.objective = chosen_objective(config, self.comm.world)
         self.equalizer = self._point_weights()
 
     def _point_weights(self) -> Tensor:
@@ -125,7 +133,7 @@ class Loop:
         prompts = self.prompts(iteration * config.policy.prompts_per_iteration, config.policy.prompts_per_iteration)
         mine = my_samples(config.rollouts, self.comm.world, self.comm.rank)
         out = Rollouts([prompts[i // group] for i in mine])
-        if self._averages and OLD not in self.bank:
+        if self.objective.averages and OLD not in self.bank:
             self.bank.save(OLD)
         prefixes, tables = Prefixes() if self.windows.share_prefixes else None, self.windows.tables(iteration)
         with self._old():  # once: putting a copy in place may move all weights
@@ -215,7 +223,7 @@ class Loop:
         if policy.aggregation == "advantages":
             advantage, used = dimension_advantages(scores, valid, policy.reward_weights, group, limit=limit)
         with self._as_trained():
-            results = self._train(paths, advantage, used)
+            results = self.learn(self.prepare(paths, advantage, used))
         decay = self.objective.old_decay(self.iteration)
         if decay is not None:
             self.bank.save(OLD, decay)
@@ -226,12 +234,17 @@ class Loop:
         return metrics
 
     @property
-    def _averages(self) -> bool:
-        return self.objective.old_decay(self.iteration) is not None
+    def makes_its_own(self) -> bool:
+        """Whether the policy that is trained has made the videos that it is trained on."""
+        return not self.objective.averages
+
+    @property
+    def asks_old(self) -> bool:
+        return asks_old(self.objective, self.config)
 
     def _old(self) -> AbstractContextManager[None]:
         """The policy that makes the rollouts."""
-        return self.bank.using(OLD) if self._averages else nullcontext()
+        return self.bank.using(OLD) if self.objective.averages else nullcontext()
 
     def _as_trained(self) -> AbstractContextManager[None]:
         """How the network is asked in training: without guidance at points that are not the rollout's own."""
@@ -259,28 +272,34 @@ class Loop:
                     first = remembered(self.model, first)
                 # An average is the policy itself until that has moved.
                 with self._old() if self.updates else nullcontext():
-                    exact = exact and not self._averages
+                    exact = exact and not self.objective.averages
                     off = check_replay(self.model, first, policy.replay_timesteps, self.comm, exact=exact)
             check_training(self.model, first, self.objective, self.config, self.comm)
         return off
 
-    def _train(self, paths: list[Trajectory], advantage: Tensor, used: Tensor) -> list[UpdateResult]:
-        """All updates of a rollout. Flat groups that are left out still count in the mean over videos."""
+    def prepare(self, paths: list[Trajectory], advantage: Tensor, used: Tensor) -> Lesson:
+        """What of a rollout is trained on. Flat groups that are left out still count in the mean over videos."""
         chosen = best_and_worst(advantage, used, self.config.policy.select)
         skip = self.config.policy.flat_groups == "skip" or self.objective.paired
         weight = chosen & has_signal(advantage)[:, None] if skip else chosen
-        results: list[UpdateResult] = []
         if not weight.any():
-            return results
+            return Lesson([], 0)
         paths = self._noised(paths) if self.objective.noised else paths
         x0, first = paths[0].x0, self.comm.rank * len(paths)
         rows = [
             torch.split(x.flatten().to(x0.device), len(x0))[first : first + len(paths)] for x in (advantage, weight)
         ]
         parts = packed(list(zip(paths, *rows, strict=True)), self.comm)
-        if asks_old(self.objective, self.config):
+        if self.asks_old:
             with self._old():
                 parts = [(remembered(self.model, path), signal, weights) for path, signal, weights in parts]
+        return Lesson(parts, int(chosen.sum()))
+
+    def learn(self, lesson: Lesson) -> list[UpdateResult]:
+        """All updates of a rollout."""
+        parts, results = lesson.parts, list[UpdateResult]()
+        if not parts:
+            return results
         for epoch in range(self.config.policy.num_iterations):
             orders = [trained_steps(list(path.points), self.config, self.iteration, epoch) for path, _, _ in parts]
             for n, steps in enumerate(zip(*orders, strict=True)):  # of each batch
@@ -300,9 +319,9 @@ class Loop:
                         optimizer=self.optimizer,
                         bank=self.bank,
                         comm=self.comm,
-                        samples=int(chosen.sum()),
+                        samples=lesson.samples,
                         anchored=anchored,
-                        fresh=not self._averages and not any(r.stepped for r in results),
+                        fresh=self.makes_its_own and not any(r.stepped for r in results),
                     )
                 )
                 if results[-1].stepped:

@@ -1,15 +1,15 @@
 """The objective that a recipe names, with its settings."""
 
-from sage_grpo.config import AlgorithmConfig
+from sage_grpo.config import AlgorithmConfig, ConfigError
 from sage_grpo.math.objectives import OBJECTIVES, Objective, make_objective
 from sage_grpo.suggest import did_you_mean
 
 
-def chosen_objective(config: AlgorithmConfig) -> Objective:
+def chosen_objective(config: AlgorithmConfig, replicas: int = 1) -> Objective:
     """Mistakes are named with what there is."""
     policy = config.policy
     if policy.objective not in OBJECTIVES:
-        raise ValueError(
+        raise ConfigError(
             f"policy.objective: there is no {policy.objective!r}; {did_you_mean(policy.objective, OBJECTIVES)}"
         )
     known = OBJECTIVES[policy.objective].settings()
@@ -22,10 +22,13 @@ def chosen_objective(config: AlgorithmConfig) -> Objective:
             if name == "clip":
                 place, fix = "policy.clip", "use policy.clip=null"
             own = f"; it has {', '.join(known)}" if known else ""
-            raise ValueError(f"{place}: the objective {policy.objective!r} has no {name!r}{own}; {fix}")
+            raise ConfigError(f"{place}: the objective {policy.objective!r} has no {name!r}{own}; {fix}")
     shared = {"reduction": policy.reduction, "advantage_limit": policy.advantage_limit}
-    objective = make_objective(policy.objective, settings, **shared)
-    _fits(objective, config)
+    try:
+        objective = make_objective(policy.objective, settings, **shared)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"policy.objective_settings: {error}") from error
+    _fits(objective, config, replicas)
     return objective
 
 
@@ -34,47 +37,51 @@ def asks_old(objective: Objective, config: AlgorithmConfig) -> bool:
 
     Steps were taken by it. At other points it is the policy itself, unless it is an average or another update follows.
     """
-    average = objective.old_decay(0) is not None
-    return objective.noised and (average or config.policy.updates_per_rollout > 1)
+    return objective.noised and (objective.averages or config.policy.updates_per_rollout > 1)
 
 
-def _fits(objective: Objective, config: AlgorithmConfig) -> None:
+def _fits(objective: Objective, config: AlgorithmConfig, replicas: int) -> None:
     policy, name = config.policy, config.policy.objective
     if objective.noised and policy.points is None:
-        raise ValueError(
+        raise ConfigError(
             f"policy.points: the objective {name!r} trains on videos with fresh noise; say at how many noise levels, "
             "such as policy.points=4"
         )
     if not objective.noised and policy.points is not None:
-        raise ValueError(
+        raise ConfigError(
             f"policy.points={policy.points}: the objective {name!r} trains on the stochastic steps of a rollout; leave "
             "it out"
         )
-    if objective.old_decay(0) is not None and not objective.noised:
-        raise ValueError(
+    if objective.averages and not objective.noised:
+        raise ConfigError(
             f"policy.objective: {name!r} has its rollouts made by an average of the policy, and needs `noised = True`: "
             "the ratios of steps are those of the policy that took them"
         )
     if objective.anchored and (config.kl.anchor == "none" or config.kl.share < 1):
-        raise ValueError(
+        raise ConfigError(
             f"kl.anchor: the objective {name!r} compares with the anchor at every point; use kl.anchor=fixed or "
             "moving, and kl.share=1"
         )
     if objective.paired:
-        _pairs_fit(config)
+        _pairs_fit(config, replicas)
 
 
-def _pairs_fit(config: AlgorithmConfig) -> None:
-    """The two videos of a pair come into one batch."""
+def _pairs_fit(config: AlgorithmConfig, replicas: int) -> None:
+    """The two videos of a pair come into one batch, and whole groups to a replica."""
     policy = config.policy
     group, batch, name = policy.num_generations, policy.batch_size, policy.objective
     if policy.select != 1:
-        raise ValueError(
+        raise ConfigError(
             f"policy.select: the objective {name!r} trains on the best and the worst video of a group; use "
             "policy.select=1"
         )
     if batch % 2 or (group % batch and batch % group):
-        raise ValueError(
+        raise ConfigError(
             f"policy.batch_size={batch}: the objective {name!r} needs both videos of a pair in a batch; use an even "
             f"number that divides num_generations={group}, or a multiple of that"
+        )
+    if config.rollouts // replicas % group:
+        raise ConfigError(
+            f"policy.prompts_per_iteration={policy.prompts_per_iteration}: the objective {name!r} compares the videos "
+            f"of a group, and {replicas} replicas do not get whole groups of {group}; use a multiple of {replicas}"
         )

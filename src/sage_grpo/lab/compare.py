@@ -1,6 +1,7 @@
 """`sage-grpo lab compare`: every objective at equal passes of the network, each with settings found by equal effort."""
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,6 @@ from sage_grpo.core.passes import forward_passes
 from sage_grpo.files import atomic_write
 from sage_grpo.lab.efficiency import (
     FEWER,
-    LOOKS,
     MEASURED,
     SEARCHED,
     SELECT,
@@ -31,6 +31,8 @@ from sage_grpo.statistics import Effect, effect, holm, p_of_zero, paired
 
 FIRST = "grpo"  # what the others are held against
 RATES = (7.5e-5, 1.5e-4, 3e-4, 6e-4)
+KEPT = 3  # candidates of an objective that are tried on a second seed
+LOOKS = 5  # at the reward, on the way to the end of a budget
 
 # What all of them share: 32 videos an iteration of five steps of second order, of which the best and worst two of each
 # eight are trained, in one update.
@@ -58,6 +60,7 @@ class Group:
     said: str
     changed: Overrides
     members: tuple[str, ...]
+    staleness: int = 0
 
 
 REUSED = ("grpo", "guard", "dppo", "nft", "awm")  # objectives that are made for several updates of a rollout
@@ -66,6 +69,9 @@ GROUPS = {
     "twice": Group("two updates of a rollout", ("policy.num_iterations=2",), REUSED),
     "four-times": Group("four updates of a rollout", ("policy.num_iterations=4",), REUSED),
     "guided": Group("rollouts with guidance 2", ("model.guidance_scale=2",), tuple(OWN)),
+    "stale-1": Group("rollouts of one iteration ago", (), REUSED, staleness=1),
+    "stale-2": Group("rollouts of two iterations ago", (), REUSED, staleness=2),
+    "stale-4": Group("rollouts of four iterations ago", (), REUSED, staleness=4),
 }
 
 
@@ -85,19 +91,27 @@ def a_race(
     name: str, found: Overrides, seed: int, out: Path, *, looks: int, samples: int, role: str = "", group: str = "once"
 ) -> Race:
     label = f"{role}{name}" if group == "once" else f"{role}{group}-{name}"
-    return Race(label, (*setting(name, group), *found), seed, whole_budget() // SHARE, looks, samples, out)
+    overrides, stale = (*setting(name, group), *found), GROUPS[group].staleness
+    return Race(label, overrides, seed, whole_budget() // SHARE, looks, samples, out, staleness=stale)
 
 
 def search(out: Path, names: Sequence[str], workers: int | None, console: Console) -> dict[str, Overrides]:
-    """Of each objective the candidate with most reward when the passes are spent, over the searched seeds."""
-    asked = [(name, found, seed) for name in names for found in candidates(name) for seed in SEARCHED]
-    races = [a_race(*which, out, looks=1, samples=0, role="search-") for which in asked]
-    ends = {which: run["reward"][-1] for which, run in zip(asked, run_grid(races, workers, console), strict=True)}
+    """Of each objective the candidate with most reward when the passes are spent.
 
-    def reward(name: str, found: Overrides) -> float:
-        return float(sum(ends[name, found, seed] for seed in SEARCHED))
-
-    return {name: max(candidates(name), key=lambda found: reward(name, found)) for name in names}
+    All candidates run on the first of the searched seeds, the best of them on the second one too: their sum decides.
+    """
+    left = {name: candidates(name) for name in names}
+    ends: dict[tuple[str, Overrides], float] = defaultdict(float)
+    for seed, keep in zip(SEARCHED, (KEPT, 1), strict=True):
+        asked = [(name, found) for name in names for found in left[name]]
+        races = [a_race(*which, seed, out, looks=1, samples=0, role="search-") for which in asked]
+        for which, run in zip(asked, run_grid(races, workers, console), strict=True):
+            ends[which] += run["reward"][-1]
+        left = {
+            name: sorted(tried, key=lambda found: -ends[name, found])[:keep]  # used at once
+            for name, tried in left.items()
+        }
+    return {name: best for name, (best,) in left.items()}
 
 
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]  # by objective, in the order of their seeds

@@ -22,6 +22,7 @@ from sage_grpo.lab.grid import summary
 from sage_grpo.lab.shapes.evaluate import FIRST_SEED, SETTING_B, evaluate_run
 from sage_grpo.lab.shapes.reward import ShapesReward
 from sage_grpo.lab.shapes.world import all_prompts
+from sage_grpo.lab.stale import StaleTrainer
 from sage_grpo.training.callbacks import averaged
 from sage_grpo.training.trainer import Trainer
 
@@ -100,6 +101,7 @@ class Race:
     samples: int  # fresh videos to evaluate it on; 0 for none
     out: Path
     target: float | None = None  # a reward: it is also evaluated at the first look that sees it
+    staleness: int = 0  # iterations between a rollout and its updates
 
     @property
     def config(self) -> RecipeConfig:
@@ -119,9 +121,17 @@ class Race:
         """Named after all that decides its result, so that a changed setting is run again."""
         settings = load_recipe(REFERENCE, list(self.overrides)).model_dump_json()
         target = "" if self.target is None else f" {self.target}"
-        decides = f"{settings} {self.budget} {self.looks} {self.samples}{target}"
+        stale = f" stale {self.staleness}" if self.staleness else ""
+        decides = f"{settings} {self.budget} {self.looks} {self.samples}{target}{stale}"
         digest = blake2b(decides.encode(), digest_size=4).hexdigest()
         return self.out / "runs" / f"{self.name}-{self.seed}-{digest}.json"
+
+    def _trainer(self, config: RecipeConfig) -> Trainer:
+        if not self.staleness:
+            return Trainer(config=config, console=Console(quiet=True))
+        trainer = StaleTrainer(config=config, console=Console(quiet=True))
+        trainer.loop.staleness = self.staleness
+        return trainer
 
     def run(self) -> Path:
         """Train, look on the way, evaluate at the end, write one JSON file."""
@@ -129,7 +139,7 @@ class Race:
             return self.file
         torch.set_num_threads(1)
         began, config = time.process_time(), self.config
-        trainer = Trainer(config=config, console=Console(quiet=True))
+        trainer = self._trainer(config)
         watch = Watch(PassCounter(trainer.model.module), self)
         trainer.callbacks.append(watch)
         trainer.train()

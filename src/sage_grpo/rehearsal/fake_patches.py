@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from sage_grpo.core import checks, loop
 from sage_grpo.core.checks import ReplayError, check_replay
 from sage_grpo.distributed.fake_group import FakeStreams, sharding_modules
-from sage_grpo.math.contract import fault_at_old_policy
+from sage_grpo.math.objective_contract import fault_at_old_policy
 from sage_grpo.rehearsal.fake_device import DEVICE
 
 

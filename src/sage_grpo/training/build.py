@@ -39,6 +39,7 @@ def check_names(config: RecipeConfig, *, model: bool = True, rewards: bool = Tru
     where objects were given in their place.
     """
     refuse_unknown([config.sampling.kernel], set(KERNELS), "sampling.kernel: there is no kernel {!r}")
+    chosen_objective(config, config.parallel.replicas)
     refuse_unknown(config.run.trackers, set(TRACKERS), "run.trackers: there is no tracker {!r}")
     if model and config.model.type not in registry.models():
         resolve_model(config.model.type)
@@ -124,7 +125,7 @@ def share_video(model: VideoModel, config: RecipeConfig, exchange: Exchange) -> 
 def copies_of(config: RecipeConfig) -> list[str]:
     """Names of the copies of the trained weights that a run keeps."""
     copies = [ANCHOR] if config.kl.anchor != "none" else []
-    copies += [OLD] if chosen_objective(config).old_decay(0) is not None else []
+    copies += [OLD] if chosen_objective(config).averages else []
     return [*copies, EMA] if config.optimizer.ema else copies
 
 

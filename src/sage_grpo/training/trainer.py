@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from rich.console import Console
@@ -90,6 +90,8 @@ class Trainer:
         console: Where progress and the summary go.
     """
 
+    loop_type: ClassVar[type[Loop]] = Loop
+
     def __init__(
         self,
         model: VideoModel | None = None,
@@ -130,7 +132,9 @@ class Trainer:
         lent = {INITIAL: base} if base else {}
         bank = make_bank(self.model.module, HOST if recipe.tuning.offload_copies else None, lent)
         try:
-            self.loop = Loop(self.model, self.reward, self.prompts, recipe, optimizer, bank=bank, comm=self.processes)
+            self.loop = self.loop_type(
+                self.model, self.reward, self.prompts, recipe, optimizer, bank=bank, comm=self.processes
+            )
         except ValueError as error:  # a layout or kernel that the recipe should not have asked for
             raise ConfigError(str(error)) from error
         self._check_groups()

@@ -11,6 +11,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch import Tensor
 
 from sage_grpo.math.gaussian import Reduction
@@ -53,6 +54,11 @@ class Loss:
     held: Tensor
     """Where the objective holds the policy back: no gradient flows from these videos."""
 
+    @classmethod
+    def unheld(cls, value: Tensor, log_ratio: Tensor) -> "Loss":
+        """Of an objective that never holds the policy back."""
+        return cls(value, log_ratio, torch.zeros_like(value, dtype=torch.bool))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Objective(ABC):
@@ -86,11 +92,23 @@ class Objective(ABC):
         """
         return None
 
+    @property
+    def averages(self) -> bool:
+        """Whether an average of the policy makes the rollouts."""
+        return self.old_decay(0) is not None
+
     @classmethod
     def settings(cls) -> dict[str, Any]:
         """What a recipe may set, with defaults."""
         shared = {field.name for field in fields(Objective)}
         return {field.name: field.default for field in fields(cls) if field.name not in shared}
+
+
+def above_zero(**settings: float) -> None:
+    """Refuse settings that are not."""
+    for name, value in settings.items():
+        if not value > 0:
+            raise ValueError(f"{name} is {value:g}; it must be above 0")
 
 
 C = TypeVar("C", bound=type[Objective])

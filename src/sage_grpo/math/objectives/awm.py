@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sage_grpo.math.loss import clipped, surrogate
 from sage_grpo.math.matching import matching_error
-from sage_grpo.math.objectives import Ask, Loss, Objective, objective
+from sage_grpo.math.objectives import Ask, Loss, Objective, above_zero, objective
 
 TINY = 1e-10
 
@@ -31,6 +31,9 @@ class Awm(Objective):
     """$p$."""
     sigma_power: float = 1.0
     """$n$."""
+
+    def __post_init__(self) -> None:
+        above_zero(clip=self.clip, power=self.power)
 
     def loss(self, ask: Ask) -> Loss:
         errors = (matching_error(v, ask.noise, ask.clean, self.reduction) for v in (ask.velocity, ask.old))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.math.matching import likelier
-from sage_grpo.math.objectives import Ask, Loss, Objective, objective
+from sage_grpo.math.objectives import Ask, Loss, Objective, above_zero, objective
 
 
 @objective("dpo")
@@ -25,6 +25,9 @@ class Dpo(Objective):
     beta: float = 2000.0
     r"""$\beta$: how soon a pair is told apart well enough."""
 
+    def __post_init__(self) -> None:
+        above_zero(beta=self.beta)
+
     def loss(self, ask: Ask) -> Loss:
         anchor = ask.velocity.detach() if ask.anchor is None else ask.anchor
         gained = likelier(ask.velocity, anchor, ask.noise, ask.clean, self.reduction)
@@ -32,7 +35,7 @@ class Dpo(Objective):
         margin = self.beta / 2 * side * (gained - _other(gained))
         value = -torch.nn.functional.logsigmoid(margin)
         logs = likelier(ask.velocity, ask.old, ask.noise, ask.clean, self.reduction)
-        return Loss(value, logs, torch.zeros_like(value, dtype=torch.bool))
+        return Loss.unheld(value, logs)
 
 
 def _other(x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from sage_grpo.math.gaussian import kl, log_ratio
-from sage_grpo.math.objectives import Ask, Loss, Objective, objective
+from sage_grpo.math.objectives import Ask, Loss, Objective, above_zero, objective
 
 
 @objective("dppo")
@@ -18,6 +18,9 @@ class Dppo(Objective):
 
     divergence: float = 1e-5
     r"""$\tau$: a video that has moved so far from the old policy is not pushed further."""
+
+    def __post_init__(self) -> None:
+        above_zero(divergence=self.divergence)
 
     def loss(self, ask: Ask) -> Loss:
         logs = log_ratio(ask.velocity, ask.old, ask.noise, ask.k, self.reduction)

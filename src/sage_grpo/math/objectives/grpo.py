@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from sage_grpo.math.gaussian import log_ratio
 from sage_grpo.math.loss import clipped, surrogate
-from sage_grpo.math.objectives import Ask, Loss, Objective, objective
+from sage_grpo.math.objectives import Ask, Loss, Objective, above_zero, objective
 
 
 @objective("grpo")
@@ -14,6 +14,9 @@ class Grpo(Objective):
 
     clip: float = 1e-4
     """Ratios count within 1 ± clip. With the mean reduction they differ from 1 by about 1e-5."""
+
+    def __post_init__(self) -> None:
+        above_zero(clip=self.clip)
 
     def loss(self, ask: Ask) -> Loss:
         logs = log_ratio(ask.velocity, ask.old, ask.noise, ask.k, self.reduction)

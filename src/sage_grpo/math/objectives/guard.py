@@ -8,7 +8,7 @@ from torch import Tensor
 from sage_grpo.math.gaussian import difference, reduce
 from sage_grpo.math.kernels import KernelTable
 from sage_grpo.math.loss import clipped, surrogate
-from sage_grpo.math.objectives import Ask, Loss, Objective, objective
+from sage_grpo.math.objectives import Ask, Loss, Objective, above_zero, objective
 
 
 @objective("guard")
@@ -22,6 +22,9 @@ class Guard(Objective):
 
     clip: float = 2e-6
     """Ratios count within 1 ± clip."""
+
+    def __post_init__(self) -> None:
+        above_zero(clip=self.clip)
 
     def loss(self, ask: Ask) -> Loss:
         logs = ask.b * reduce(ask.noise * difference(ask.velocity, ask.old), self.reduction)

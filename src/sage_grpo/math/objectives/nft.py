@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from sage_grpo.math.gaussian import difference, reduce
 from sage_grpo.math.matching import likelier
-from sage_grpo.math.objectives import Ask, Loss, Objective, objective
+from sage_grpo.math.objectives import Ask, Loss, Objective, above_zero, objective
 
 SMALLEST = 1e-5
 
@@ -34,6 +33,14 @@ class Nft(Objective):
     decay_rise: float = 0.001
     """How much more it keeps after each iteration, from 0 on."""
 
+    def __post_init__(self) -> None:
+        above_zero(beta=self.beta)
+        if not 0 <= self.decay < 1 or self.decay_rise < 0:
+            raise ValueError(
+                f"decay is {self.decay:g} and decay_rise {self.decay_rise:g}; use 0 ≤ decay < 1, and a rise of 0 or "
+                "more"
+            )
+
     def loss(self, ask: Ask) -> Loss:
         share = 0.5 + ask.advantage.double() / (2 * self.advantage_limit)
         delta = self.beta * difference(ask.velocity, ask.old).double()
@@ -41,7 +48,7 @@ class Nft(Objective):
         better, worse = (self._error(off - side * ask.sigma * delta) for side in (1, -1))
         value = self.advantage_limit / self.beta * (share * better + (1 - share) * worse)
         logs = likelier(ask.velocity, ask.old, ask.noise, ask.clean, self.reduction)
-        return Loss(value, logs, torch.zeros_like(value, dtype=torch.bool))
+        return Loss.unheld(value, logs)
 
     def _error(self, off: Tensor) -> Tensor:
         weight = off.detach().flatten(1).abs().mean(1).clamp(min=SMALLEST)

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from sage_grpo.math.matching import likelier, matching_error
 from sage_grpo.math.objectives import Ask, Loss, Objective, objective
 
@@ -19,4 +17,4 @@ class Rwr(Objective):
     def loss(self, ask: Ask) -> Loss:
         value = ask.advantage * matching_error(ask.velocity, ask.noise, ask.clean, self.reduction)
         logs = likelier(ask.velocity, ask.old, ask.noise, ask.clean, self.reduction)
-        return Loss(value, logs, torch.zeros_like(value, dtype=torch.bool))
+        return Loss.unheld(value, logs)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sage_grpo.math.contract import check_objective
+from sage_grpo.math.objective_contract import check_objective
 from sage_grpo.math.objectives import OBJECTIVES
 
 NAMES = sorted(OBJECTIVES)
