@@ -12,18 +12,32 @@ from sage_grpo.cli import app
 from sage_grpo.config import load_recipe
 from sage_grpo.core.objectives import chosen_objective
 from sage_grpo.lab import compare
-from sage_grpo.lab.compare import FIRST, GROUPS, OWN, as_markdown, candidates, draw, judge, setting
+from sage_grpo.lab.compare import (
+    FIRST,
+    GROUPS,
+    LIKE,
+    LIMITS,
+    OBJECTIVE_NAMES,
+    OWN,
+    as_markdown,
+    candidates,
+    draw,
+    judge,
+    setting,
+)
 from sage_grpo.lab.efficiency import MEASURED
+from sage_grpo.lab.measures import measure_of
 from sage_grpo.lab.race import REFERENCE
 from sage_grpo.math.objectives import OBJECTIVES
 from sage_grpo.statistics import holm
 
 
 def test_every_objective_has_as_many_candidates():
-    assert set(OWN) == set(OBJECTIVES)
+    assert set(OBJECTIVE_NAMES) == set(OBJECTIVES)
+    assert set(OWN) | set(LIKE) == set(OBJECTIVES)
     for name in OWN:
         found = [load_recipe(REFERENCE, [*setting(name), *candidate]) for candidate in candidates(name)]
-        assert len({config.model_dump_json() for config in found}) == 8
+        assert len({config.model_dump_json() for config in found}) == 12
         assert all(type(chosen_objective(config)) is OBJECTIVES[name] for config in found)
         assert all(config.rollouts == 32 for config in found)
 
@@ -32,8 +46,11 @@ def test_every_group_fits():
     for group, chosen in GROUPS.items():
         assert FIRST in chosen.members
         for name in chosen.members:
-            config = load_recipe(REFERENCE, [*setting(name, group), *candidates(name)[0]])
-            assert type(chosen_objective(config)) is OBJECTIVES[name]
+            limits = [(limit,) for limit in LIMITS[name]] if chosen.limits else [()]
+            for limit in limits:
+                recipe = measure_of(chosen.world).recipe
+                config = load_recipe(recipe, [*setting(name, group), *candidates(LIKE.get(name, name))[0], *limit])
+                assert type(chosen_objective(config)) is OBJECTIVES[name]
 
 
 def test_holm_by_hand():
@@ -52,7 +69,7 @@ def made_up(gain, seeds=6):
         {
             "passes": [0, 50, 100],
             "reward": [0.0, r / 2, r],
-            "evaluation": {"reward": [r], "accuracy": 0.9, "distance": [0.1, 0.1], "diversity": 0.5},
+            "evaluation": {"reward": r, "accuracy": 0.9, "distance": 0.1, "diversity": 0.5},
         }
         for r in rewards
     ]
@@ -66,6 +83,10 @@ def test_the_verdict_on_made_up_runs(tmp_path):
     assert nft.against["reward"].mean == pytest.approx(0.2, abs=0.02)
     assert nft.p["reward"] < 0.001  # seeds differ by far more, and are paired
     assert awm.p["reward"] > 0.05
+    # half of what grpo gains, on the straight lines between the looks
+    half = np.mean([run["reward"][-1] for run in runs["grpo"]]) / 2
+    assert nft.until.mean == pytest.approx(np.mean([min(half / run["reward"][-1], 1) for run in runs["nft"]]) / 10)
+    assert nft.reached == sum(run["reward"][-1] >= half for run in runs["nft"])
     assert nft.p["accuracy"] == 1.0
     table = as_markdown([first, nft, awm])
     assert table.count(" *") == 1
@@ -76,22 +97,22 @@ def test_the_verdict_on_made_up_runs(tmp_path):
 
 @pytest.mark.slow
 def test_the_whole_command_at_a_small_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(compare, "whole_budget", lambda: 2000)
+    monkeypatch.setattr(compare, "whole_budget", lambda recipe: 2000)
     monkeypatch.setattr(compare, "RATES", (3e-4,))
     outcomes = compare.compare(
-        tmp_path, seeds=2, samples=4, only=["nft"], groups=["once", "guided"], workers=2, console=Console(quiet=True)
+        tmp_path, seeds=2, samples=4, only=["nft"], groups=["once", "stale-1"], workers=2, console=Console(quiet=True)
     )
     assert {group: [o.name for o in rows] for group, rows in outcomes.items()} == {
         "once": [FIRST, "nft"],
-        "guided": [FIRST, "nft"],
+        "stale-1": [FIRST, "nft"],
     }
     written = json.loads((tmp_path / "results.json").read_text())
     assert [row["objective"] for row in written["groups"]["once"]] == [FIRST, "nft"]
-    assert written["tried"] == 2
-    assert all(math.isfinite(written["groups"]["guided"][1]["ends"][key][0]) for key in MEASURED)
+    assert written["tried"] == 3
+    assert all(math.isfinite(written["groups"]["stale-1"][1]["ends"][key][0]) for key in MEASURED)
     assert (tmp_path / "once.png").exists()
-    assert (tmp_path / "guided.png").exists()
-    assert "## Rollouts with guidance 2" in (tmp_path / "compare.md").read_text()
+    assert (tmp_path / "stale-1.png").exists()
+    assert "## Rollouts of one iteration ago" in (tmp_path / "compare.md").read_text()
 
 
 @pytest.mark.parametrize(("words", "meant"), [(("--only", "ntf"), "nft"), (("--group", "twise"), "twice")])

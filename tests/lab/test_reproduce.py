@@ -1,6 +1,5 @@
 """The sceptic's command at the smallest size: every experiment runs, a kill is survived, every claim is judged."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -13,6 +12,7 @@ from sage_grpo.data.prompts import open_prompts
 from sage_grpo.lab import reproduce as module
 from sage_grpo.lab.claims import Results, judge
 from sage_grpo.lab.grid import CURVES, Experiment, Job, cost, experiments, run_grid, summary
+from sage_grpo.lab.ledger import Ledger
 from sage_grpo.lab.measure import gradient_by_step, noise_after_a_step, rollout_quality
 from sage_grpo.lab.shapes.evaluate import Evaluation
 from sage_grpo.lab.shapes.world import all_prompts
@@ -38,8 +38,8 @@ def test_a_changed_experiment_is_another_file(tmp_path):
     grid = experiments(MATCHED)
     job = Job("kl-none", grid["kl-none"], 0, 2, 8, tmp_path)
     others = [replace(job, samples=9), replace(job, iterations=3), replace(job, experiment=grid["kl-fixed"])]
-    assert len({job.file, *(other.file for other in others)}) == 4
-    assert replace(job, out=tmp_path / "elsewhere").file.name == job.file.name
+    assert len({job.key, *(other.key for other in others)}) == 4
+    assert replace(job, out=tmp_path / "elsewhere").key == job.key
 
 
 @pytest.mark.slow
@@ -50,20 +50,19 @@ def test_a_failure_is_told_before_the_rest_is_run(tmp_path):
         *(Job("kl-none", Experiment(), s, 1, 2, tmp_path) for s in range(9)),
     ]
     with pytest.raises(ConfigError, match="batch_size 7"):
-        run_grid(jobs, workers=1, console=Console(quiet=True))
-    assert len(list((tmp_path / "runs").glob("*.json"))) < 4
+        run_grid(jobs, tmp_path, workers=1, console=Console(quiet=True))
+    assert len(Ledger(tmp_path / "runs.jsonl").read()) < 4
 
 
 @pytest.mark.slow
 def test_a_job_is_run_once(tmp_path):
     job = Job("kl-none", experiments(MATCHED)["kl-none"], 0, 2, 8, tmp_path)
-    path = job.run()
-    result = json.loads(path.read_text())
-    assert len(result["evaluation"]["reward"]) == 8
+    (result,) = run_grid([job], tmp_path, workers=1, console=Console(quiet=True))
+    assert set(result["evaluation"]) >= {"reward", "distance", "accuracy", "diversity"}
     assert [step for step, _ in result["curves"]["reward/mean"]] == [1, 2]
-    before = path.stat().st_mtime_ns
-    assert job.run() == path
-    assert path.stat().st_mtime_ns == before
+    before = (tmp_path / "runs.jsonl").stat().st_mtime_ns
+    assert run_grid([job], tmp_path, workers=1, console=Console(quiet=True)) == [result]
+    assert (tmp_path / "runs.jsonl").stat().st_mtime_ns == before
     assert not list((tmp_path / "work").glob("*"))  # what is not needed is not kept
 
 
@@ -72,14 +71,14 @@ def test_runs_of_other_rewards_are_judged_by_one_measure():
     rows = torch.tensor([[1.0, 2.0, 3.0], [0.0, 4.0, -1.0]])
     zeros, right = torch.zeros(2), torch.ones(2, 3, dtype=torch.bool)
     found = Evaluation(["a", "b"], torch.zeros(2, 1, 1, 1, 3), rows, zeros, right, 1.0, 1.0)
-    assert summary(found)["reward"] == [0.5 + 1.0 + 3.0, 2.0 - 1.0]
+    assert summary(found)["reward"] == (0.5 + 1.0 + 3.0 + 2.0 - 1.0) / 2
 
 
 def fake_run(name, seed, gain):
     curve = [[i, 1.0 + gain + 0.01 * seed] for i in range(1, 21)]
     evaluation = {
-        "reward": [gain + 0.1 * seed] * 4,
-        "distance": [0.4 - 0.1 * gain] * 4,
+        "reward": gain + 0.1 * seed,
+        "distance": 0.4 - 0.1 * gain,
         "diversity": 0.3,
         "accuracy": 0.5 + 0.1 * gain,
         "scores": [gain, 0, 0],
@@ -114,9 +113,8 @@ def test_claims_and_figures_from_known_answers(tmp_path, monkeypatch):
         "matched": MATCHED,
     }
     monkeypatch.setattr(module, "measure_directly", lambda out: direct)
-    monkeypatch.setattr(module, "run_grid", lambda *a: runs)
-    base = {"reward": [0.0] * 4, "distance": [0.5] * 4, "diversity": 0.4, "accuracy": 0.5, "scores": [0, 0, 0]}
-    monkeypatch.setattr(module, "run_base", lambda *a: base)
+    base = {"reward": 0.0, "distance": 0.5, "diversity": 0.4, "accuracy": 0.5, "scores": [0, 0, 0]}
+    monkeypatch.setattr(module, "run_grid", lambda *a: [base, *runs])
     claims = module.reproduce(tmp_path, seeds=5, iterations=20, samples=4, console=Console(quiet=True))
     verdicts = {claim.statement: claim.verdict for claim in claims}
     assert len(claims) >= 10

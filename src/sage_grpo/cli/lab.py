@@ -221,7 +221,11 @@ def compare(
     samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate the end of each run on.")] = 240,
     only: Annotated[list[str] | None, typer.Option(help="This objective, beside grpo.")] = None,
     group: Annotated[
-        list[str] | None, typer.Option(help="once, twice, four-times (updates of a rollout) or guided; default: once.")
+        list[str] | None,
+        typer.Option(
+            help="once, twice, four-times (updates of a rollout), guided, stale-1, stale-2, stale-4 (iterations "
+            "between a rollout and its update) or text (numbers, with OCR); default: once."
+        ),
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
@@ -236,12 +240,16 @@ def compare(
 
     console = Console(stderr=as_json)
     with user_errors():
-        from sage_grpo.lab.compare import FIRST, GROUPS, OWN
+        from sage_grpo.lab.compare import FIRST, GROUPS, OBJECTIVE_NAMES
         from sage_grpo.lab.compare import compare as run
 
-        refuse_unknown("objective", only, OWN)
+        refuse_unknown("objective", only, OBJECTIVE_NAMES)
         refuse_unknown("group", group, GROUPS)
         chosen = group or ["once"]
+        if any(GROUPS[name].world == "text" for name in chosen):
+            from sage_grpo.registry import resolve_reward
+
+            resolve_reward("ocr")  # a missing library is told with its install line, before anything else
         found = run(out, seeds=seeds, samples=samples, only=only or (), groups=chosen, workers=workers, console=console)
     if as_json:
         print(json.dumps({name: [outcome.to_json() for outcome in rows] for name, rows in found.items()}))

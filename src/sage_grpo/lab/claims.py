@@ -43,15 +43,10 @@ class Results:
         self.base = base
 
     def _per_seed(self, name: str, key: str) -> list[float]:
-        values = []
-        for _, run in sorted(self.runs[name].items()):
-            measured = run["evaluation"][key]
-            values.append(sum(measured) / len(measured) if isinstance(measured, list) else measured)
-        return values
+        return [run["evaluation"][key] for _, run in sorted(self.runs[name].items())]
 
     def gain(self, name: str) -> list[float]:
-        start = sum(self.base["reward"]) / len(self.base["reward"])
-        return [value - start for value in self._per_seed(name, "reward")]
+        return [value - self.base["reward"] for value in self._per_seed(name, "reward")]
 
     def accuracy(self, name: str) -> list[float]:
         """Share of prompts followed."""
@@ -59,8 +54,7 @@ class Results:
 
     def drift(self, name: str) -> list[float]:
         """Rise of the distance to the manifold."""
-        start = sum(self.base["distance"]) / len(self.base["distance"])
-        return [value - start for value in self._per_seed(name, "distance")]
+        return [value - self.base["distance"] for value in self._per_seed(name, "distance")]
 
     def diversity(self, name: str) -> list[float]:
         return [value / self.base["diversity"] for value in self._per_seed(name, "diversity")]

@@ -75,9 +75,9 @@ SAID = {
 }
 
 
-def whole_budget() -> int:
-    """Passes of the reference's run."""
-    config = load_recipe(REFERENCE)
+def whole_budget(recipe: str = REFERENCE) -> int:
+    """Passes of a recipe's run."""
+    config = load_recipe(recipe)
     return round(forward_passes(config) * config.run.iterations)
 
 
@@ -91,7 +91,7 @@ def found_rates(out: Path, names: Sequence[str], workers: int | None, console: C
     """Of each setting the learning rate with most reward at the end of its passes, over the searched seeds."""
     asked = [(name, rate, seed) for name in names for rate in RATES for seed in SEARCHED]
     races = [a_race(*which, out, looks=1, samples=0, role="search-") for which in asked]
-    ends = {which: run["reward"][-1] for which, run in zip(asked, run_grid(races, workers, console), strict=True)}
+    ends = {which: run["reward"][-1] for which, run in zip(asked, run_grid(races, out, workers, console), strict=True)}
     return {name: max(RATES, key=lambda rate: sum(ends[name, rate, seed] for seed in SEARCHED)) for name in names}
 
 
@@ -138,10 +138,8 @@ Runs = Mapping[str, Sequence[Mapping[str, Any]]]  # by setting, in the order of 
 
 
 def judge(runs: Runs, rates: Mapping[str, float]) -> list[Outcome]:
-    """The distance of a run is the mean of its videos'."""
-
     def ends(name: str, key: str, when: str = "evaluation") -> list[float]:
-        return [float(np.mean((run.get(when) or run["evaluation"])[key])) for run in runs[name]]
+        return [float((run.get(when) or run["evaluation"])[key]) for run in runs[name]]
 
     out = []
     for name, own in runs.items():
@@ -225,13 +223,13 @@ def efficiency(
     rates = found_rates(out, names, workers, console)
     console.print(f"{len(names)} settings on {seeds} seeds that chose nothing", highlight=False)
     whole = [a_race(PAPER, rates[PAPER], seed, out, looks=LOOKS, samples=samples) for seed in range(seeds)]
-    paper = run_grid(whole, workers, console)
+    paper = run_grid(whole, out, workers, console)
     asked = [(name, rates[name], seed) for name in names if name != PAPER for seed in range(seeds)]
     races = [
         replace(a_race(*which, out, looks=LOOKS, samples=samples), target=paper[which[-1]]["reward"][-1])
         for which in asked
     ]
-    found = run_grid(races, workers, console)
+    found = run_grid(races, out, workers, console)
     runs = {PAPER: paper} | {name: found[i * seeds : (i + 1) * seeds] for i, name in enumerate(names[1:])}
     outcomes = judge(runs, rates)
     rows = [outcome.to_json() for outcome in outcomes]

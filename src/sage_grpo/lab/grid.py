@@ -1,6 +1,5 @@
-"""The experiments behind docs/claims.md, and how they are run: in parallel, one file a run, resumable."""
+"""The experiments behind docs/claims.md, and how they are run: in parallel, and resumable."""
 
-import json
 import os
 import shutil
 import time
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from sage_grpo.config import RecipeConfig, load_recipe
-from sage_grpo.files import atomic_write
+from sage_grpo.lab.ledger import Ledger
 from sage_grpo.lab.shapes.evaluate import SETTING_B, Evaluation, evaluate, evaluate_run
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.training.build import build_model
@@ -117,20 +116,18 @@ class Job:
     out: Path
 
     @property
-    def file(self) -> Path:
-        """Named after all that decides its result, so that a changed experiment is run again."""
+    def key(self) -> str:
+        """Says all that decides its result, so that a changed experiment is run again."""
         settings = self.experiment.config(self.seed, self.iterations, Path("any")).model_dump_json()
         digest = blake2b(f"{settings} {self.samples}".encode(), digest_size=4).hexdigest()
-        return self.out / "runs" / f"{self.name}-{self.seed}-{digest}.json"
+        return f"{self.name}-{self.seed}-{digest}"
 
     @property
     def config(self) -> RecipeConfig:
-        return self.experiment.config(self.seed, self.iterations, self.out / "work" / self.file.stem)
+        return self.experiment.config(self.seed, self.iterations, self.out / "work" / self.key)
 
-    def run(self) -> Path:
-        """Train, evaluate on fresh seeds, write one JSON file."""
-        if self.file.exists():
-            return self.file
+    def run(self) -> dict[str, Any]:
+        """Train, evaluate on fresh seeds."""
         torch.set_num_threads(1)
         began, config = time.process_time(), self.config
         trainer = Trainer(config=config, console=Console(quiet=True))
@@ -146,9 +143,8 @@ class Job:
             "alarms": trainer.gauge.alarms,
             "cpu_seconds": time.process_time() - began,
         }
-        atomic_write(self.file, json.dumps(result).encode())
         shutil.rmtree(config.run.out, ignore_errors=True)
-        return self.file
+        return result
 
 
 def cost(config: RecipeConfig) -> int:
@@ -161,47 +157,58 @@ def cost(config: RecipeConfig) -> int:
 
 
 def summary(evaluation: Evaluation) -> dict[str, Any]:
+    """Means over its videos."""
     return {
-        "reward": evaluation.reward(SETTING_B).tolist(),
+        "reward": evaluation.reward(SETTING_B).mean().item(),
         "scores": evaluation.scores.mean(0).tolist(),
-        "distance": evaluation.distance.tolist(),
+        "distance": evaluation.distance.mean().item(),
         "accuracy": evaluation.accuracy.mean().item(),
         "shape": evaluation.correct[:, 0].double().mean().item(),
         "diversity": evaluation.diversity,
     }
 
 
-def run_base(out: Path, samples: int) -> dict[str, Any]:
-    path = out / "runs" / f"base-{samples}.json"
-    if not path.exists():
+@dataclass(frozen=True)
+class Base:
+    """The model before any training."""
+
+    samples: int
+
+    @property
+    def key(self) -> str:
+        return f"base-{self.samples}"
+
+    def run(self) -> dict[str, Any]:
         config = load_recipe("lab-paper")
-        atomic_write(path, json.dumps(summary(evaluate(build_model(config), config, samples))).encode())
-    loaded: dict[str, Any] = json.loads(path.read_text())
-    return loaded
+        return summary(evaluate(build_model(config), config, self.samples))
 
 
 class Run(Protocol):
     """What a grid is made of."""
 
     @property
-    def file(self) -> Path:
-        """Its result; when it is there, it is done."""
+    def key(self) -> str:
+        """Under which its result is kept."""
         ...
 
-    def run(self) -> Path:
-        """Writes the file, in a process of its own."""
+    def run(self) -> dict[str, Any]:
+        """Its result, in a process of its own."""
         ...
 
 
-def _run(job: Run) -> Path:
-    return job.run()
+def _run(job: Run) -> tuple[str, dict[str, Any]]:
+    return job.key, job.run()
 
 
-def run_grid(jobs: Sequence[Run], workers: int | None = None, console: Console | None = None) -> list[dict[str, Any]]:
-    """All jobs in parallel processes; those that an earlier, killed call finished are not run again."""
+def run_grid(
+    jobs: Sequence[Run], out: Path, workers: int | None = None, console: Console | None = None
+) -> list[dict[str, Any]]:
+    """All jobs in parallel processes; those that an earlier, killed call finished are in `runs.jsonl` already."""
     console = console or Console()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    todo = [job for job in jobs if not job.file.exists()]
+    ledger = Ledger(out / "runs.jsonl")
+    done = ledger.read()
+    todo = [job for job in jobs if job.key not in done]
     columns = (
         TextColumn("experiments"),
         BarColumn(),
@@ -214,9 +221,12 @@ def run_grid(jobs: Sequence[Run], workers: int | None = None, console: Console |
         task = progress.add_task("", total=len(jobs), completed=len(jobs) - len(todo))
         with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=get_context("spawn")) as pool:
             try:
-                for done in as_completed([pool.submit(_run, job) for job in todo]):
-                    progress.update(task, advance=1, description=done.result().stem)
+                for ended in as_completed([pool.submit(_run, job) for job in todo]):
+                    key, result = ended.result()
+                    ledger.add(key, result)
+                    progress.update(task, advance=1, description=key)
             except BaseException:
                 pool.shutdown(cancel_futures=True)  # what failed is told now, not after all the others
                 raise
-    return [json.loads(job.file.read_text()) for job in jobs]
+    done = ledger.read()
+    return [done[job.key] for job in jobs]

@@ -1,6 +1,5 @@
 """Reward against passes of the network: one run of the laboratory, measured on its way."""
 
-import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -15,19 +14,11 @@ from rich.console import Console
 
 from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.core.loop import Callback, Loop, Metrics
-from sage_grpo.core.protocols import Prompt
-from sage_grpo.core.sampler import generate
-from sage_grpo.files import atomic_write
-from sage_grpo.lab.grid import summary
-from sage_grpo.lab.shapes.evaluate import FIRST_SEED, SETTING_B, evaluate_run
-from sage_grpo.lab.shapes.reward import ShapesReward
-from sage_grpo.lab.shapes.world import all_prompts
+from sage_grpo.lab.measures import measure_of
 from sage_grpo.lab.stale import StaleTrainer
-from sage_grpo.training.callbacks import averaged
 from sage_grpo.training.trainer import Trainer
 
 REFERENCE = "lab-paper"
-WATCHED = 192  # fresh videos, the same for all runs, whose reward is looked at on the way
 
 
 class PassCounter:
@@ -57,26 +48,22 @@ class Watch(Callback):
     """
 
     def __init__(self, counter: PassCounter, race: "Race") -> None:
-        self.counter, self.race, self.reference = counter, race, load_recipe(REFERENCE)
+        self.counter, self.race, self.measure = counter, race, measure_of(race.world)
+        self.reference = load_recipe(self.measure.recipe)
         self.passes, self.reward = list[int](), list[float]()
         self.on_target: dict[str, Any] | None = None
-        texts = all_prompts()
-        self.prompts = [Prompt(texts[i % len(texts)]) for i in range(WATCHED)]
 
     def look(self, loop: Loop) -> None:
-        with self.counter.paused(), averaged(loop):
-            seeds = range(2 * FIRST_SEED, 2 * FIRST_SEED + WATCHED)
-            frames = loop.model.decode(generate(loop.model, self.prompts, self.reference, seeds))
-        scores = ShapesReward().score(frames, self.prompts).values.double()
+        with self.counter.paused():
+            self.reward.append(self.measure.reward(loop, self.reference))
         self.passes.append(self.counter.passes)
-        self.reward.append((scores @ torch.tensor(SETTING_B, dtype=torch.float64)).mean().item())
         target = self.race.target
         if target is not None and self.on_target is None and self.reward[-1] >= target:
             self.on_target = self.evaluate(loop)
 
     def evaluate(self, loop: Loop) -> dict[str, Any]:
         with self.counter.paused():
-            return summary(evaluate_run(loop, self.reference, self.race.samples))
+            return self.measure.evaluate(loop, self.reference, self.race.samples)
 
     def on_start(self, loop: Loop) -> None:
         self.look(loop)
@@ -102,29 +89,30 @@ class Race:
     out: Path
     target: float | None = None  # a reward: it is also evaluated at the first look that sees it
     staleness: int = 0  # iterations between a rollout and its updates
+    world: str = "shapes"
 
     @property
     def config(self) -> RecipeConfig:
         common = [
             f"seed={self.seed}",
-            f"run.out={self.out / 'work' / self.file.stem}",
+            f"run.out={self.out / 'work' / self.key}",
             "run.iterations=100000",
             "run.trackers=[]",
             "run.sample_every=0",
             "run.save_every=1000000",
             "gauge.every=0",
         ]
-        return load_recipe(REFERENCE, [*self.overrides, *common])
+        return load_recipe(measure_of(self.world).recipe, [*self.overrides, *common])
 
     @property
-    def file(self) -> Path:
-        """Named after all that decides its result, so that a changed setting is run again."""
-        settings = load_recipe(REFERENCE, list(self.overrides)).model_dump_json()
+    def key(self) -> str:
+        """Says all that decides its result, so that a changed setting is run again."""
+        settings = load_recipe(measure_of(self.world).recipe, list(self.overrides)).model_dump_json()
         target = "" if self.target is None else f" {self.target}"
         stale = f" stale {self.staleness}" if self.staleness else ""
         decides = f"{settings} {self.budget} {self.looks} {self.samples}{target}{stale}"
         digest = blake2b(decides.encode(), digest_size=4).hexdigest()
-        return self.out / "runs" / f"{self.name}-{self.seed}-{digest}.json"
+        return f"{self.name}-{self.seed}-{digest}"
 
     def _trainer(self, config: RecipeConfig) -> Trainer:
         if not self.staleness:
@@ -133,10 +121,8 @@ class Race:
         trainer.loop.staleness = self.staleness
         return trainer
 
-    def run(self) -> Path:
-        """Train, look on the way, evaluate at the end, write one JSON file."""
-        if self.file.exists():
-            return self.file
+    def run(self) -> dict[str, Any]:
+        """Train, look on the way, evaluate at the end."""
         torch.set_num_threads(1)
         began, config = time.process_time(), self.config
         trainer = self._trainer(config)
@@ -144,7 +130,7 @@ class Race:
         trainer.callbacks.append(watch)
         trainer.train()
         if watch.passes[-1] < self.budget:
-            raise RuntimeError(f"{self.file.stem} was stopped after {watch.passes[-1]} of {self.budget} passes")
+            raise RuntimeError(f"{self.key} was stopped after {watch.passes[-1]} of {self.budget} passes")
         result: dict[str, Any] = {
             "name": self.name,
             "seed": self.seed,
@@ -156,6 +142,5 @@ class Race:
         if self.samples:
             result |= {"on_target": watch.on_target, "evaluation": watch.evaluate(trainer.loop)}
         result["cpu_seconds"] = time.process_time() - began
-        atomic_write(self.file, json.dumps(result).encode())
         shutil.rmtree(config.run.out, ignore_errors=True)
-        return self.file
+        return result

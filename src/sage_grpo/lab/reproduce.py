@@ -10,7 +10,7 @@ from rich.console import Console
 from sage_grpo.files import atomic_write
 from sage_grpo.lab import figures
 from sage_grpo.lab.claims import Claim, Results, as_markdown, judge
-from sage_grpo.lab.grid import KERNELS, MATCHED, Job, experiments, run_base, run_grid
+from sage_grpo.lab.grid import KERNELS, MATCHED, Base, Job, Run, experiments, run_grid
 from sage_grpo.lab.measure import gradient_by_step, match_exploration, noise_after_a_step, rollout_quality
 
 
@@ -53,9 +53,9 @@ def reproduce(
     direct = measure_directly(out)
     grid = experiments(direct["matched"])
     names = only or list(grid)
-    jobs = [Job(name, grid[name], seed, iterations, samples, out) for seed in range(seeds) for name in names]
-    runs = run_grid(jobs, workers, console)
-    results = Results(runs, run_base(out, samples))
+    jobs: list[Run] = [Job(name, grid[name], seed, iterations, samples, out) for seed in range(seeds) for name in names]
+    base, *runs = run_grid([Base(samples), *jobs], out, workers, console)
+    results = Results(runs, base)
     if only:
         return []
     claims = judge(results, direct)

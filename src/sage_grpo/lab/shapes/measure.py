@@ -1,0 +1,25 @@
+"""How runs of the world of shapes are measured."""
+
+from typing import Any
+
+import torch
+
+from sage_grpo.config import RecipeConfig
+from sage_grpo.core.loop import Loop
+from sage_grpo.lab.grid import summary
+from sage_grpo.lab.measures import Measure, watched
+from sage_grpo.lab.shapes.evaluate import SETTING_B, evaluate_run
+from sage_grpo.lab.shapes.reward import ShapesReward
+from sage_grpo.lab.shapes.world import all_prompts
+
+
+def reward(loop: Loop, config: RecipeConfig) -> float:
+    scores = ShapesReward().score(*watched(loop, config, all_prompts())).values.double()
+    return (scores @ torch.tensor(SETTING_B, dtype=torch.float64)).mean().item()
+
+
+def evaluate(loop: Loop, config: RecipeConfig, samples: int) -> dict[str, Any]:
+    return summary(evaluate_run(loop, config, samples))
+
+
+MEASURE = Measure("lab-paper", reward, evaluate)
