@@ -49,7 +49,7 @@ NOISED: Overrides = ("sampling.eta=0", "sampling.shared_initial_noise=false", "p
 
 # Beside the learning rate each is searched over three values of what holds it back most.
 KL_ON_STEPS = ("kl.high=0.1", "kl.high=0.5", "kl.high=2.5")
-KL_NOISED = ("kl.high=0.1", "kl.high=1.0", "kl.high=5.0")
+KL_NOISED = ("kl.high=1.0", "kl.high=5.0", "kl.high=25.0")
 OWN: dict[str, Overrides] = {
     "grpo": KL_ON_STEPS,
     "guard": KL_ON_STEPS,
