@@ -13,7 +13,7 @@ from sage_grpo.lab import reproduce as module
 from sage_grpo.lab.claims import Results, judge
 from sage_grpo.lab.grid import CURVES, Experiment, Job, cost, experiments, run_grid, summary
 from sage_grpo.lab.ledger import Ledger
-from sage_grpo.lab.measure import gradient_by_step, noise_after_a_step, rollout_quality
+from sage_grpo.lab.measure import gradient_by_step, noise_after_a_step, rollout_distances
 from sage_grpo.lab.shapes.evaluate import Evaluation
 from sage_grpo.lab.shapes.world import all_prompts
 from sage_grpo.training.build import build_model, build_rewards
@@ -140,7 +140,7 @@ def test_direct_measurements_agree_with_theory():
 
 @pytest.mark.slow
 def test_noise_left_by_the_last_step_is_seen():
-    noisy, clean = (rollout_quality("dance", 0.7, noisy_end=n, prompts=8, group=2).distance for n in (True, False))
+    noisy, clean = (rollout_distances("dance", noisy_end=n, count=16) for n in (True, False))
     assert sum(noisy) > sum(clean)
 
 

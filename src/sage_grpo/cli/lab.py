@@ -152,7 +152,7 @@ def pretrain(
 @app.command()
 def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for runs, results.json, claims.md and figures.")],
-    seeds: Annotated[int, typer.Option(min=2, help="Seeds of every experiment.")] = 5,
+    seeds: Annotated[int, typer.Option(min=2, help="Seeds of every experiment.")] = 10,
     iterations: Annotated[int, typer.Option(min=2)] = 32,
     samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate each run on.")] = 480,
     workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
@@ -162,7 +162,7 @@ def reproduce(
 
     Takes CPU hours (docs/claims.md names them). If killed, the same command goes on where it was.
 
-    Example: `sage-grpo lab reproduce --out runs/claims --seeds 5`
+    Example: `sage-grpo lab reproduce --out runs/claims --seeds 10`
     """
     from rich.console import Console
 

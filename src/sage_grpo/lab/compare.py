@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from sage_grpo.config import load_recipe
@@ -246,6 +247,33 @@ def draw(runs: Runs, path: Path, group: str = "once") -> None:
     figure.savefig(path, dpi=130)
 
 
+PANELS = {
+    "Updates of a rollout": {1: "once", 2: "twice", 4: "four-times"},
+    "Iterations between a rollout and its update": {0: "once", 1: "stale-1", 2: "stale-2", 4: "stale-4"},
+}
+
+
+def draw_conditions(outcomes: Mapping[str, Sequence[Compared]], path: Path) -> None:
+    """Reward when the passes are spent, with its 95 % interval, against updates of a rollout and its age."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    axes = figure.subplots(1, len(PANELS), sharey=True)
+    for ax, (title, groups) in zip(axes, PANELS.items(), strict=True):
+        for i, name in enumerate(COLOURS):
+            rows = {x: o for x, group in groups.items() for o in outcomes.get(group, ()) if o.name == name}
+            if len(rows) < 2:
+                continue
+            ends = [o.ends["reward"] for o in rows.values()]
+            at = [x + 0.03 * i for x in rows]  # beside each other
+            error = [e.high - e.mean for e in ends]
+            ax.errorbar(at, [e.mean for e in ends], error, color=COLOURS[name], marker="o", capsize=3, label=name)
+        ax.set_xlabel(title)
+        ax.set_xticks(list(groups))
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("Reward at the end")
+    axes[0].legend(frameon=False, fontsize=9)
+    figure.savefig(path, dpi=130)
+
+
 def compare(
     out: Path,
     *,
@@ -285,6 +313,7 @@ def compare(
         outcomes[group] = judge(runs, found, group)
         tables.append(f"## {GROUPS[group].said[0].upper()}{GROUPS[group].said[1:]}\n\n{as_markdown(outcomes[group])}")
         draw(runs, out / f"{group}.png", group)
+    draw_conditions(outcomes, out / "conditions.png")
     summary: dict[str, Any] = {"seeds": seeds, "samples": samples, "tried": tried}
     summary["passes"] = {group: GROUPS[group].budget for group in outcomes}
     summary["groups"] = {group: [outcome.to_json() for outcome in rows] for group, rows in outcomes.items()}

@@ -1,10 +1,10 @@
 """Direct measurements on the base model: no training, so they take seconds and have tight intervals."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.core.loop import Callback, Loop
@@ -20,6 +20,8 @@ from sage_grpo.math.kernels import KernelTable, kernel_table
 from sage_grpo.math.schedule import sigma_schedule
 from sage_grpo.training.build import build_model, build_rewards
 from sage_grpo.training.drift_gauge import diversity
+
+AT_ONCE = 32
 
 
 def table_of(config: RecipeConfig, kernel: str, eta: float, *, noisy_end: bool = False) -> KernelTable:
@@ -48,33 +50,29 @@ def noise_after_a_step(kernel: str, clips: int = 256) -> dict[str, list[float]]:
     return out
 
 
-@dataclass(frozen=True)
-class Quality:
-    distance: list[float]  # of each rollout to the manifold, rows of equal index share prompt and initial noise
-    spread: float  # mean distance of two rollouts from one initial noise, per element: what a kernel explores
-
-
-def rollout_quality(
-    kernel: str, eta: float, *, noisy_end: bool = False, prompts: int = 24, group: int = 4, distances: bool = True
-) -> Quality:
-    """SDE rollouts of the base model."""
+def rollouts(kernel: str, eta: float, count: int, *, group: int = 1, noisy_end: bool = False) -> Iterator[Tensor]:
+    """Clips of SDE rollouts of the base model, over all prompts in turn; a group shares prompt and initial noise."""
     config = load_recipe("lab-paper")
     model, table = build_model(config), table_of(config, kernel, eta, noisy_end=noisy_end)
-    repeated = [Prompt(text) for text in all_prompts()[:: 48 // prompts] for _ in range(group)]
-    x0 = []
-    for i in range(0, len(repeated), 32):
-        keys = [("quality", j) for j in range(i, min(i + 32, len(repeated)))]
-        shared = [("quality", j // group) for j in range(i, min(i + 32, len(repeated)))]
-        x0.append(sample(model, repeated[i : i + 32], table, shared, keys).x0)
-    clips = as_clips(model.decode(torch.cat(x0)))
-    return Quality(fit(clips).distance.tolist() if distances else [], diversity(clips, group))
+    texts = all_prompts()
+    for i in range(0, count, AT_ONCE):
+        these = range(i, min(i + AT_ONCE, count))
+        keys = [("quality", j) for j in these]
+        shared = [("quality", j // group) for j in these]
+        prompts = [Prompt(texts[j // group % len(texts)]) for j in these]
+        yield as_clips(model.decode(sample(model, prompts, table, shared, keys).x0))
+
+
+def rollout_distances(kernel: str, *, noisy_end: bool, count: int) -> list[float]:
+    """Of each rollout to the manifold; rows of equal index share prompt and noise, and no two of one kernel do."""
+    return [x for clips in rollouts(kernel, 0.7, count, noisy_end=noisy_end) for x in fit(clips).distance.tolist()]
 
 
 def match_exploration(kernels: Sequence[str], reference: str = "sage", eta: float = 0.7) -> dict[str, float]:
-    """η at which each kernel spreads a group of rollouts as far as the reference does."""
+    """η at which each kernel spreads rollouts from one initial noise as far apart as the reference does."""
 
     def spread(kernel: str, eta: float) -> float:
-        return rollout_quality(kernel, eta, distances=False).spread
+        return diversity(torch.cat(list(rollouts(kernel, eta, 192, group=4))), 4)
 
     target = spread(reference, eta)
     matched = {}
