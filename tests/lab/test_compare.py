@@ -12,19 +12,8 @@ from sage_grpo.cli import app
 from sage_grpo.config import load_recipe
 from sage_grpo.core.objectives import chosen_objective
 from sage_grpo.lab import compare
-from sage_grpo.lab.compare import (
-    FIRST,
-    GROUPS,
-    LIKE,
-    LIMITS,
-    OBJECTIVE_NAMES,
-    OWN,
-    as_markdown,
-    candidates,
-    draw,
-    judge,
-    setting,
-)
+from sage_grpo.lab.compare import GROUPS, LIKE, LIMITS, OBJECTIVE_NAMES, OWN, candidates, setting
+from sage_grpo.lab.compared import FIRST, as_markdown, draw, judge
 from sage_grpo.lab.efficiency import MEASURED
 from sage_grpo.lab.measures import measure_of
 from sage_grpo.lab.race import REFERENCE
@@ -78,7 +67,7 @@ def made_up(gain, seeds=6):
 def test_the_verdict_on_made_up_runs(tmp_path):
     runs = {"grpo": made_up(0.0), "nft": made_up(0.2), "awm": made_up(0.005)}
     found = {name: candidates(name)[0] for name in runs}
-    first, nft, awm = judge(runs, found)
+    first, nft, awm = judge(runs, found, dict.fromkeys(runs, 8.0))
     assert first.p == dict.fromkeys(MEASURED, 1.0)
     assert nft.against["reward"].mean == pytest.approx(0.2, abs=0.02)
     assert nft.p["reward"] < 0.001  # seeds differ by far more, and are paired
@@ -91,7 +80,7 @@ def test_the_verdict_on_made_up_runs(tmp_path):
     table = as_markdown([first, nft, awm])
     assert table.count(" *") == 1
     assert "`nft` | kl.high=1.0, optimizer.lr=7.5e-05" in table
-    draw(runs, tmp_path / "x.png")
+    draw(runs, "all of them", tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 10_000
 
 

@@ -51,10 +51,18 @@ def check_facts(facts, processes):
 
 
 # one launch each
-FIRST = ("hunyuan15-1gpu-lora", "hunyuan15-i2v-8gpu-lora", "lab-fast", "text", "wan-1.3b-24gb-lora-fast")
+FIRST = (
+    "hunyuan15-1gpu-lora",
+    "hunyuan15-i2v-8gpu-lora",
+    "lab-fast",
+    "text",
+    "wan-1.3b-24gb-lora-awm",
+    "wan-1.3b-24gb-lora-fast",
+)
 OTHERS = (
     "hunyuan15-1gpu-lora-fast",
     "hunyuan15-8gpu-lora",
+    "hunyuan15-8gpu-lora-awm",
     "hunyuan15-8gpu-lora-fast",
     "hunyuan15-64gpu-480p",
     "hunyuan15-64gpu-480p-fast",

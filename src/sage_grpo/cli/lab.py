@@ -240,8 +240,9 @@ def compare(
 
     console = Console(stderr=as_json)
     with user_errors():
-        from sage_grpo.lab.compare import FIRST, GROUPS, OBJECTIVE_NAMES
+        from sage_grpo.lab.compare import GROUPS, OBJECTIVE_NAMES
         from sage_grpo.lab.compare import compare as run
+        from sage_grpo.lab.compared import FIRST
 
         refuse_unknown("objective", only, OBJECTIVE_NAMES)
         refuse_unknown("group", group, GROUPS)

@@ -3,21 +3,20 @@
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from sage_grpo.config import load_recipe
 from sage_grpo.core.passes import forward_passes
 from sage_grpo.files import atomic_write
+from sage_grpo.lab.compared import FIRST, Compared, as_markdown, draw, draw_conditions, judge
 from sage_grpo.lab.efficiency import (
     FEWER,
     KL_SHARE,
-    MEASURED,
     RANGE,
     SEARCHED,
     SECOND,
@@ -25,18 +24,14 @@ from sage_grpo.lab.efficiency import (
     SHARE,
     TAIL,
     Overrides,
-    crossing,
     whole_budget,
-    with_error,
 )
 from sage_grpo.lab.grid import run_grid
+from sage_grpo.lab.ledger import Ledger, rounded
 from sage_grpo.lab.measures import measure_of
-from sage_grpo.lab.pass_curves import passes_figure, reward_curve
 from sage_grpo.lab.race import Race
 from sage_grpo.math.objectives import OBJECTIVES
-from sage_grpo.statistics import Effect, effect, holm, p_of_zero, paired
 
-FIRST = "grpo"  # what the others are held against
 RATES = (7.5e-5, 1.5e-4, 3e-4, 6e-4)
 KEPT = 3  # candidates of an objective that are tried on a second seed
 LOOKS = 5  # at the reward, on the way to the end of a budget
@@ -114,6 +109,11 @@ def candidates(name: str) -> list[Overrides]:
     return [(own, f"optimizer.lr={rate}") for own in OWN[name] for rate in RATES]
 
 
+def passes_per_video(name: str, found: Overrides, group: str = "once") -> float:
+    config = load_recipe(measure_of(GROUPS[group].world).recipe, [*setting(name, group), *found])
+    return forward_passes(config) / config.rollouts
+
+
 def a_race(
     name: str, found: Overrides, seed: int, out: Path, *, looks: int, samples: int, role: str = "", group: str = "once"
 ) -> Race:
@@ -123,155 +123,51 @@ def a_race(
     return Race(label, overrides, seed, chosen.budget, looks, samples, out, staleness=stale, world=world)
 
 
-def best_of(
-    tries: Mapping[str, Sequence[Overrides]],
-    group: str,
-    keep: Sequence[int],
-    run: Callable[[Sequence[Race]], Any],
-    out: Path,
-) -> dict[str, Overrides]:
-    """Of each objective's tries the one with most reward when the passes are spent, summed over the searched seeds.
+@dataclass
+class Search:
+    """Settings of each objective, found on seeds of their own and once for all groups that need them."""
 
-    After each seed so many are kept as `keep` says.
-    """
-    left = {name: list(its) for name, its in tries.items()}
-    ends: dict[tuple[str, Overrides], float] = defaultdict(float)
-    for seed, number in zip(SEARCHED, keep, strict=True):
-        asked = [(name, found) for name, its in left.items() for found in its]
-        races = [a_race(*which, seed, out, looks=1, samples=0, role="search-", group=group) for which in asked]
-        for which, result in zip(asked, run(races), strict=True):
-            ends[which] += result["reward"][-1]
-        for name, its in left.items():
-            left[name] = [found for _, found in sorted((-ends[name, found], found) for found in its)[:number]]
-    return {name: best for name, (best,) in left.items()}
+    names: Sequence[str]
+    out: Path
+    run: Callable[[Sequence[Race]], list[dict[str, Any]]]
+    console: Console
+    _limited: dict[str, dict[str, Overrides]] = field(default_factory=dict)
 
+    def found(self, group: str) -> dict[str, Overrides]:
+        """Of the members of a group."""
+        limits = GROUPS[group].limits
+        found = self._with_limits(limits) if limits else self._first
+        return {name: found[name] for name in self.names if name in GROUPS[group].members}
 
-Runs = Mapping[str, Sequence[Mapping[str, Any]]]  # by objective, in the order of their seeds
+    @cached_property
+    def _first(self) -> dict[str, Overrides]:
+        tried, (one, two) = len(candidates(FIRST)), SEARCHED
+        self.console.print(f"{tried} candidates of each objective, on seeds {one} and {two}", highlight=False)
+        found = self._best_of({name: candidates(name) for name in self.names if name in OWN}, "once", (KEPT, 1))
+        return found | {name: found[like] for name, like in LIKE.items()}
 
+    def _with_limits(self, group: str) -> dict[str, Overrides]:
+        if group not in self._limited:
+            first, limited = self._first, [name for name in self.names if name in LIMITS]
+            self.console.print(f"two limits of each objective, {GROUPS[group].said}", highlight=False)
+            tries = {name: [(*first[name], limit) for limit in LIMITS[name]] for name in limited}
+            self._limited[group] = self._best_of(tries, group, (2, 1))
+        return self._limited[group]
 
-@dataclass(frozen=True)
-class Compared:
-    """An objective over its seeds, when its passes are spent."""
-
-    name: str
-    found: Overrides
-    passes_per_video: float
-    seeds: int
-    until: Effect  # thousands of passes until half of what FIRST gains; who never arrives counts with all of them
-    reached: int  # seeds that arrive
-    ends: dict[str, Effect]  # of MEASURED
-    against: dict[str, Effect]  # differences to FIRST with equal seeds
-    p: dict[str, float]  # of those differences, corrected by Holm for the number of objectives
-
-    def to_json(self) -> dict[str, Any]:
-        def rows(effects: Mapping[str, Effect]) -> dict[str, list[float]]:
-            return {name: [e.mean, e.low, e.high] for name, e in effects.items()}
-
-        return {
-            "objective": self.name,
-            "found": list(self.found),
-            "passes_per_video": self.passes_per_video,
-            "seeds": self.seeds,
-            "thousand_passes_until_half": [self.until.mean, self.until.low, self.until.high],
-            "reached": self.reached,
-            "ends": rows(self.ends),
-            f"against_{FIRST}": rows(self.against),
-            "p_holm": self.p,
-        }
-
-
-def judge(runs: Runs, found: Mapping[str, Overrides], group: str = "once") -> list[Compared]:
-    """Of one group."""
-
-    def ends(name: str, key: str) -> list[float]:
-        return [float(run["evaluation"][key]) for run in runs[name]]
-
-    others = [name for name in runs if name != FIRST]
-    corrected = dict[tuple[str, str], float]()
-    for key in MEASURED:
-        differences = [np.subtract(ends(name, key), ends(FIRST, key)).tolist() for name in others]
-        ps = holm([p_of_zero(values) for values in differences])
-        corrected |= {(name, key): p for name, p in zip(others, ps, strict=True)}
-    half = float(np.mean([(run["reward"][0] + run["reward"][-1]) / 2 for run in runs[FIRST]]))
-    out = []
-    for name, own in runs.items():
-        spent = [crossing(run["passes"], run["reward"], half) for run in own]
-        until = [run["passes"][-1] if n is None else n for run, n in zip(own, spent, strict=True)]
-        config = load_recipe(measure_of(GROUPS[group].world).recipe, [*setting(name, group), *found[name]])
-        out.append(
-            Compared(
-                name,
-                found[name],
-                forward_passes(config) / config.rollouts,
-                len(own),
-                effect([n / 1000 for n in until]),
-                sum(n is not None for n in spent),
-                {key: effect(ends(name, key)) for key in MEASURED},
-                {key: paired(ends(name, key), ends(FIRST, key)) for key in MEASURED},
-                {key: corrected.get((name, key), 1.0) for key in MEASURED},
-            )
-        )
-    return out
-
-
-def as_markdown(outcomes: Sequence[Compared]) -> str:
-    """A star marks a difference to the first objective whose corrected p is below 0.05."""
-    head = ["objective", "found", "passes a video", "thousand passes until half", "reward", "followed", "distance"]
-    rows = [f"| {' | '.join([*head, 'diversity'])} |", "|---" * 8 + "|"]
-    for o in outcomes:
-        said = ", ".join(setting.removeprefix("policy.").removeprefix("objective_settings.") for setting in o.found)
-        arrived = f" ({o.reached} of {o.seeds})" if o.reached < o.seeds else ""
-        until = f"{o.until.mean:.1f}\u00a0±\u00a0{o.until.high - o.until.mean:.1f}{arrived}"
-        cells = [f"`{o.name}`", said, f"{o.passes_per_video:.1f}", until]
-        for key, end in o.ends.items():
-            cells.append(f"{with_error(end)}{' *' if o.p[key] < 0.05 else ''}")
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows) + "\n"
-
-
-COLOURS = dict(
-    zip(
-        ("grpo", "guard", "dppo", "nft", "awm", "dpo", "rwr"),
-        ("#000000", "#999999", "#E69F00", "#D55E00", "#0072B2", "#009E73", "#CC79A7"),
-        strict=True,
-    )
-)
-
-
-def draw(runs: Runs, path: Path, group: str = "once") -> None:
-    """Reward against passes, mean over seeds with its 95 % interval."""
-    figure, ax = passes_figure(f"Objectives at equal passes: {GROUPS[group].said}")
-    for name, own in runs.items():
-        reward_curve(ax, own, COLOURS[name], name, width=2, band=0.12)
-    ax.legend(frameon=False, fontsize=9, loc="lower right")
-    figure.savefig(path, dpi=130)
-
-
-PANELS = {
-    "Updates of a rollout": {1: "once", 2: "twice", 4: "four-times"},
-    "Iterations between a rollout and its update": {0: "once", 1: "stale-1", 2: "stale-2", 4: "stale-4"},
-}
-
-
-def draw_conditions(outcomes: Mapping[str, Sequence[Compared]], path: Path) -> None:
-    """Reward when the passes are spent, with its 95 % interval, against updates of a rollout and its age."""
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    axes = figure.subplots(1, len(PANELS), sharey=True)
-    for ax, (title, groups) in zip(axes, PANELS.items(), strict=True):
-        for i, name in enumerate(COLOURS):
-            rows = {x: o for x, group in groups.items() for o in outcomes.get(group, ()) if o.name == name}
-            if len(rows) < 2:
-                continue
-            ends = [o.ends["reward"] for o in rows.values()]
-            at = [x + 0.03 * i for x in rows]  # beside each other
-            error = [e.high - e.mean for e in ends]
-            ax.errorbar(at, [e.mean for e in ends], error, color=COLOURS[name], marker="o", capsize=3, label=name)
-        ax.set_xlabel(title)
-        ax.set_xticks(list(groups))
-        ax.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("Reward at the end")
-    axes[0].legend(frameon=False, fontsize=9)
-    figure.savefig(path, dpi=130)
+    def _best_of(
+        self, tries: Mapping[str, Sequence[Overrides]], group: str, keep: Sequence[int]
+    ) -> dict[str, Overrides]:
+        """The one with most reward when the passes are spent, summed over seeds; `keep` of them go on after each."""
+        left = {name: list(its) for name, its in tries.items()}
+        ends: dict[tuple[str, Overrides], float] = defaultdict(float)
+        for seed, number in zip(SEARCHED, keep, strict=True):
+            asked = [(name, found) for name, its in left.items() for found in its]
+            races = [a_race(*which, seed, self.out, looks=1, samples=0, role="search-", group=group) for which in asked]
+            for which, result in zip(asked, self.run(races), strict=True):
+                ends[which] += result["reward"][-1]
+            for name, its in left.items():
+                left[name] = [found for _, found in sorted((-ends[name, found], found) for found in its)[:number]]
+        return {name: best for name, (best,) in left.items()}
 
 
 def compare(
@@ -284,39 +180,32 @@ def compare(
     workers: int | None = None,
     console: Console | None = None,
 ) -> dict[str, list[Compared]]:
-    """Runs, results.json, compare.md and a figure of each group into `out`; called again after a kill, it goes on."""
+    """Runs, results.json, compare.md and figures into `out` after each group; called again after a kill, it goes on."""
     console = console or Console()
 
     def run(races: Sequence[Race]) -> list[dict[str, Any]]:
         return run_grid(races, out, workers, console)
 
     names = [FIRST, *(name for name in OBJECTIVE_NAMES if name != FIRST and (not only or name in only))]
-    tried = len(candidates(FIRST))
-    console.print(f"{tried} candidates of each objective, on seeds {SEARCHED[0]} and {SEARCHED[1]}", highlight=False)
-    first = best_of({name: candidates(name) for name in names if name in OWN}, "once", (KEPT, 1), run, out)
-    first |= {name: first[like] for name, like in LIKE.items()}
-    limited = dict[str, dict[str, Overrides]]()
-    outcomes, tables = dict[str, list[Compared]](), list[str]()
+    search, outcomes = Search(names, out, run, console), dict[str, list[Compared]]()
     for group in groups:
-        members, limits = [name for name in names if name in GROUPS[group].members], GROUPS[group].limits
-        found = {name: first[name] for name in members}
-        if limits:
-            if limits not in limited:
-                console.print(f"two limits of each objective, {GROUPS[limits].said}", highlight=False)
-                tries = {name: [(*first[name], limit) for limit in LIMITS[name]] for name in names if name in LIMITS}
-                limited[limits] = best_of(tries, limits, (2, 1), run, out)
-            found = {name: limited[limits][name] for name in members}
-        console.print(f"{GROUPS[group].said}: {len(members)} objectives on {seeds} fresh seeds", highlight=False)
-        asked = [(name, found[name], seed) for name in members for seed in range(seeds)]
+        found = search.found(group)
+        console.print(f"{GROUPS[group].said}: {len(found)} objectives on {seeds} fresh seeds", highlight=False)
+        asked = [(name, its, seed) for name, its in found.items() for seed in range(seeds)]
         results = run([a_race(*which, out, looks=LOOKS, samples=samples, group=group) for which in asked])
-        runs = {name: results[i * seeds : (i + 1) * seeds] for i, name in enumerate(members)}
-        outcomes[group] = judge(runs, found, group)
-        tables.append(f"## {GROUPS[group].said[0].upper()}{GROUPS[group].said[1:]}\n\n{as_markdown(outcomes[group])}")
-        draw(runs, out / f"{group}.png", group)
-    draw_conditions(outcomes, out / "conditions.png")
-    summary: dict[str, Any] = {"seeds": seeds, "samples": samples, "tried": tried}
+        runs = {name: results[i * seeds : (i + 1) * seeds] for i, name in enumerate(found)}
+        outcomes[group] = judge(runs, found, {name: passes_per_video(name, its, group) for name, its in found.items()})
+        draw(runs, GROUPS[group].said, out / f"{group}.png")
+        write(outcomes, out, seeds=seeds, samples=samples)
+    return outcomes
+
+
+def write(outcomes: Mapping[str, Sequence[Compared]], out: Path, **asked: int) -> None:
+    hours = sum(run["cpu_seconds"] for run in Ledger(out / "runs.jsonl").read().values()) / 3600
+    summary: dict[str, Any] = {**asked, "tried": len(candidates(FIRST)), "cpu_hours_of_all_runs": hours}
     summary["passes"] = {group: GROUPS[group].budget for group in outcomes}
     summary["groups"] = {group: [outcome.to_json() for outcome in rows] for group, rows in outcomes.items()}
-    atomic_write(out / "results.json", (json.dumps(summary, indent=1) + "\n").encode())
+    tables = [f"## {GROUPS[group].said.capitalize()}\n\n{as_markdown(rows)}" for group, rows in outcomes.items()]
+    atomic_write(out / "results.json", (json.dumps(rounded(summary), indent=1) + "\n").encode())
     atomic_write(out / "compare.md", "\n".join(tables).encode())
-    return outcomes
+    draw_conditions(outcomes, out / "conditions.png")

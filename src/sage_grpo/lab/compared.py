@@ -1,0 +1,141 @@
+"""Objectives over their seeds: what is concluded, and how it is drawn."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from sage_grpo.lab.efficiency import MEASURED, Overrides, crossing, with_error
+from sage_grpo.lab.pass_curves import passes_figure, reward_curve
+from sage_grpo.statistics import Effect, effect, holm, p_of_zero, paired
+
+FIRST = "grpo"  # what the others are held against
+
+Runs = Mapping[str, Sequence[Mapping[str, Any]]]  # by objective, in the order of their seeds
+
+
+@dataclass(frozen=True)
+class Compared:
+    """An objective over its seeds, when its passes are spent."""
+
+    name: str
+    found: Overrides
+    passes_per_video: float
+    seeds: int
+    until: Effect  # thousands of passes until half of what FIRST gains; who never arrives counts with all of them
+    reached: int  # seeds that arrive
+    ends: dict[str, Effect]  # of MEASURED
+    against: dict[str, Effect]  # differences to FIRST with equal seeds
+    p: dict[str, float]  # of those differences, corrected by Holm for the number of objectives
+
+    def to_json(self) -> dict[str, Any]:
+        def rows(effects: Mapping[str, Effect]) -> dict[str, list[float]]:
+            return {name: [e.mean, e.low, e.high] for name, e in effects.items()}
+
+        return {
+            "objective": self.name,
+            "found": list(self.found),
+            "passes_per_video": self.passes_per_video,
+            "seeds": self.seeds,
+            "thousand_passes_until_half": [self.until.mean, self.until.low, self.until.high],
+            "reached": self.reached,
+            "ends": rows(self.ends),
+            f"against_{FIRST}": rows(self.against),
+            "p_holm": self.p,
+        }
+
+
+def judge(runs: Runs, found: Mapping[str, Overrides], passes: Mapping[str, float]) -> list[Compared]:
+    """Of one group; `passes` are those of a video."""
+
+    def ends(name: str, key: str) -> list[float]:
+        return [float(run["evaluation"][key]) for run in runs[name]]
+
+    others = [name for name in runs if name != FIRST]
+    corrected = dict[tuple[str, str], float]()
+    for key in MEASURED:
+        differences = [np.subtract(ends(name, key), ends(FIRST, key)).tolist() for name in others]
+        ps = holm([p_of_zero(values) for values in differences])
+        corrected |= {(name, key): p for name, p in zip(others, ps, strict=True)}
+    half = float(np.mean([(run["reward"][0] + run["reward"][-1]) / 2 for run in runs[FIRST]]))
+    out = []
+    for name, own in runs.items():
+        spent = [crossing(run["passes"], run["reward"], half) for run in own]
+        until = [run["passes"][-1] if n is None else n for run, n in zip(own, spent, strict=True)]
+        out.append(
+            Compared(
+                name,
+                found[name],
+                passes[name],
+                len(own),
+                effect([n / 1000 for n in until]),
+                sum(n is not None for n in spent),
+                {key: effect(ends(name, key)) for key in MEASURED},
+                {key: paired(ends(name, key), ends(FIRST, key)) for key in MEASURED},
+                {key: corrected.get((name, key), 1.0) for key in MEASURED},
+            )
+        )
+    return out
+
+
+def as_markdown(outcomes: Sequence[Compared]) -> str:
+    """A star marks a difference to the first objective whose corrected p is below 0.05."""
+    head = ["objective", "found", "passes a video", "thousand passes until half", "reward", "followed", "distance"]
+    rows = [f"| {' | '.join([*head, 'diversity'])} |", "|---" * 8 + "|"]
+    for o in outcomes:
+        said = ", ".join(setting.removeprefix("policy.").removeprefix("objective_settings.") for setting in o.found)
+        arrived = f" ({o.reached} of {o.seeds})" if o.reached < o.seeds else ""
+        until = f"{o.until.mean:.1f}\u00a0±\u00a0{o.until.high - o.until.mean:.1f}{arrived}"
+        cells = [f"`{o.name}`", said, f"{o.passes_per_video:.1f}", until]
+        for key, end in o.ends.items():
+            cells.append(f"{with_error(end)}{' *' if o.p[key] < 0.05 else ''}")
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+COLOURS = dict(
+    zip(
+        ("grpo", "guard", "dppo", "nft", "awm", "dpo", "rwr"),
+        ("#000000", "#999999", "#E69F00", "#D55E00", "#0072B2", "#009E73", "#CC79A7"),
+        strict=True,
+    )
+)
+
+
+def draw(runs: Runs, said: str, path: Path) -> None:
+    """Reward against passes, mean over seeds with its 95 % interval."""
+    figure, ax = passes_figure(f"Objectives at equal passes: {said}")
+    for name, own in runs.items():
+        reward_curve(ax, own, COLOURS[name], name, width=2, band=0.12)
+    ax.legend(frameon=False, fontsize=9, loc="lower right")
+    figure.savefig(path, dpi=130)
+
+
+PANELS = {
+    "Updates of a rollout": {1: "once", 2: "twice", 4: "four-times"},
+    "Iterations between a rollout and its update": {0: "once", 1: "stale-1", 2: "stale-2", 4: "stale-4"},
+}
+
+
+def draw_conditions(outcomes: Mapping[str, Sequence[Compared]], path: Path) -> None:
+    """Reward when the passes are spent, with its 95 % interval, against updates of a rollout and its age."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    axes = figure.subplots(1, len(PANELS), sharey=True)
+    for ax, (title, groups) in zip(axes, PANELS.items(), strict=True):
+        for i, name in enumerate(COLOURS):
+            rows = {x: o for x, group in groups.items() for o in outcomes.get(group, ()) if o.name == name}
+            if len(rows) < 2:
+                continue
+            ends = [o.ends["reward"] for o in rows.values()]
+            at = [x + 0.03 * i for x in rows]  # beside each other
+            error = [e.high - e.mean for e in ends]
+            ax.errorbar(at, [e.mean for e in ends], error, color=COLOURS[name], marker="o", capsize=3, label=name)
+        ax.set_xlabel(title)
+        ax.set_xticks(list(groups))
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("Reward at the end")
+    axes[0].legend(frameon=False, fontsize=9)
+    figure.savefig(path, dpi=130)
