@@ -11,6 +11,7 @@ KILLS  ?= 10
 FAULTS ?= 100
 ROUNDS ?= 24
 HOURS  ?= 2
+GROUPS ?= once four-times twice stale-1 stale-2 stale-4 guided text
 
 .PHONY: setup quick check lint format types test sweeps bare docs configuration figures trust-regions lab claims efficiency eval audit chaos chaos-alone fleet-chaos soak fleet-speed report-pictures plan-check plan-all same-weights overhead peers wheel sbom licences audit-dependencies clean
 setup:            ## virtual environment with the pinned versions
@@ -81,6 +82,10 @@ claims:           ## regenerate docs/claims/: figures, results.json and the tabl
 
 efficiency:       ## regenerate docs/efficiency/: what each saving brings, on ten seeds; six CPU hours
 	$(BIN)/sage-grpo lab efficiency --out docs/efficiency --seeds 10
+
+.PHONY: compare
+compare:          ## regenerate docs/objectives/: every objective at equal passes, on ten seeds; five CPU hours
+	$(BIN)/sage-grpo lab compare --out docs/objectives --seeds 10 $(foreach g,$(GROUPS),--group $(g))
 
 eval:             ## regenerate docs/eval/: the base, the paper's choices and our recipe at equal cost, three training seeds each
 	for seed in 1 2 3; do \

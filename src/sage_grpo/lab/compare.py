@@ -89,11 +89,11 @@ GROUPS = {
     "once": Group("one update of a rollout", (), tuple(OWN)),
     "twice": Group("two updates of a rollout", ("policy.num_iterations=2",), tuple(LIMITS), "twice"),
     "four-times": Group("four updates of a rollout", ("policy.num_iterations=4",), tuple(LIMITS), "four-times"),
-    "guided": Group("rollouts with guidance 2", ("model.guidance_scale=2",), ("grpo", "guard", "nft", "awm")),
+    "guided": Group("rollouts with guidance 2", ("model.guidance_scale=2",), ("grpo", "nft", "awm")),
     "stale-1": Group("rollouts of one iteration ago", (), ("grpo", "nft", "awm"), "four-times", 1),
     "stale-2": Group("rollouts of two iterations ago", (), ("grpo", "nft", "awm"), "four-times", 2),
     "stale-4": Group("rollouts of four iterations ago", (), ("grpo", "nft", "awm"), "four-times", 4),
-    "text": Group("numbers, with OCR as the reward", (), ("grpo", "guard", "nft", "awm"), world="text"),
+    "text": Group("numbers, with OCR as the reward", (), ("grpo", "nft", "awm"), world="text"),
 }
 
 

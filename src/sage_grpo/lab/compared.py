@@ -137,5 +137,6 @@ def draw_conditions(outcomes: Mapping[str, Sequence[Compared]], path: Path) -> N
         ax.set_xticks(list(groups))
         ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("Reward at the end")
-    axes[0].legend(frameon=False, fontsize=9)
+    if axes[0].get_legend_handles_labels()[0]:
+        axes[0].legend(frameon=False, fontsize=9)
     figure.savefig(path, dpi=130)
