@@ -83,17 +83,22 @@ def judge(runs: Runs, found: Mapping[str, Overrides], passes: Mapping[str, float
 
 def as_markdown(outcomes: Sequence[Compared]) -> str:
     """A star marks a difference to the first objective whose corrected p is below 0.05."""
-    head = ["objective", "found", "passes a video", "thousand passes until half", "reward", "followed", "distance"]
-    rows = [f"| {' | '.join([*head, 'diversity'])} |", "|---" * 8 + "|"]
+    head = ["objective", "passes a video", "thousand passes until half", "reward", "followed", "distance", "diversity"]
+    rows, found = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"], []
     for o in outcomes:
-        said = ", ".join(setting.removeprefix("policy.").removeprefix("objective_settings.") for setting in o.found)
         arrived = f" ({o.reached} of {o.seeds})" if o.reached < o.seeds else ""
         until = f"{o.until.mean:.1f}\u00a0±\u00a0{o.until.high - o.until.mean:.1f}{arrived}"
-        cells = [f"`{o.name}`", said, f"{o.passes_per_video:.1f}", until]
-        for key, end in o.ends.items():
-            cells.append(f"{with_error(end)}{' *' if o.p[key] < 0.05 else ''}")
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows) + "\n"
+        ends = [f"{with_error(end)}{' *' if o.p[key] < 0.05 else ''}" for key, end in o.ends.items()]
+        rows.append(f"| {' | '.join([f'`{o.name}`', f'{o.passes_per_video:.1f}', until, *ends])} |")
+        found.append(f"`{o.name}` {', '.join(map(short, o.found))}")
+    return "\n".join(rows) + f"\n\nSettings found: {'; '.join(found)}.\n"
+
+
+def short(override: str) -> str:
+    """Without the places of its setting but the last one, and with a number as people write it."""
+    place, _, value = override.partition("=")
+    name = {"high": "KL weight", "lr": "learning rate"}.get(place.rpartition(".")[2], place.rpartition(".")[2])
+    return f"{name} {float(value):g}"
 
 
 COLOURS = dict(
