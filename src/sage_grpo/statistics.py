@@ -13,37 +13,38 @@ DRAWS = 9999  # of a bootstrap
 
 @dataclass(frozen=True)
 class Effect:
-    """A mean with its standard error and 95 % interval."""
+    """A mean with its standard error and interval, of 95 % unless another level is asked for."""
 
     mean: float
     se: float
     low: float
     high: float
     n: int
+    level: float = 0.95
 
     def __str__(self) -> str:
         return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}], n = {self.n}"
 
 
-def effect(values: Sequence[float]) -> Effect:
+def effect(values: Sequence[float], level: float = 0.95) -> Effect:
     """Of independent values, such as the differences of pairs."""
     n = len(values)
     if n < 2:
         raise ValueError(f"{n} values have no interval; at least two are needed")
     mean = math.fsum(values) / n
     se = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
-    half = float(stats.t.ppf(0.975, n - 1)) * se
-    return Effect(mean, se, mean - half, mean + half, n)
+    half = float(stats.t.ppf((1 + level) / 2, n - 1)) * se
+    return Effect(mean, se, mean - half, mean + half, n, level)
 
 
-def paired(treated: Sequence[float], control: Sequence[float]) -> Effect:
+def paired(treated: Sequence[float], control: Sequence[float], level: float = 0.95) -> Effect:
     """Of the differences of two runs with equal seeds."""
-    return effect([a - b for a, b in zip(treated, control, strict=True)])
+    return effect([a - b for a, b in zip(treated, control, strict=True)], level)
 
 
 def equivalent(found: Effect, margin: float) -> bool:
-    """Whether two one-sided t tests, each at 5 %, say that the mean lies within ± margin."""
-    half = float(stats.t.ppf(0.95, found.n - 1)) * found.se
+    """Whether two one-sided t tests, each at 5 % for a level of 95 %, say that the mean lies within ± margin."""
+    half = float(stats.t.ppf(found.level, found.n - 1)) * found.se
     return -margin < found.mean - half and found.mean + half < margin
 
 

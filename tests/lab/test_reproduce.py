@@ -2,15 +2,17 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from scipy import stats
 
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.loop import Loop
 from sage_grpo.data.prompts import open_prompts
 from sage_grpo.lab import reproduce as module
-from sage_grpo.lab.claims import Results, judge
+from sage_grpo.lab.claims import LEVEL, Results, judge
 from sage_grpo.lab.grid import CURVES, Experiment, Job, cost, experiments, run_grid, summary
 from sage_grpo.lab.ledger import Ledger
 from sage_grpo.lab.measure import gradient_by_step, noise_after_a_step, rollout_distances
@@ -98,7 +100,17 @@ def test_claims_and_figures_from_known_answers(tmp_path, monkeypatch):
     """Planted effects come out with the right verdicts, and every figure is drawn."""
     gains = {"kl-moving": 1.0, "kl-fixed": 0.0, "kernel-sage": 1.0, "kl-none": 2.0, "best": 3.0}
     names = experiments(MATCHED)
-    runs = [fake_run(name, seed, gains.get(name, 0.5) + 0.001 * seed**2) for name in names for seed in range(5)]
+    swings = {"matched-cps": 0.6}  # from seed to seed: what few of them cannot tell
+
+    def gain(name, seed):
+        return gains.get(name, 0.5) + 0.001 * seed**2 + swings.get(name, 0.0) * (-1) ** seed
+
+    asked = []
+
+    def answer(jobs, *_):
+        asked.append({(job.name, job.seed) for job in jobs[1:]})
+        return [base, *(fake_run(job.name, job.seed, gain(job.name, job.seed)) for job in jobs[1:])]
+
     direct = {
         "noise": {k: {"sigma": [0.5, 0.4], "theory": [1.0, 1.1], "measured": [1.02, 1.1]} for k in ("sage", "flow")},
         "gradient": {
@@ -114,8 +126,14 @@ def test_claims_and_figures_from_known_answers(tmp_path, monkeypatch):
     }
     monkeypatch.setattr(module, "measure_directly", lambda out: direct)
     base = {"reward": 0.0, "distance": 0.5, "diversity": 0.4, "accuracy": 0.5, "scores": [0, 0, 0]}
-    monkeypatch.setattr(module, "run_grid", lambda *a: [base, *runs])
-    claims = module.reproduce(tmp_path, seeds=5, iterations=20, samples=4, console=Console(quiet=True))
+    monkeypatch.setattr(module, "run_grid", answer)
+    claims = module.reproduce(tmp_path, seeds=10, iterations=20, samples=4, console=Console(quiet=True))
+    first, second = asked
+    assert first == {(name, seed) for name in names for seed in range(5)}
+    more = {name for name, _ in second - first}
+    assert {"matched-cps", "kernel-sage"} <= more
+    assert not more & {"kl-fixed", "hacking", "lr-0.001-videos-32"}  # decided, or no claim rests on them
+    assert second - first == {(name, seed) for name in more for seed in range(5, 10)}
     verdicts = {claim.statement: claim.verdict for claim in claims}
     assert len(claims) >= 10
     assert verdicts["A fixed anchor underfits: a moving one earns more"] == "reproduced"
@@ -126,7 +144,25 @@ def test_claims_and_figures_from_known_answers(tmp_path, monkeypatch):
     for name in ("figure_3", "figure_4", "figure_7", "figure_8", "figure_9", "frontier"):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
     assert (tmp_path / "claims.md").read_text().count("\n|") >= 11
+    seeds = {name: range(10 if name in more else 5) for name in names}
+    runs = [fake_run(name, seed, gain(name, seed)) for name in names for seed in seeds[name]]
     assert judge(Results(runs, base), direct) == claims
+    (flow,) = (claim for claim in claims if "than flow at equal η" in claim.statement)
+    assert flow.measured.endswith("n = 5")  # pairs of the seeds that both have
+
+
+def test_two_looks_err_in_one_case_of_twenty():
+    """Where there is no effect: by simulation, against the level that one look alone would need."""
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((4000, 10))
+
+    def says(level):
+        bounds = {n: stats.t.ppf((1 + level) / 2, n - 1) for n in (5, 10)}
+        t = {n: values[:, :n].mean(1) / (values[:, :n].std(1, ddof=1) / n**0.5) for n in (5, 10)}
+        return float(np.mean((abs(t[5]) > bounds[5]) | (abs(t[10]) > bounds[10])))
+
+    assert says(LEVEL) < 0.055
+    assert says(0.95) > 0.07
 
 
 @pytest.mark.slow

@@ -18,7 +18,10 @@ MARGINS = {
     "std": 0.05,  # of rewards, which is about 1
     "log KL": 0.2,
 }
-Measure = Callable[[str], list[float]]  # of an experiment, one value a seed
+# Claims are looked at twice: with half of the seeds, and those that are open then with all. By Pocock's bound each look
+# may err in 2.94 % of cases, so that both together do in 5 %.
+LEVEL = 1 - 0.0294
+Measure = Callable[[str], dict[int, float]]  # of an experiment, by seed
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Claim:
     measured: str
     test: str
     verdict: str
+    rests_on: tuple[str, ...] = ()
+    """Experiments of which more seeds may decide it."""
 
     def row(self) -> str:
         return f"| {self.statement} | {self.source} | {self.measured} | {self.test} | **{self.verdict}** |"
@@ -42,34 +47,53 @@ class Results:
             self.runs.setdefault(run["name"], {})[run["seed"]] = run
         self.base = base
 
-    def _per_seed(self, name: str, key: str) -> list[float]:
-        return [run["evaluation"][key] for _, run in sorted(self.runs[name].items())]
+    def _per_seed(self, name: str, key: str) -> dict[int, float]:
+        return {seed: run["evaluation"][key] for seed, run in sorted(self.runs[name].items())}
 
-    def gain(self, name: str) -> list[float]:
-        return [value - self.base["reward"] for value in self._per_seed(name, "reward")]
+    def gain(self, name: str) -> dict[int, float]:
+        return {seed: value - self.base["reward"] for seed, value in self._per_seed(name, "reward").items()}
 
-    def accuracy(self, name: str) -> list[float]:
+    def accuracy(self, name: str) -> dict[int, float]:
         """Share of prompts followed."""
         return self._per_seed(name, "accuracy")
 
-    def drift(self, name: str) -> list[float]:
+    def drift(self, name: str) -> dict[int, float]:
         """Rise of the distance to the manifold."""
-        return [value - self.base["distance"] for value in self._per_seed(name, "distance")]
+        return {seed: value - self.base["distance"] for seed, value in self._per_seed(name, "distance").items()}
 
-    def diversity(self, name: str) -> list[float]:
-        return [value / self.base["diversity"] for value in self._per_seed(name, "diversity")]
+    def diversity(self, name: str) -> dict[int, float]:
+        return {seed: value / self.base["diversity"] for seed, value in self._per_seed(name, "diversity").items()}
 
-    def late(self, name: str, curve: str, last: int = 10) -> list[float]:
-        """Mean of the last points of a curve, one a seed."""
-        out = []
-        for _, run in sorted(self.runs[name].items()):
+    def std(self, name: str) -> dict[int, float]:
+        """Of the rewards of late rollouts: what is still explored."""
+        return self.late(name, "reward/std")
+
+    def late(self, name: str, curve: str, last: int = 10) -> dict[int, float]:
+        """Mean of the last points of a curve."""
+        out = {}
+        for seed, run in sorted(self.runs[name].items()):
             values = [value for _, value in run["curves"][curve][-last:]]
-            out.append(sum(values) / len(values))
+            out[seed] = sum(values) / len(values)
         return out
 
 
+def differences(measure: Measure, a: str, b: str) -> list[float]:
+    """On the seeds that both have."""
+    first, second = measure(a), measure(b)
+    return [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
+
+
 def compare(measure: Measure, a: str, b: str) -> Effect:
-    return paired(measure(a), measure(b))
+    return effect(differences(measure, a, b), LEVEL)
+
+
+def claim(
+    statement: str, source: str, a: str, b: str, measure: Measure, unit: str, *, expected: str = "positive"
+) -> Claim:
+    """That experiment a is above b, or below where that is expected, in a unit of `MARGINS`."""
+    difference = compare(measure, a, b)
+    found = verdict(difference, expected=expected, margin=MARGINS[unit])
+    return Claim(statement, source, f"{unit} {difference}", TEST, found, (a, b))
 
 
 def judge(results: Results, direct: dict[str, Any]) -> list[Claim]:
@@ -97,7 +121,7 @@ def _direct(direct: dict[str, Any]) -> list[Claim]:
         ("noisy", "Rollouts with SAGE's kernel stay nearer to the manifold than FlowGRPO's, last step noisy"),
         ("clean", "The same with a deterministic last step"),
     ):
-        difference = paired(direct["quality"][f"flow-{ending}"], direct["quality"][f"sage-{ending}"])
+        difference = paired(direct["quality"][f"flow-{ending}"], direct["quality"][f"sage-{ending}"], LEVEL)
         claims.append(
             Claim(
                 statement,
@@ -121,35 +145,29 @@ def _direct(direct: dict[str, Any]) -> list[Claim]:
 
 
 def _equalizer(results: Results) -> list[Claim]:
-    differences = []
-    claims = []
-    for kernel in TRAINED:
-        on, off = results.gain(f"kernel-{kernel}"), results.gain(f"kernel-{kernel}-unequal")
-        differences += [a - b for a, b in zip(on, off, strict=True)]
-    difference = effect(differences)
-    claims.append(
+    pairs = [(f"kernel-{kernel}", f"kernel-{kernel}-unequal") for kernel in TRAINED]
+    difference = effect([d for on, off in pairs for d in differences(results.gain, on, off)], LEVEL)
+    return [
         Claim(
             "The gradient equalizer raises the reward, over all kernels",
             "Fig. 3",
             f"reward on − off {difference}",
             "paired t over kernels × seeds",
             verdict(difference, margin=MARGINS["reward"]),
+            tuple(name for pair in pairs for name in pair),
         )
-    )
-    return claims
+    ]
 
 
 def _kernels(results: Results) -> list[Claim]:
+    def against(statement: str, source: str, other: str) -> Claim:
+        return claim(statement, source, "kernel-sage", other, results.gain, "reward")
+
     others = ("flow", "cps")
-
-    def claim(statement: str, source: str, other: str) -> Claim:
-        difference = compare(results.gain, "kernel-sage", other)
-        return Claim(statement, source, f"reward {difference}", TEST, verdict(difference, margin=MARGINS["reward"]))
-
     return [
-        *(claim(f"SAGE's kernel earns more reward than {k} at equal η", "Table 2", f"kernel-{k}") for k in others),
-        *(claim(f"… and than {k} at equal exploration", "Table 2, matched", f"matched-{k}") for k in others),
-        claim(
+        *(against(f"SAGE's kernel earns more reward than {k} at equal η", "Table 2", f"kernel-{k}") for k in others),
+        *(against(f"… and than {k} at equal exploration", "Table 2, matched", f"matched-{k}") for k in others),
+        against(
             "Ending rollouts without noise is better for training than keeping the kernel's last noise",
             "not in the paper",
             "noisy-end-sage",
@@ -158,33 +176,17 @@ def _kernels(results: Results) -> list[Claim]:
 
 
 def _trust(results: Results) -> list[Claim]:
-    dual = "kernel-sage"
-
-    def claim(
-        statement: str, source: str, a: str, b: str, measure: Measure, unit: str, expected: str = "positive"
-    ) -> Claim:
-        difference = compare(measure, a, b)
-        found = verdict(difference, expected=expected, margin=MARGINS[unit])
-        return Claim(statement, source, f"{unit} {difference}", TEST, found)
-
-    std = paired(results.late(dual, "reward/std"), results.late("kl-moving", "reward/std"))
+    dual, gain, drift = "kernel-sage", results.gain, results.drift
     return [
-        claim(
-            "A fixed anchor underfits: a moving one earns more",
-            "Fig. 8a",
-            "kl-moving",
-            "kl-fixed",
-            results.gain,
-            "reward",
-        ),
-        claim("Dual KL earns more reward than moving KL alone", "Fig. 8a", dual, "kl-moving", results.gain, "reward"),
-        claim("Dual KL earns more reward than no KL", "Fig. 8a, Table 2", dual, "kl-none", results.gain, "reward"),
+        claim("A fixed anchor underfits: a moving one earns more", "Fig. 8a", "kl-moving", "kl-fixed", gain, "reward"),
+        claim("Dual KL earns more reward than moving KL alone", "Fig. 8a", dual, "kl-moving", gain, "reward"),
+        claim("Dual KL earns more reward than no KL", "Fig. 8a, Table 2", dual, "kl-none", gain, "reward"),
         claim(
             "Without KL the policy drifts further from the data than with dual KL",
             "Sec. 3.2.2",
             "kl-none",
             dual,
-            results.drift,
+            drift,
             "distance",
         ),
         claim(
@@ -194,80 +196,77 @@ def _trust(results: Results) -> list[Claim]:
             dual,
             results.diversity,
             "share",
-            "negative",
+            expected="negative",
         ),
         claim(
             "The previous-policy term alone lets the policy drift further than dual KL",
             "Sec. 3.2.2",
             "kl-step",
             dual,
-            results.drift,
+            drift,
             "distance",
         ),
-        Claim(
+        claim(
             "Dual KL keeps exploration (late std of rewards) higher than moving KL",
             "Fig. 8b",
-            f"std {std}",
-            TEST,
-            verdict(std, margin=MARGINS["std"]),
+            dual,
+            "kl-moving",
+            results.std,
+            "std",
         ),
     ]
 
 
 def _weight(results: Results) -> list[Claim]:
-    difference = compare(results.gain, "lambda-two-stage", "kernel-sage")
-    claims = [
-        Claim(
+    signs = ("lambda-paper", "lambda-lagrangian")
+    ends = {sign: [run["curves"]["kl_weight"][-1][1] for run in results.runs[sign].values()] for sign in signs}
+    printed, lagrangian = (sum(v <= 0.0051 or v >= 4.99 for v in ends[sign]) for sign in signs)
+    n = len(ends[signs[0]])
+
+    def off_target(name: str) -> dict[int, float]:
+        late = results.late(name, "approx_kl", 20)
+        return {seed: abs(math.log(max(value, 1e-12) / TARGET)) for seed, value in late.items()}
+
+    return [
+        claim(
             "A two-stage λ (weak, then strong) earns more than a constant one",
             "Fig. 7",
-            f"reward {difference}",
-            TEST,
-            verdict(difference, margin=MARGINS["reward"]),
-        )
-    ]
-    ends = {
-        sign: [run["curves"]["kl_weight"][-1][1] for run in results.runs[f"lambda-{sign}"].values()]
-        for sign in ("paper", "lagrangian")
-    }
-    at_bound = {sign: sum(v <= 0.0051 or v >= 4.99 for v in values) for sign, values in ends.items()}
-    n = len(ends["paper"])
-    evidence = f"λ ends at a bound: printed sign {at_bound['paper']} of {n}, Lagrangian {at_bound['lagrangian']} of {n}"
-    outcome = "not reproduced" if at_bound["paper"] > at_bound["lagrangian"] else "undecided"
-    claims.append(
+            "lambda-two-stage",
+            "kernel-sage",
+            results.gain,
+            "reward",
+        ),
         Claim(
-            "The feedback on λ as printed (Eq. 42) holds the KL near its target", "Eq. 42", evidence, "count", outcome
-        )
-    )
-    errors = {
-        s: [abs(math.log(max(v, 1e-12) / TARGET)) for v in results.late(f"lambda-{s}", "approx_kl", 20)]
-        for s in ("paper", "lagrangian")
-    }
-    nearer = paired(errors["paper"], errors["lagrangian"])
-    claims.append(
-        Claim(
+            "The feedback on λ as printed (Eq. 42) holds the KL near its target",
+            "Eq. 42",
+            f"λ ends at a bound: printed sign {printed} of {n}, Lagrangian {lagrangian} of {n}",
+            "count",
+            "not reproduced" if printed > lagrangian else "undecided",
+            signs,
+        ),
+        claim(
             "With the Lagrangian sign the KL ends nearer to its target than with the printed one",
             "ours",
-            f"distance of log KL to log target {nearer}",
-            TEST,
-            verdict(nearer, margin=MARGINS["log KL"]),
-        )
-    )
-    return claims
+            *signs,
+            off_target,
+            "log KL",
+        ),
+    ]
 
 
 def _gauge(results: Results) -> list[Claim]:
     """A run that is paid for visual quality alone and held by nothing, beside the paper's choices."""
     paid = effect(
-        [run["evaluation"]["scores"][0] - results.base["scores"][0] for run in results.runs["hacking"].values()]
+        [run["evaluation"]["scores"][0] - results.base["scores"][0] for run in results.runs["hacking"].values()], LEVEL
     )
     rang = {
         name: sum(bool(run["alarms"]) for run in results.runs[name].values()) for name in ("hacking", "kernel-sage")
     }
-    n = len(results.runs["hacking"])
-    followed = sum(results.accuracy("hacking")) / n
+    n, sound = len(results.runs["hacking"]), len(results.runs["kernel-sage"])
+    followed = sum(results.accuracy("hacking").values()) / n
     evidence = (
         f"its reward VQ {paid}; prompts followed {results.base['accuracy']:.0%} → {followed:.0%}; "
-        f"alarms in {rang['hacking']} of {n} runs, paper's choices {rang['kernel-sage']} of {n}"
+        f"alarms in {rang['hacking']} of {n} runs, paper's choices {rang['kernel-sage']} of {sound}"
     )
     detected = paid.low > 0 and rang["hacking"] == n and rang["kernel-sage"] == 0
     return [
@@ -282,25 +281,14 @@ def _gauge(results: Results) -> list[Claim]:
 
 
 def _best(results: Results) -> list[Claim]:
-    more, nearer = (compare(measure, "best", "kernel-sage") for measure in (results.gain, results.drift))
+    pair = ("best", "kernel-sage")
+    more = "Our recipe `lab-fast` earns more reward than the paper's choices at equal cost"
     return [
-        Claim(
-            "Our recipe `lab-fast` earns more reward than the paper's choices at equal cost",
-            "ours",
-            f"reward {more}",
-            TEST,
-            verdict(more, margin=MARGINS["reward"]),
-        ),
-        Claim(
-            "… and drifts less from the data",
-            "ours",
-            f"distance {nearer}",
-            TEST,
-            verdict(nearer, expected="negative", margin=MARGINS["distance"]),
-        ),
+        claim(more, "ours", *pair, results.gain, "reward"),
+        claim("… and drifts less from the data", "ours", *pair, results.drift, "distance", expected="negative"),
     ]
 
 
 def as_markdown(claims: Sequence[Claim]) -> str:
-    head = "| claim | from | measured [95 %] | test | verdict |\n|---|---|---|---|---|\n"
+    head = "| claim | from | measured [97 %] | test | verdict |\n|---|---|---|---|---|\n"
     return head + "\n".join(claim.row() for claim in claims) + "\n"

@@ -1,6 +1,6 @@
 """The laboratory's versions of the paper's Figures 3, 4, 7, 8 and 9, with bands over seeds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sage_grpo.lab.claims import Results
+from sage_grpo.lab.claims import Measure, Results
 from sage_grpo.lab.grid import GENERATIONS, KERNELS, PROMPTS, RATES, TARGET, TRAINED, size_name
 from sage_grpo.report.kernels import STYLE
 
@@ -134,12 +134,10 @@ def figure_9(direct: dict[str, Any], path: Path) -> None:
     _finish(figure, [left, right], path, 5)
 
 
-def _points(
-    ax: Axes, results: Results, measure: Callable[[str], list[float]], marks: dict[str, tuple[str, str, str]]
-) -> None:
+def _points(ax: Axes, results: Results, measure: Measure, marks: dict[str, tuple[str, str, str]]) -> None:
     """One point an experiment with its standard errors, of a measure against drift; marks: label, colour, shape."""
     for name, (label, colour, marker) in marks.items():
-        gain, drift = measure(name), results.drift(name)
+        gain, drift = (list(found.values()) for found in (measure(name), results.drift(name)))
         root = np.sqrt(len(gain))
         errors = {"xerr": np.std(drift, ddof=1) / root, "yerr": np.std(gain, ddof=1) / root} if root > 1 else {}
         ax.errorbar(np.mean(drift), np.mean(gain), **errors, fmt=marker, color=colour, label=label, linewidth=1)

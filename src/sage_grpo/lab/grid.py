@@ -93,8 +93,6 @@ def size_name(lr: float, prompts: int) -> str:
     return f"lr-{lr:g}-videos-{prompts * GENERATIONS}"
 
 
-DRAWN = tuple(size_name(lr, prompts) for lr in RATES for prompts in PROMPTS)  # no claim rests on them
-
 CURVES = (
     "reward/mean",
     "reward/std",

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,10 @@ from rich.console import Console
 from sage_grpo.files import atomic_write
 from sage_grpo.lab import figures
 from sage_grpo.lab.claims import Claim, Results, as_markdown, judge
-from sage_grpo.lab.grid import DRAWN, KERNELS, MATCHED, Base, Job, Run, experiments, run_grid
+from sage_grpo.lab.grid import KERNELS, MATCHED, Base, Job, Run, experiments, run_grid
 from sage_grpo.lab.ledger import rounded
 from sage_grpo.lab.measure import gradient_by_step, match_exploration, noise_after_a_step, rollout_distances
 
-DRAWN_SEEDS = 5
 ROLLOUTS = 1920  # of each kernel, so that a difference of the distance's margin is seen
 
 
@@ -50,20 +50,33 @@ def reproduce(
     workers: int | None = None,
     console: Console | None = None,
 ) -> list[Claim]:
-    """Runs, results.json, claims.md and figures into `out`; called again after a kill, it goes on."""
+    """Runs, results.json, claims.md and figures into `out`; called again after a kill, it goes on.
+
+    Half of the seeds decide what they can; the others are run for claims that are open then.
+    """
     console = console or Console()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     console.print("measuring the base model directly", highlight=False)
     direct = measure_directly(out)
     grid = experiments(direct["matched"])
     names = only or list(grid)
-    asked = [(name, seed) for seed in range(seeds) for name in names if seed < DRAWN_SEEDS or name not in DRAWN]
-    jobs: list[Run] = [Job(name, grid[name], seed, iterations, samples, out) for name, seed in asked]
-    base, *runs = run_grid([Base(samples), *jobs], out, workers, console)
-    results = Results(runs, base)
+    first = -(-seeds // 2)
+
+    def look(asked: Iterable[tuple[str, int]]) -> tuple[list[dict[str, Any]], Results]:
+        jobs: list[Run] = [Job(name, grid[name], seed, iterations, samples, out) for name, seed in asked]
+        base, *runs = run_grid([Base(samples), *jobs], out, workers, console)
+        return runs, Results(runs, base)
+
+    asked = [(name, seed) for seed in range(first) for name in names]
+    runs, results = look(asked)
     if only:
         return []
     claims = judge(results, direct)
+    still = {name: None for claim in claims if claim.verdict == "undecided" for name in claim.rests_on}
+    if still:
+        console.print(f"more seeds of {len(still)} experiments, on which claims rest that are open", highlight=False)
+        runs, results = look([*asked, *((name, seed) for seed in range(first, seeds) for name in still)])
+        claims = judge(results, direct)
     summary = {
         "seeds": seeds,
         "iterations": iterations,
@@ -74,10 +87,10 @@ def reproduce(
         "claims": [vars(claim) for claim in claims],
         "experiments": {
             name: {
-                "gain": results.gain(name),
-                "accuracy": results.accuracy(name),
-                "drift": results.drift(name),
-                "diversity": results.diversity(name),
+                "gain": list(results.gain(name).values()),
+                "accuracy": list(results.accuracy(name).values()),
+                "drift": list(results.drift(name).values()),
+                "diversity": list(results.diversity(name).values()),
             }
             for name in results.runs
         },
