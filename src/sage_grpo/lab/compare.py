@@ -208,4 +208,5 @@ def write(outcomes: Mapping[str, Sequence[Compared]], out: Path, **asked: int) -
     tables = [f"## {GROUPS[group].said.capitalize()}\n\n{as_markdown(rows)}" for group, rows in outcomes.items()]
     atomic_write(out / "results.json", (json.dumps(rounded(summary), indent=1) + "\n").encode())
     atomic_write(out / "compare.md", "\n".join(tables).encode())
-    draw_conditions(outcomes, out / "conditions.png")
+    if len(outcomes) > 1:
+        draw_conditions(outcomes, out / "conditions.png")

@@ -142,6 +142,6 @@ def draw_conditions(outcomes: Mapping[str, Sequence[Compared]], path: Path) -> N
         ax.set_xticks(list(groups))
         ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("Reward at the end")
-    if axes[0].get_legend_handles_labels()[0]:
-        axes[0].legend(frameon=False, fontsize=9)
+    handles = {label: line for ax in axes for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=len(COLOURS), frameon=False)
     figure.savefig(path, dpi=130)
