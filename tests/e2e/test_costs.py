@@ -33,8 +33,8 @@ def started_loop(model, steps=8, policy=None, kl=None):
 def count_passes(loop):
     """Transformer passes a video: without gradient in rollout and anchor, with gradient, and their backward passes."""
     counts, training = {"rollout": 0, "anchor": 0, "forward": 0, "backward": 0}, []
-    inner = loop._train
-    loop._train = lambda *args: (training.append(True), inner(*args))[1]
+    inner = loop.learn
+    loop.learn = lambda *args: (training.append(True), inner(*args))[1]
 
     def seen(module, args, kwargs, out):
         rows = len(kwargs["hidden_states"])

@@ -39,7 +39,7 @@ def made_up(speed, seeds=6, end=0.0):
             "passes": [0, 50, 100],
             "reward": [0.0, 0.5 * speed * slope, speed * slope],
             "on_target": speed > 1 and {"reward": 1, "accuracy": 0.8, "distance": 0.1 + end / 5, "diversity": 0.5},
-            "evaluation": {"reward": [speed], "accuracy": 0.9, "distance": [0.1 + end, 0.1 + end], "diversity": 0.5},
+            "evaluation": {"reward": speed, "accuracy": 0.9, "distance": 0.1 + end, "diversity": 0.5},
         }
         for slope in slopes
     ]
