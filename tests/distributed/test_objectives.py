@@ -5,23 +5,24 @@ import torch
 
 from distributed.test_processes import launch, result
 from once import once
+from sweeps import further
 
-CASES = ("shapes-nft", "shapes-awm", "shapes-dpo", "hunyuan15-nft", "wan-awm")
-RESUMED = ("shapes-nft", "wan-awm")
+CASES = {"first": ("shapes-nft", "wan-awm"), "others": ("shapes-awm", "shapes-dpo", "hunyuan15-nft")}
 
 
-def run_all(folder):
-    def on(end, cases=CASES):
+def run_all(folder, cases):
+    def on(end):
         return [f"{case}:{end}" for case in cases]
 
-    launch(folder, 1, *on("3"), *on("2/suffix=again", RESUMED))
-    launch(folder, 2, *on("3"), *on("1/suffix=parts", RESUMED), *on("3/sequence=2/suffix=shared"))
-    launch(folder, 1, *on("3/suffix=parts", RESUMED), *on("3/suffix=again", RESUMED))
+    launch(folder, 1, *on("3"), *on("2/suffix=again"))
+    launch(folder, 2, *on("3"), *on("1/suffix=parts"), *on("3/sequence=2/suffix=shared"))
+    launch(folder, 1, *on("3/suffix=parts"), *on("3/suffix=again"))
 
 
-@pytest.fixture(scope="module")
-def ends(tmp_path_factory):
-    return once(tmp_path_factory, "objectives", run_all)
+@pytest.fixture(scope="module", params=["first", further("others")])
+def ends(request, tmp_path_factory):
+    cases = CASES[request.param]
+    return once(tmp_path_factory, f"objectives-{request.param}", lambda folder: run_all(folder, cases)), cases
 
 
 def assert_alike(one, other):
@@ -36,19 +37,21 @@ def assert_alike(one, other):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("case", CASES)
-def test_two_processes_are_one(ends, case):
-    one, two = result(ends, f"{case}-1"), result(ends, f"{case}-2")
-    assert_alike(one, two)
-    assert_alike(one, result(ends, f"{case}-shared"))
-    assert two["held"] <= 0.6  # of all parameters, with the copies that adapters are
+def test_two_processes_are_one(ends):
+    folder, cases = ends
+    for case in cases:
+        one, two = result(folder, f"{case}-1"), result(folder, f"{case}-2")
+        assert_alike(one, two)
+        assert_alike(one, result(folder, f"{case}-shared"))
+        assert two["held"] <= 0.6  # of all parameters, with the copies that adapters are
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("case", RESUMED)
-def test_resumed_is_as_if_it_had_not_stopped(ends, case):
+def test_resumed_is_as_if_it_had_not_stopped(ends):
     """To the bit on one process; after one iteration on two of them, to rounding."""
-    one, again = result(ends, f"{case}-1"), result(ends, f"{case}-again")
-    assert all(torch.equal(one["weights"][n], again["weights"][n]) for n in one["weights"])
-    assert_alike(one, result(ends, f"{case}-parts"))
+    folder, cases = ends
+    for case in cases:
+        one, again = result(folder, f"{case}-1"), result(folder, f"{case}-again")
+        assert all(torch.equal(one["weights"][n], again["weights"][n]) for n in one["weights"])
+        assert_alike(one, result(folder, f"{case}-parts"))

@@ -14,7 +14,7 @@ from sage_grpo.core.objectives import chosen_objective
 from sage_grpo.lab import compare
 from sage_grpo.lab.compare import GROUPS, LIKE, LIMITS, OBJECTIVE_NAMES, OWN, candidates, setting
 from sage_grpo.lab.compared import FIRST, as_markdown, draw, judge
-from sage_grpo.lab.efficiency import MEASURED
+from sage_grpo.lab.efficiency import MEASURED, SEARCHED
 from sage_grpo.lab.measures import measure_of
 from sage_grpo.lab.race import REFERENCE
 from sage_grpo.math.objectives import OBJECTIVES
@@ -84,24 +84,46 @@ def test_the_verdict_on_made_up_runs(tmp_path):
     assert (tmp_path / "x.png").stat().st_size > 10_000
 
 
+def test_the_best_of_the_search_and_its_best_limit_go_on(tmp_path):
+    """Runs that are made up: the reward says how near a setting is to the one that is best."""
+    asked = []
+
+    def run(races):
+        asked.append([(race.name, race.seed) for race in races])
+        return [{"reward": [0.0, worth(race)]} for race in races]
+
+    def worth(race):
+        config = race.config
+        best = 1.5e-4 if race.seed == SEARCHED[0] else 3e-4  # the second seed has the last word, and is as loud
+        value = -abs(math.log(config.optimizer.lr / best)) - abs(math.log(config.kl.high / 0.5))
+        return value - (config.policy.clip == 1e-4 and race.staleness == 0)
+
+    search = compare.Search([FIRST], tmp_path, run, Console(quiet=True))
+    found = search.found("stale-2")
+    assert found[FIRST][0] == "kl.high=0.5"
+    assert found[FIRST][1] in ("optimizer.lr=0.00015", "optimizer.lr=0.0003")
+    assert found[FIRST][2] == "policy.clip=1e-3"
+    assert [len(races) for races in asked] == [12, 3, 2, 2]
+    assert {name for races in asked[2:] for name, _ in races} == {f"search-four-times-{FIRST}"}
+    assert search.found("stale-4") == found
+    assert len(asked) == 4  # found once for all groups that need it
+
+
 @pytest.mark.slow
 def test_the_whole_command_at_a_small_size(tmp_path, monkeypatch):
     monkeypatch.setattr(compare, "whole_budget", lambda recipe: 2000)
     monkeypatch.setattr(compare, "RATES", (3e-4,))
+    monkeypatch.setattr(compare, "OWN", {name: OWN[name][:1] for name in OWN})
     outcomes = compare.compare(
-        tmp_path, seeds=2, samples=4, only=["nft"], groups=["once", "stale-1"], workers=2, console=Console(quiet=True)
+        tmp_path, seeds=2, samples=4, only=["nft"], groups=["once"], workers=2, console=Console(quiet=True)
     )
-    assert {group: [o.name for o in rows] for group, rows in outcomes.items()} == {
-        "once": [FIRST, "nft"],
-        "stale-1": [FIRST, "nft"],
-    }
+    assert {group: [o.name for o in rows] for group, rows in outcomes.items()} == {"once": [FIRST, "nft"]}
     written = json.loads((tmp_path / "results.json").read_text())
     assert [row["objective"] for row in written["groups"]["once"]] == [FIRST, "nft"]
-    assert written["tried"] == 3
-    assert all(math.isfinite(written["groups"]["stale-1"][1]["ends"][key][0]) for key in MEASURED)
+    assert written["tried"] == 1
+    assert all(math.isfinite(written["groups"]["once"][1]["ends"][key][0]) for key in MEASURED)
     assert (tmp_path / "once.png").exists()
-    assert (tmp_path / "stale-1.png").exists()
-    assert "## Rollouts of one iteration ago" in (tmp_path / "compare.md").read_text()
+    assert "## One update of a rollout" in (tmp_path / "compare.md").read_text()
 
 
 @pytest.mark.parametrize(("words", "meant"), [(("--only", "ntf"), "nft"), (("--group", "twise"), "twice")])

@@ -25,8 +25,8 @@ def compiled(adapter, mode, recompute):
 @pytest.mark.parametrize(
     ("adapter", "mode", "recompute"),
     [
-        (Wan, "full", False),
         (Wan, "lora", True),
+        further(Wan, "full", False),
         further(Wan, "full", True),
         further(Wan, "lora", False),
         further(HunyuanVideo15, "full", False),
