@@ -78,7 +78,7 @@ def test_the_verdict_on_made_up_runs(tmp_path):
     assert nft.reached == sum(run["reward"][-1] >= half for run in runs["nft"])
     assert nft.p["accuracy"] == 1.0
     table = as_markdown([first, nft, awm])
-    assert table.count(" *") == 1
+    assert table.count("\u00a0*") == 1
     assert "`nft` KL weight 1, learning rate 7.5e-05" in table
     draw(runs, "all of them", tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 10_000

@@ -13,6 +13,7 @@ from sage_grpo.lab.pass_curves import passes_figure, reward_curve
 from sage_grpo.statistics import Effect, effect, holm, p_of_zero, paired
 
 FIRST = "grpo"  # what the others are held against
+STAR = "\u00a0*"  # which no line break parts from its figure
 
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]  # by objective, in the order of their seeds
 
@@ -88,7 +89,7 @@ def as_markdown(outcomes: Sequence[Compared]) -> str:
     for o in outcomes:
         arrived = f" ({o.reached} of {o.seeds})" if o.reached < o.seeds else ""
         until = f"{o.until.mean:.1f}\u00a0±\u00a0{o.until.high - o.until.mean:.1f}{arrived}"
-        ends = [f"{with_error(end)}{' *' if o.p[key] < 0.05 else ''}" for key, end in o.ends.items()]
+        ends = [f"{with_error(end)}{STAR if o.p[key] < 0.05 else ''}" for key, end in o.ends.items()]
         rows.append(f"| {' | '.join([f'`{o.name}`', f'{o.passes_per_video:.1f}', until, *ends])} |")
         found.append(f"`{o.name}` {', '.join(map(short, o.found))}")
     return "\n".join(rows) + f"\n\nSettings found: {'; '.join(found)}.\n"
