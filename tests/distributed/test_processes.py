@@ -61,12 +61,8 @@ class Cases(NamedTuple):
 
 CASES = {
     # adapters of HunyuanVideo-1.5 and Wan are in test_objectives.py as well
-    "first": Cases(("shapes-full", "wan-full"), ("wan-lora-bf16",), ("shapes-full",)),
-    "others": Cases(
-        ("shapes-lora", "shapes-frugal", "hunyuan15-lora", "hunyuan15-full", "wan-lora"),
-        ("wan-full-bf16",),
-        ("wan-lora",),
-    ),
+    "first": Cases(("shapes-full", "shapes-frugal", "wan-full"), ("wan-lora-bf16",), ("shapes-full",)),
+    "others": Cases(("shapes-lora", "hunyuan15-lora", "hunyuan15-full", "wan-lora"), ("wan-full-bf16",), ("wan-lora",)),
 }
 SPARED = {"wan-full": 4}  # of 19,832; the others of this and all weights of the other models within 1e-6
 SPARED_IN_PARTS = SPARED | {"shapes-frugal": 90}  # of 441,704, where two processes share a video
