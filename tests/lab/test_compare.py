@@ -13,10 +13,10 @@ from sage_grpo.config import load_recipe
 from sage_grpo.core.objectives import chosen_objective
 from sage_grpo.lab import compare
 from sage_grpo.lab.compare import GROUPS, LIKE, LIMITS, OBJECTIVE_NAMES, OWN, candidates, setting
-from sage_grpo.lab.compared import FIRST, as_markdown, draw, judge
 from sage_grpo.lab.efficiency import MEASURED, SEARCHED
-from sage_grpo.lab.measures import measure_of
+from sage_grpo.lab.objective_results import FIRST, as_markdown, draw, judge
 from sage_grpo.lab.race import REFERENCE
+from sage_grpo.lab.yardsticks import yardstick_of
 from sage_grpo.math.objectives import OBJECTIVES
 from sage_grpo.statistics import holm
 
@@ -37,7 +37,7 @@ def test_every_group_fits():
         for name in chosen.members:
             limits = [(limit,) for limit in LIMITS[name]] if chosen.limits else [()]
             for limit in limits:
-                recipe = measure_of(chosen.world).recipe
+                recipe = yardstick_of(chosen.world).recipe
                 config = load_recipe(recipe, [*setting(name, group), *candidates(LIKE.get(name, name))[0], *limit])
                 assert type(chosen_objective(config)) is OBJECTIVES[name]
 

@@ -51,7 +51,7 @@ def test_a_failure_is_told_before_the_rest_is_run(tmp_path):
         Job("broken", broken, 0, 1, 2, tmp_path),
         *(Job("kl-none", Experiment(), s, 1, 2, tmp_path) for s in range(9)),
     ]
-    with pytest.raises(ConfigError, match="batch_size 7"):
+    with pytest.raises(ConfigError, match="batches of 7"):
         run_grid(jobs, tmp_path, workers=1, console=Console(quiet=True))
     assert len(Ledger(tmp_path / "runs.jsonl").read()) < 4
 

@@ -243,6 +243,21 @@ def test_guard_weighs_as_the_equalizer_does_for_its_kernel():
 ODE = {"eta": 0, "shared_initial_noise": False}
 
 
+def test_dppo_is_grpo_to_the_bit_where_the_policy_is_the_old_one():
+    """One update of a fresh rollout: no limit acts, so there is one result for both, in the comparison too."""
+    v, noise, clean = torch.randn(3, 4, 2, 3, generator=torch.Generator().manual_seed(0))
+    advantage = torch.tensor([1.0, -2.0, 0.5, -0.1])
+    found = {}
+    for name in ("grpo", "dppo"):
+        leaf = v.clone().requires_grad_()
+        ask = Ask(leaf, v.clone(), None, 0.6, noise, clean, advantage, b=-0.1, k=-0.8)
+        loss = objective(name).loss(ask)
+        loss.value.sum().backward()
+        found[name] = (loss.value.detach(), leaf.grad, loss.held)
+    assert all(torch.equal(a, b) for a, b in zip(*found.values(), strict=True))
+    assert found["grpo"][1].any()
+
+
 @pytest.mark.parametrize(
     ("policy", "others", "message"),
     [
@@ -269,7 +284,6 @@ ODE = {"eta": 0, "shared_initial_noise": False}
             "kl.anchor: the objective 'dpo' compares with the anchor",
         ),
         ({"objective": "dppo", "objective_settings": {"divergence": 0}}, {}, "divergence is 0; it must be above 0"),
-        ({"objective": "awm", "points": 4, "clip": -1}, {"sampling": ODE}, "clip"),
         (
             {"objective": "nft", "points": 4, "objective_settings": {"decay": 1}},
             {"sampling": ODE},

@@ -90,7 +90,7 @@ def test_a_model_that_cannot_share_a_video_is_answered_with_layouts_that_work(tm
         (["lab", "--calibration", "missing.yaml"], "there is no calibration"),
         (["lab", "--measured", "nowhere"], "is not a run"),
         (["lab", "policy.clipp=1"], "did you mean policy.clip"),
-        (["lab", "policy.batch_size=7"], "nearest layouts that work"),
+        (["lab", "policy.batch_size=7"], "batches of 7 (batch_size)"),
         (["lab", "policy.objective=nfd"], "did you mean 'nft'"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -18,15 +17,6 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
-
-
-def refuse_unknown(kind: str, asked: Iterable[str] | None, known: Collection[str]) -> None:
-    from sage_grpo.config import ConfigError
-    from sage_grpo.suggest import did_you_mean
-
-    for name in asked or ():
-        if name not in known:
-            raise ConfigError(f"unknown {kind} {name!r}; {did_you_mean(name, known)}")
 
 
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="markdown")
@@ -202,8 +192,9 @@ def efficiency(
     with user_errors():
         from sage_grpo.lab.efficiency import SAID, SETTINGS
         from sage_grpo.lab.efficiency import efficiency as run
+        from sage_grpo.training.build import refuse_unknown
 
-        refuse_unknown("setting", only, SETTINGS)
+        refuse_unknown(only or (), set(SETTINGS), "--only: there is no setting {!r}")
         outcomes = run(out, seeds=seeds, samples=samples, only=only or (), workers=workers, console=console)
     if as_json:
         print(json.dumps([outcome.to_json() for outcome in outcomes]))
@@ -242,10 +233,11 @@ def compare(
     with user_errors():
         from sage_grpo.lab.compare import GROUPS, OBJECTIVE_NAMES
         from sage_grpo.lab.compare import compare as run
-        from sage_grpo.lab.compared import FIRST
+        from sage_grpo.lab.objective_results import FIRST
+        from sage_grpo.training.build import refuse_unknown
 
-        refuse_unknown("objective", only, OBJECTIVE_NAMES)
-        refuse_unknown("group", group, GROUPS)
+        refuse_unknown(only or (), set(OBJECTIVE_NAMES), "--only: there is no objective {!r}")
+        refuse_unknown(group or (), set(GROUPS), "--group: there is no group {!r}")
         chosen = group or ["once"]
         if any(GROUPS[name].world == "text" for name in chosen):
             from sage_grpo.registry import resolve_reward

@@ -196,9 +196,12 @@ class AlgorithmConfig(Settings):
         chunk, rollouts = replicas * self.policy.batch_size, self.rollouts
         if rollouts % chunk:
             fits = sorted({max(n, 1) * chunk for n in (rollouts // chunk, rollouts // chunk + 1)})
+            among = f"{replicas} replicas × batch_size {self.policy.batch_size}"
+            if replicas == 1:
+                among = f"batches of {self.policy.batch_size} (batch_size)"
             raise ValueError(
-                f"prompts_per_iteration × num_generations = {rollouts} rollouts do not divide into {replicas} replicas "
-                f"× batch_size {self.policy.batch_size}; use {' or '.join(map(str, fits))} rollouts"
+                f"prompts_per_iteration × num_generations = {rollouts} rollouts do not divide into {among}; use "
+                f"{' or '.join(map(str, fits))} rollouts"
             )
 
     @property

@@ -240,6 +240,7 @@ class Loop:
 
     @property
     def asks_old(self) -> bool:
+        """Whether the policy that made the videos is asked again where they are trained on."""
         return asks_old(self.objective, self.config)
 
     def _old(self) -> AbstractContextManager[None]:

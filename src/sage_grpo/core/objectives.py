@@ -26,7 +26,7 @@ def chosen_objective(config: AlgorithmConfig, replicas: int = 1) -> Objective:
     shared = {"reduction": policy.reduction, "advantage_limit": policy.advantage_limit}
     try:
         objective = make_objective(policy.objective, settings, **shared)
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise ConfigError(f"policy.objective_settings: {error}") from error
     _fits(objective, config, replicas)
     return objective

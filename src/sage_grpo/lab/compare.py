@@ -13,7 +13,6 @@ from rich.console import Console
 from sage_grpo.config import load_recipe
 from sage_grpo.core.passes import forward_passes
 from sage_grpo.files import atomic_write
-from sage_grpo.lab.compared import FIRST, Compared, as_markdown, draw, draw_conditions, judge
 from sage_grpo.lab.efficiency import (
     FEWER,
     KL_SHARE,
@@ -28,8 +27,9 @@ from sage_grpo.lab.efficiency import (
 )
 from sage_grpo.lab.grid import run_grid
 from sage_grpo.lab.ledger import Ledger, rounded
-from sage_grpo.lab.measures import measure_of
+from sage_grpo.lab.objective_results import FIRST, Compared, as_markdown, draw, draw_conditions, judge
 from sage_grpo.lab.race import Race
+from sage_grpo.lab.yardsticks import yardstick_of
 from sage_grpo.math.objectives import OBJECTIVES
 
 RATES = (7.5e-5, 1.5e-4, 3e-4, 6e-4)
@@ -80,9 +80,13 @@ class Group:
     world: str = "shapes"
 
     @property
+    def title(self) -> str:
+        return self.said[0].upper() + self.said[1:]  # OCR stays OCR
+
+    @property
     def budget(self) -> int:
         """Passes of each run: a fifth of those that its world's recipe takes."""
-        return whole_budget(measure_of(self.world).recipe) // SHARE
+        return whole_budget(yardstick_of(self.world).recipe) // SHARE
 
 
 GROUPS = {
@@ -110,7 +114,7 @@ def candidates(name: str) -> list[Overrides]:
 
 
 def passes_per_video(name: str, found: Overrides, group: str = "once") -> float:
-    config = load_recipe(measure_of(GROUPS[group].world).recipe, [*setting(name, group), *found])
+    config = load_recipe(yardstick_of(GROUPS[group].world).recipe, [*setting(name, group), *found])
     return forward_passes(config) / config.rollouts
 
 
@@ -205,7 +209,7 @@ def write(outcomes: Mapping[str, Sequence[Compared]], out: Path, **asked: int) -
     summary: dict[str, Any] = {**asked, "tried": len(candidates(FIRST)), "cpu_hours_of_all_runs": hours}
     summary["passes"] = {group: GROUPS[group].budget for group in outcomes}
     summary["groups"] = {group: [outcome.to_json() for outcome in rows] for group, rows in outcomes.items()}
-    tables = [f"## {GROUPS[group].said.capitalize()}\n\n{as_markdown(rows)}" for group, rows in outcomes.items()]
+    tables = [f"## {GROUPS[group].title}\n\n{as_markdown(rows)}" for group, rows in outcomes.items()]
     atomic_write(out / "results.json", (json.dumps(rounded(summary), indent=1) + "\n").encode())
     atomic_write(out / "compare.md", "\n".join(tables).encode())
     if len(outcomes) > 1:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from hashlib import blake2b
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from sage_grpo.config import RecipeConfig, load_recipe
-from sage_grpo.lab.ledger import Ledger
+from sage_grpo.lab.ledger import Ledger, key_of
 from sage_grpo.lab.shapes.evaluate import SETTING_B, Evaluation, evaluate, evaluate_run
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.training.build import build_model
@@ -119,8 +118,7 @@ class Job:
     def key(self) -> str:
         """Says all that decides its result, so that a changed experiment is run again."""
         settings = self.experiment.config(self.seed, self.iterations, Path("any")).model_dump_json()
-        digest = blake2b(f"{settings} {self.samples}".encode(), digest_size=4).hexdigest()
-        return f"{self.name}-{self.seed}-{digest}"
+        return key_of(f"{self.name}-{self.seed}", f"{settings} {self.samples}")
 
     @property
     def config(self) -> RecipeConfig:
@@ -176,10 +174,14 @@ class Base:
 
     @property
     def key(self) -> str:
-        return f"base-{self.samples}"
+        return key_of("base", f"{self.config.model_dump_json()} {self.samples}")
+
+    @property
+    def config(self) -> RecipeConfig:
+        return load_recipe("lab-paper")
 
     def run(self) -> dict[str, Any]:
-        config = load_recipe("lab-paper")
+        config = self.config
         return summary(evaluate(build_model(config), config, self.samples))
 
 

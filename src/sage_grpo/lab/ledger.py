@@ -1,6 +1,7 @@
 """Results of runs, a line each in one file: what is there is done, and stays beside what is concluded from it."""
 
 import json
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,11 @@ class Ledger:
             torn = size and file.read(1) != b"\n"
             line = json.dumps(rounded({"key": key, **result}), separators=(",", ":"))
             file.write((b"\n" if torn else b"") + f"{line}\n".encode())
+
+
+def key_of(name: str, decides: str) -> str:
+    """Of a run: its name, and a digest of the settings that decide its result."""
+    return f"{name}-{blake2b(decides.encode(), digest_size=4).hexdigest()}"
 
 
 def rounded(value: Any) -> Any:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ from rich.console import Console
 
 from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.core.loop import Callback, Loop, Metrics
-from sage_grpo.lab.measures import measure_of
+from sage_grpo.lab.ledger import key_of
 from sage_grpo.lab.stale import StaleTrainer
+from sage_grpo.lab.yardsticks import yardstick_of
 from sage_grpo.training.trainer import Trainer
 
 REFERENCE = "lab-paper"
@@ -48,14 +48,14 @@ class Watch(Callback):
     """
 
     def __init__(self, counter: PassCounter, race: "Race") -> None:
-        self.counter, self.race, self.measure = counter, race, measure_of(race.world)
-        self.reference = load_recipe(self.measure.recipe)
+        self.counter, self.race, self.yardstick = counter, race, yardstick_of(race.world)
+        self.reference = load_recipe(self.yardstick.recipe)
         self.passes, self.reward = list[int](), list[float]()
         self.on_target: dict[str, Any] | None = None
 
     def look(self, loop: Loop) -> None:
         with self.counter.paused():
-            self.reward.append(self.measure.reward(loop, self.reference))
+            self.reward.append(self.yardstick.reward(loop, self.reference))
         self.passes.append(self.counter.passes)
         target = self.race.target
         if target is not None and self.on_target is None and self.reward[-1] >= target:
@@ -63,7 +63,7 @@ class Watch(Callback):
 
     def evaluate(self, loop: Loop) -> dict[str, Any]:
         with self.counter.paused():
-            return self.measure.evaluate(loop, self.reference, self.race.samples)
+            return self.yardstick.evaluate(loop, self.reference, self.race.samples)
 
     def on_start(self, loop: Loop) -> None:
         self.look(loop)
@@ -102,17 +102,16 @@ class Race:
             "run.save_every=1000000",
             "gauge.every=0",
         ]
-        return load_recipe(measure_of(self.world).recipe, [*self.overrides, *common])
+        return load_recipe(yardstick_of(self.world).recipe, [*self.overrides, *common])
 
     @property
     def key(self) -> str:
         """Says all that decides its result, so that a changed setting is run again."""
-        settings = load_recipe(measure_of(self.world).recipe, list(self.overrides)).model_dump_json()
+        settings = load_recipe(yardstick_of(self.world).recipe, list(self.overrides)).model_dump_json()
         target = "" if self.target is None else f" {self.target}"
         stale = f" stale {self.staleness}" if self.staleness else ""
         decides = f"{settings} {self.budget} {self.looks} {self.samples}{target}{stale}"
-        digest = blake2b(decides.encode(), digest_size=4).hexdigest()
-        return f"{self.name}-{self.seed}-{digest}"
+        return key_of(f"{self.name}-{self.seed}", decides)
 
     def _trainer(self, config: RecipeConfig) -> Trainer:
         if not self.staleness:

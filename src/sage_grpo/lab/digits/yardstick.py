@@ -6,7 +6,7 @@ from sage_grpo.config import RecipeConfig
 from sage_grpo.core.loop import Loop
 from sage_grpo.lab.digits.evaluate import evaluate_run
 from sage_grpo.lab.digits.world import fresh_prompts
-from sage_grpo.lab.measures import WATCHED, Measure, watched
+from sage_grpo.lab.yardsticks import WATCHED, Yardstick, watched
 from sage_grpo.rewards.ocr import OCRReward
 
 
@@ -27,4 +27,4 @@ def evaluate(loop: Loop, config: RecipeConfig, samples: int) -> dict[str, Any]:
     }
 
 
-MEASURE = Measure("text", reward, evaluate)
+YARDSTICK = Yardstick("text", reward, evaluate)

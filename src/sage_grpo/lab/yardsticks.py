@@ -18,7 +18,7 @@ FIRST_SEED = 2_000_000  # away from the seeds of evaluations
 
 
 @dataclass(frozen=True)
-class Measure:
+class Yardstick:
     """Of one world. Both may be asked of any run, whatever its rollouts use."""
 
     recipe: str
@@ -29,11 +29,11 @@ class Measure:
     """On so many videos: reward, accuracy, distance and diversity at least."""
 
 
-def measure_of(world: str) -> Measure:
+def yardstick_of(world: str) -> Yardstick:
     """Imported when it is asked for: reading text needs libraries of its own."""
     module = {"shapes": "shapes", "text": "digits"}[world]
-    measure: Measure = import_module(f"sage_grpo.lab.{module}.measure").MEASURE
-    return measure
+    yardstick: Yardstick = import_module(f"sage_grpo.lab.{module}.yardstick").YARDSTICK
+    return yardstick
 
 
 def watched(loop: Loop, config: RecipeConfig, texts: Sequence[str]) -> tuple[Tensor, list[Prompt]]:
