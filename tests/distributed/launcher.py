@@ -9,9 +9,9 @@ TESTS = Path(__file__).parents[1]
 
 
 def environment(**more):
-    """Tests first, then what the caller has: it may run another copy of the package."""
+    """Tests first, then what the caller has: it may run another copy of the package. A crash tells where it was."""
     path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | more
+    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"} | more
 
 
 def torchrun(processes, *arguments, restarts=0):

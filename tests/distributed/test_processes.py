@@ -30,7 +30,7 @@ def launch(folder, processes, *cases):
     worker = ["distributed.worker", str(folder), *cases]
     command = torchrun(processes, *worker) if processes > 1 else [sys.executable, "-m", *worker]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr  # whole: the first to die speaks first
 
 
 def result(folder, name):
