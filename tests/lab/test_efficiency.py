@@ -15,6 +15,7 @@ from sage_grpo.core.loop import Loop
 from sage_grpo.core.passes import forward_passes
 from sage_grpo.data.prompts import open_prompts
 from sage_grpo.lab import efficiency
+from sage_grpo.lab.compare import candidates, passes_per_video, setting
 from sage_grpo.lab.efficiency import MEASURED, PAPER, SAID, SETTINGS, as_markdown, crossing, draw, judge, whole_budget
 from sage_grpo.lab.race import REFERENCE, PassCounter, Race, Watch
 from sage_grpo.lab.shapes.world import all_prompts
@@ -73,16 +74,28 @@ def test_one_seed_that_never_arrives_is_counted_as_no_saving():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [PAPER, "window", "second-order", "fast", "per-prompt", "size-2", "best-worst-1"])
 def test_passes_are_counted_as_they_are_planned(name):
-    """Hooks against the settings alone, over six iterations without learning."""
     config = load_recipe(REFERENCE, [*SETTINGS[name], "run.iterations=6"])
+    assert counted(config, 6) == pytest.approx(6 * forward_passes(config), rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grpo", "nft", "awm"])
+def test_passes_of_objectives_with_guided_rollouts(name):
+    config = load_recipe(REFERENCE, [*setting(name, "guided"), *candidates(name)[0], "run.iterations=3"])
+    assert counted(config, 3) == pytest.approx(3 * forward_passes(config, branches=2), rel=1e-9)
+    assert passes_per_video(name, candidates(name)[0], "guided") > 1.3 * passes_per_video(name, candidates(name)[0])
+
+
+def counted(config, iterations):
+    """By hooks, without learning."""
     model, (reward, weights) = build_model(config), build_rewards(config)
     config = config.model_copy(update={"policy": config.policy.model_copy(update={"reward_weights": weights})})
     counter = PassCounter(model.module)
     still = torch.optim.SGD(model.module.parameters(), lr=0.0)
     loop = Loop(model, reward, open_prompts(all_prompts()), config, still)
     loop._checked = True  # the gate looks once a run
-    loop.run(6)
-    assert counter.passes == pytest.approx(6 * forward_passes(config), rel=1e-9)
+    loop.run(iterations)
+    return counter.passes
 
 
 def test_every_setting_is_said_and_fits():

@@ -45,8 +45,12 @@ def old_steps(config: RecipeConfig) -> int:
     return (config.policy.points or 0) if asks_old(chosen_objective(config), config) else 0
 
 
-def forward_passes(config: RecipeConfig) -> float:
-    """Videos times passes of an iteration, without guidance and recomputation; a backward pass counts two."""
+def forward_passes(config: RecipeConfig, branches: int = 1) -> float:
+    """Videos times passes of an iteration, without recomputation; a backward pass counts two.
+
+    Guidance asks with two `branches`, but for points on videos with fresh noise.
+    """
     trained = trained_videos(config) * config.trained_steps * config.policy.num_iterations
     references = trained_videos(config) * (anchor_steps(config) + old_steps(config))
-    return rollout_passes(config) + references + 3 * trained
+    at_points = 1 if chosen_objective(config).noised else branches
+    return branches * rollout_passes(config) + at_points * (references + 3 * trained)

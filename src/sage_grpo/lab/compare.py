@@ -115,7 +115,8 @@ def candidates(name: str) -> list[Overrides]:
 
 def passes_per_video(name: str, found: Overrides, group: str = "once") -> float:
     config = load_recipe(yardstick_of(GROUPS[group].world).recipe, [*setting(name, group), *found])
-    return forward_passes(config) / config.rollouts
+    branches = 1 if config.model.guidance_scale in (None, 1) else 2
+    return forward_passes(config, branches) / config.rollouts
 
 
 def a_race(
