@@ -117,8 +117,8 @@ class Job:
     @property
     def key(self) -> str:
         """Says all that decides its result, so that a changed experiment is run again."""
-        settings = self.experiment.config(self.seed, self.iterations, Path("any")).model_dump_json()
-        return key_of(f"{self.name}-{self.seed}", f"{settings} {self.samples}")
+        settings = self.experiment.config(self.seed, self.iterations, Path("any"))
+        return key_of(f"{self.name}-{self.seed}", settings, self.samples)
 
     @property
     def config(self) -> RecipeConfig:
@@ -174,7 +174,7 @@ class Base:
 
     @property
     def key(self) -> str:
-        return key_of("base", f"{self.config.model_dump_json()} {self.samples}")
+        return key_of("base", self.config, self.samples)
 
     @property
     def config(self) -> RecipeConfig:

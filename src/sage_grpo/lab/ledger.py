@@ -5,6 +5,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from sage_grpo.config import RecipeConfig
+
 DIGITS = 6  # significant ones: more are noise
 
 
@@ -36,8 +38,13 @@ class Ledger:
             file.write((b"\n" if torn else b"") + f"{line}\n".encode())
 
 
-def key_of(name: str, decides: str) -> str:
-    """Of a run: its name, and a digest of the settings that decide its result."""
+def key_of(name: str, config: RecipeConfig, *more: object) -> str:
+    """Of a run: its name, and a digest of all that decides its result.
+
+    Settings that stand at their default are not in it: one that is added later, and leaves runs as they were, would
+    else take every run off the record.
+    """
+    decides = " ".join([config.model_dump_json(exclude_defaults=True), *map(str, more)])
     return f"{name}-{blake2b(decides.encode(), digest_size=4).hexdigest()}"
 
 

@@ -107,11 +107,9 @@ class Race:
     @property
     def key(self) -> str:
         """Says all that decides its result, so that a changed setting is run again."""
-        settings = load_recipe(yardstick_of(self.world).recipe, list(self.overrides)).model_dump_json()
-        target = "" if self.target is None else f" {self.target}"
-        stale = f" stale {self.staleness}" if self.staleness else ""
-        decides = f"{settings} {self.budget} {self.looks} {self.samples}{target}{stale}"
-        return key_of(f"{self.name}-{self.seed}", decides)
+        settings = load_recipe(yardstick_of(self.world).recipe, list(self.overrides))
+        more = self.budget, self.looks, self.samples, self.target, self.staleness
+        return key_of(f"{self.name}-{self.seed}", settings, *more)
 
     def _trainer(self, config: RecipeConfig) -> Trainer:
         if not self.staleness:
