@@ -35,6 +35,7 @@ class DiffusersModel(VideoModel, ABC):
     denoisers: ClassVar[Sequence[str]] = ("transformer",)  # what is trained, by its name in the pipeline
     resizable = autocasts = True
     encoders: Sequence[str] = ("text_encoder",)  # what is only needed to encode
+    decoders: ClassVar[Sequence[str]] = ("vae",)  # what is only needed for videos
     blocks: str = "transformer_blocks"  # the repeated layers inside a denoiser
     lora_targets: Sequence[str] = ("to_q", "to_k", "to_v", "to_out.0")
     float32_parts: ClassVar[tuple[str, ...]] = ()  # components that lose quality in half precision
@@ -62,7 +63,7 @@ class DiffusersModel(VideoModel, ABC):
         self.pipe = pipe
         for denoiser in self._denoisers():
             denoiser.requires_grad_(True).eval()
-        for name in (*self.encoders, "vae"):
+        for name in (*self.encoders, *self.decoders):
             if (part := getattr(pipe, name, None)) is not None:
                 part.requires_grad_(False).eval()
         layers = (layer for block in self.shard_blocks for layer in block.modules() if isinstance(layer, nn.Linear))
@@ -123,6 +124,15 @@ class DiffusersModel(VideoModel, ABC):
         """The latents as the network sees them: frames that are given stand in their place."""
         return x
 
+    def pipeline_inputs(self, x: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Arguments with which the pipeline begins at latents `x`, guided as this model is. Only the contract asks."""
+        return {"latents": self.model_input(x, inputs)}
+
+    def pipeline_latents(self, found: tuple[Any, ...]) -> Tensor:
+        """The pipeline's end as `latent_shape` says. Only the contract asks."""
+        end: Tensor = found[0]
+        return end
+
     # The protocol ------------------------------------------------------------------------------------------
 
     @classmethod
@@ -169,7 +179,7 @@ class DiffusersModel(VideoModel, ABC):
         small = cls.tiny()
         sizes = next((sizes for word, sizes in cls.released.items() if word in (path or "")), {})
         kinds = precisions(cls, dtype, frozen_dtype)
-        parts = full_size(small, path, (*cls.denoisers, "vae"), cls.encoders, kinds, cls.encoder_sizes | sizes)
+        parts = full_size(small, path, (*cls.denoisers, *cls.decoders), cls.encoders, kinds, cls.encoder_sizes | sizes)
         own = {name: small.config[name] for name in inspect.signature(cls.pipeline_class).parameters}
         return cls(cls.pipeline_class(**(own | small.components | parts)), **settings)
 
@@ -202,7 +212,7 @@ class DiffusersModel(VideoModel, ABC):
         for part in self._denoisers():
             if not self._layer.weight.is_meta:  # weights that are left out come later, shard by shard
                 part.to(device)
-        for name in (*self.encoders, "vae"):
+        for name in (*self.encoders, *self.decoders):
             if (waiting := getattr(self.pipe, name, None)) is not None:
                 waiting.to(self.offload_device or device)
 

@@ -56,7 +56,9 @@ def prompts_for(model: DiffusersModel) -> list[Prompt]:
     return [Prompt(text, column) for text, column in zip(TEXTS, columns, strict=True)]
 
 
-def through_pipeline(model: DiffusersModel, prompt: Prompt, noise: Tensor, output: str, steps: int = STEPS) -> Any:
+def through_pipeline(
+    model: DiffusersModel, prompt: Prompt, noise: Tensor, output: str, steps: int = STEPS
+) -> tuple[Any, ...]:
     """`pipe(...)` of diffusers with our noise; its Euler scheduler if its own one is of higher order."""
     pipe = model.pipe
     if not isinstance(pipe.scheduler, FlowMatchEulerDiscreteScheduler):
@@ -71,12 +73,15 @@ def through_pipeline(model: DiffusersModel, prompt: Prompt, noise: Tensor, outpu
         "num_frames": model.frames,
         "num_inference_steps": steps,
         "guidance_scale": model.guidance_scale,
-        "latents": model.model_input(noise, condition),
         "output_type": output,
         "max_sequence_length": model.text_tokens or None,
+        **model.pipeline_inputs(noise, condition),
     }
     known = inspect.signature(pipe.__call__).parameters
-    return pipe(**{k: v for k, v in arguments.items() if k in known and v is not None}, return_dict=False)[0]
+    found: tuple[Any, ...] = pipe(
+        **{k: v for k, v in arguments.items() if k in known and v is not None}, return_dict=False
+    )
+    return found
 
 
 def check_pipeline(model: DiffusersModel) -> None:
@@ -84,7 +89,7 @@ def check_pipeline(model: DiffusersModel) -> None:
     for i, prompt in enumerate(prompts_for(model)):
         key = ("contract", i)
         noise = keyed_noise(model.latent_shape(prompt), [(*key, "initial")], model.device)
-        expected = through_pipeline(model, prompt, noise, "latent")
+        expected = model.pipeline_latents(through_pipeline(model, prompt, noise, "latent"))
         table = kernel_table("ode", model.pipe.scheduler.sigmas.double(), 0.0)
         for model.branches_together in (False, True):
             got = sample(model, [prompt], table, [key], [key]).x0
@@ -144,23 +149,30 @@ def check_gradients(model: DiffusersModel) -> None:
     assert not missing, f"no gradient reaches {missing[:3]}: name them in `unused`"
     used = [n for n, p in model.module.named_parameters() if named[n] and p.grad is not None and p.grad.any()]
     assert not used, f"{used[:3]} have a gradient but are named in `unused`: they would not be trained"
-    held = [part for name in (*model.encoders, "vae") if (part := getattr(model.pipe, name, None)) is not None]
+    held = [part for name in (*model.encoders, *model.decoders) if (part := getattr(model.pipe, name, None)) is not None]
     assert not any(p.requires_grad or p.grad is not None for part in held for p in part.parameters())
 
 
 def check_decode(model: DiffusersModel) -> None:
-    """Frames have the requested shape and are those of the pipeline."""
+    """Frames, and sound where there is any, are those of the pipeline."""
     prompt = prompts_for(model)[0]
     noise = keyed_noise(model.latent_shape(prompt), [("contract", 0, "initial")], model.device)
-    expected = torch.as_tensor(through_pipeline(model, prompt, noise, "np"))
+    pictures, *heard = through_pipeline(model, prompt, noise, "np")
+    expected = torch.as_tensor(pictures)
     if expected.dim() == 4:  # a picture
         expected = expected[:, None]
     table = kernel_table("ode", model.pipe.scheduler.sigmas.double(), 0.0)
-    frames = model.decode(sample(model, [prompt], table, [("contract", 0)], [("contract", 0)]).x0)
+    videos = model.render(sample(model, [prompt], table, [("contract", 0)], [("contract", 0)]).x0)
+    frames = videos.frames
     assert frames.dtype == torch.uint8
     assert frames.shape == (1, model.frames, model.height, model.width, 3)
     off = (frames.float() - expected * 255).abs()
     assert off.max() <= 1.01, f"decoded frames differ from the pipeline's by up to {off.max():.1f} of 255"
+    if heard:
+        assert videos.sound is not None
+        assert videos.sample_rate
+        assert videos.sound.std() > 1e-3, "the tiny model makes no sound"
+        torch.testing.assert_close(videos.sound, heard[0].float(), rtol=1e-4, atol=1e-4)
 
 
 def check_seeds(model: DiffusersModel) -> None:

@@ -98,12 +98,16 @@ class LTXVideo(DiffusersModel):
     def times(self, x: Tensor, sigma: Tensor) -> Tensor:
         return self.timestep(sigma)
 
-    def to_pixels(self, x0: Tensor) -> Tensor:
+    def unpacked(self, tokens: Tensor) -> Tensor:
+        """As the decoder takes them."""
         p, vae = self.pipe, self.pipe.vae
         patches = (p.transformer_spatial_patch_size, p.transformer_temporal_patch_size)
-        latents = p._unpack_latents(x0, *self.grid, *patches)
+        latents: Tensor = p._unpack_latents(tokens, *self.grid, *patches)
         latents = p._denormalize_latents(latents, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
-        out: Tensor = vae.decode(latents, None, return_dict=False)[0]
+        return latents
+
+    def to_pixels(self, x0: Tensor) -> Tensor:
+        out: Tensor = self.pipe.vae.decode(self.unpacked(x0), None, return_dict=False)[0]
         return out
 
     @classmethod
@@ -143,12 +147,11 @@ class LTXVideo(DiffusersModel):
         return tiny.seeded(make)
 
 
-@model("ltx-i2v", extra="models")
-class LTXVideoImageToVideo(LTXVideo):
-    """The first latent frame is given: clean, told so token by token, and not denoised."""
+class GivenFirstFrame(DiffusersModel):
+    """The first latent frame is given: clean, told so token by token, and not denoised. Its tokens are the first."""
 
-    pipeline_class = df.LTXImageToVideoPipeline
     needs_image = True
+    frame_tokens: int
 
     def embed_image(self, image: Image.Image) -> dict[str, Tensor]:
         p, vae = self.pipe, self.pipe.vae
@@ -159,10 +162,11 @@ class LTXVideoImageToVideo(LTXVideo):
         return {"first_frame": p._pack_latents(latents, *patches)}
 
     def image_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"first_frame": (self.frame_tokens, self.latent_shape(Prompt(""))[1])}
+        return {"first_frame": (self.frame_tokens, self.pipe.transformer.config.in_channels)}
 
     def model_input(self, x: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-        return torch.cat([inputs["first_frame"].to(x.dtype), x[:, self.frame_tokens :]], dim=1)
+        given = inputs["first_frame"].flatten(1)
+        return torch.cat([given.to(x.dtype), x.flatten(1)[:, given.shape[1] :]], dim=1).view_as(x)
 
     def times(self, x: Tensor, sigma: Tensor) -> Tensor:
         noisy = torch.ones_like(x[..., 0])
@@ -171,6 +175,12 @@ class LTXVideoImageToVideo(LTXVideo):
 
     def velocity(self, x: Tensor, sigma: Tensor, condition: Mapping[str, Tensor]) -> Tensor:
         """A given frame flows straight to itself, so that the end state holds it."""
-        v, count = super().velocity(x, sigma, condition), self.frame_tokens
-        straight = (x[:, :count] - condition["first_frame"]) / sigma.view(-1, 1, 1)
-        return torch.cat([straight.to(v.dtype), v[:, count:]], dim=1)
+        v, given = super().velocity(x, sigma, condition), condition["first_frame"].flatten(1)
+        count = given.shape[1]
+        straight = (x.flatten(1)[:, :count] - given) / sigma[:, None]
+        return torch.cat([straight.to(v.dtype), v.flatten(1)[:, count:]], dim=1).view_as(v)
+
+
+@model("ltx-i2v", extra="models")
+class LTXVideoImageToVideo(GivenFirstFrame, LTXVideo):
+    pipeline_class = df.LTXImageToVideoPipeline

@@ -18,9 +18,9 @@ from sage_grpo.models.errors import ModelError
 from sage_grpo.models.unpadded import runs
 
 
-def cut(dim: int, of: int) -> ContextParallelInput:
-    """An entry of a plan: this argument is cut along `dim` if it has `of` dimensions."""
-    return ContextParallelInput(split_dim=dim, expected_dims=of)
+def cut(dim: int, of: int, output: bool = False) -> ContextParallelInput:
+    """An entry of a plan: this argument, or this output, is cut along `dim` if it has `of` dimensions."""
+    return ContextParallelInput(split_dim=dim, expected_dims=of, split_output=output)
 
 
 def check_sharing(size: int, heads: int, tokens: int | None = None) -> None:

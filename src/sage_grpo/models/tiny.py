@@ -20,6 +20,17 @@ T5_XXL = {
     "vocab_size": 32128,
     "feed_forward_proj": "gated-gelu",
 }
+GEMMA3_12B = {
+    "text_config": {
+        "hidden_size": 3840,
+        "intermediate_size": 15360,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 256,
+        "vocab_size": 262208,
+    }
+}
 
 
 def unigram_tokenizer(length: int) -> Any:
@@ -53,6 +64,34 @@ def qwen_tokenizer(header: int) -> Any:
         "{{ '<|im_start|>user\n' + message.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
     )
     return tokenizer
+
+
+def gemma_tokenizer(length: int) -> Any:
+    """One token a character."""
+    words = ["<pad>", "<eos>", "<bos>", "<unk>", "▁", *LETTERS]
+    return hf.GemmaTokenizer(vocab={word: i for i, word in enumerate(words)}, merges=[], model_max_length=length)
+
+
+def gemma_encoder(width: int, vocabulary: int) -> Any:
+    text = {
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "vocab_size": vocabulary,
+    }
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    config = hf.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    return hf.Gemma3ForConditionalGeneration(config).eval()
 
 
 def t5_encoder(width: int, vocabulary: int, kind: str = "T5") -> Any:
