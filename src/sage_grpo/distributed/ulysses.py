@@ -32,7 +32,7 @@ class Exchange:
         """All tokens, the same on every process."""
         longest = max(self.lengths)
         padded = pad(x, [0, 0] * (x.ndim - 1 - dim) + [0, longest - x.shape[dim]])
-        parts = torch.split(self._gather(padded, dim), longest, dim)
+        parts = torch.split(self.gathered(padded, dim), longest, dim)
         return torch.cat([part.narrow(dim, 0, n) for part, n in zip(parts, self.lengths, strict=True)], dim)
 
     def to_heads(self, x: Tensor) -> Tensor:
@@ -53,12 +53,12 @@ class Exchange:
 
     def all_heads(self, x: Tensor) -> Tensor:
         """The inverse of `my_heads`."""
-        return self._gather(x, 2)
+        return self.gathered(x, 2)
 
     def _trade(self, x: Tensor, sent: list[int], received: list[int]) -> Tensor:
         return _arrived(functional.all_to_all_single(x.contiguous(), received, sent, self.group))
 
-    def _gather(self, x: Tensor, dim: int) -> Tensor:
+    def gathered(self, x: Tensor, dim: int) -> Tensor:
         return _arrived(functional.all_gather_single_autograd(x.contiguous(), dim, self.group))
 
 

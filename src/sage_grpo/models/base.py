@@ -35,7 +35,7 @@ class DiffusersModel(VideoModel, ABC):
     denoisers: ClassVar[Sequence[str]] = ("transformer",)  # what is trained, by its name in the pipeline
     resizable = autocasts = True
     encoders: Sequence[str] = ("text_encoder",)  # what is only needed to encode
-    decoders: ClassVar[Sequence[str]] = ("vae",)  # what is only needed for videos
+    decoders: Sequence[str] = ("vae",)  # what is only needed to decode
     blocks: str = "transformer_blocks"  # the repeated layers inside a denoiser
     lora_targets: Sequence[str] = ("to_q", "to_k", "to_v", "to_out.0")
     float32_parts: ClassVar[tuple[str, ...]] = ()  # components that lose quality in half precision

@@ -29,7 +29,7 @@ RATIOS = {"spatial_compression_ratio": 32, "temporal_compression_ratio": 8}  # i
 class LTX2(LTXVideo):
     pipeline_class: ClassVar[Any] = df.LTX2Pipeline
     encoders = ("text_encoder", "connectors")
-    decoders: ClassVar[tuple[str, ...]] = ("vae", "audio_vae", "vocoder")
+    decoders = ("vae", "audio_vae", "vocoder")
     default_size = (121, 512, 768)
     tiny_size = (9, 64, 64)
     tiny_options: ClassVar[Mapping[str, Any]] = {"text_tokens": 24}
@@ -276,7 +276,7 @@ class LookAtWholeVideo:
         rotate = apply_split_rotary_emb if attn.rope_type == "split" else apply_interleaved_rotary_emb
         query = rotate(attn.norm_q(attn.to_q(hidden_states)), query_rotary_emb)
         key = rotate(attn.norm_k(attn.to_k(encoder_hidden_states)), key_rotary_emb)
-        key, value = (self.exchange.everything(x, 1) for x in (key, attn.to_v(encoder_hidden_states)))
+        key, value = (self.exchange.gathered(x, 1) for x in (key, attn.to_v(encoder_hidden_states)))
         heads = (x.unflatten(2, (attn.heads, -1)) for x in (query, key, value))
         out = dispatch_attention_fn(*heads, attn_mask=attention_mask, backend=self._attention_backend)
         if attn.to_gate_logits is not None:

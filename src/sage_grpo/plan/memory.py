@@ -190,7 +190,7 @@ def memory(
         "videos": decoded * frames,  # until they are scored and seen
         "videos made before": max(decoded - policy.batch_size, 0) * frames,
         "text encoders": component_bytes(model, model.encoders),
-        "VAE": component_bytes(model, ("vae",)),
+        "VAE": component_bytes(model, model.decoders),
         "activations of the VAE": round(decoding.memory) if decoding else 0,
         "reward models": rewards,
     }

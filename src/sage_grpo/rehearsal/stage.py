@@ -76,7 +76,7 @@ def make_checkpoint(config: RecipeConfig, folder: Path, released: str | None) ->
     """A pipeline of the same classes: networks and decoder at the size of the release, encoders tiny."""
     adapter: Any = resolve_model(config.model.type)
     pipe, outline = adapter.tiny(), adapter.outline(released, **storage_dtypes(config.tuning))
-    for name in (*adapter.denoisers, "vae"):
+    for name in (*adapter.denoisers, *adapter.decoders):
         if (part := getattr(outline.pipe, name, None)) is not None:
             buffers = {key: value.clone() for key, value in part.named_buffers() if not value.is_meta}
             random_weights(part)
