@@ -4,6 +4,7 @@ import io
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import av
 import matplotlib
@@ -12,12 +13,15 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from sage_grpo.core.protocols import Videos
 from sage_grpo.files import atomic_write
 
 Frames = npt.NDArray[np.uint8]
 
 DEFAULT_FPS = 8  # where a model does not know its own
 VIEWABLE = 128  # pixels of the smaller side below which a video is too small to judge
+AUDIBLE, LAYOUTS = 48_000, {1: "mono", 2: "stereo"}
+AAC: dict[str, Any] = {"bit_rate": 192_000, "options": {"aac_coder": "fast"}}  # the slow one adds cracks to pure tones
 BT709, LIMITED_RANGE = 1, 1  # as the H.264 standard numbers them
 LARGEST_CELL = 192  # on a contact sheet
 MARGIN, LABEL_WIDTH, TEXT = 12, 190, 14
@@ -39,8 +43,24 @@ def _enlarged(frames: Frames, scale: int | None) -> Frames:
     return frames.repeat(scale, axis=1).repeat(scale, axis=2)
 
 
-def mp4_bytes(frames: Frames | Tensor, fps: float | None = None, scale: int | None = None) -> bytes:
-    """H.264 that every browser plays. `scale` enlarges; by default until the smaller side has 128 pixels."""
+class SoundTrack(NamedTuple):
+    """What is heard beside the frames."""
+
+    wave: npt.NDArray[np.float32]  # (channels, samples) from -1 to 1
+    rate: int  # samples a second
+
+
+def sound_of(videos: Videos, i: int) -> SoundTrack | None:
+    """That of one of them, where the model makes any."""
+    if videos.sound is None or videos.sample_rate is None:
+        return None
+    return SoundTrack(videos.sound[i].float().cpu().numpy(), videos.sample_rate)
+
+
+def mp4_bytes(
+    frames: Frames | Tensor, fps: float | None = None, scale: int | None = None, sound: SoundTrack | None = None
+) -> bytes:
+    """H.264 and AAC that every browser plays. `scale` enlarges; by default until the smaller side has 128 pixels."""
     array = _enlarged(as_frames(frames), scale)
     height, width = array.shape[1:3]
     # yuv420p halves both sides; an odd side gets its last line twice rather than losing it.
@@ -55,22 +75,43 @@ def mp4_bytes(frames: Frames | Tensor, fps: float | None = None, scale: int | No
         context = stream.codec_context
         context.colorspace = context.color_primaries = context.color_trc = BT709
         context.color_range = LIMITED_RANGE
+        heard = container.add_stream("aac", rate=AUDIBLE, layout=LAYOUTS[len(sound.wave)], **AAC) if sound else None
         for picture in array:
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
             container.mux(stream.encode(frame.reformat(format="yuv420p", dst_colorspace="ITU709")))
         container.mux(stream.encode())
+        if sound and heard:
+            _add_sound(container, heard, sound)
     return out.getvalue()
 
 
-def write_mp4(path: Path, frames: Frames | Tensor, fps: float | None = None, scale: int | None = None) -> None:
-    atomic_write(path, mp4_bytes(frames, fps, scale))
+def _add_sound(container: av.container.OutputContainer, stream: av.AudioStream, sound: SoundTrack) -> None:
+    layout = LAYOUTS[len(sound.wave)]
+    whole = av.AudioFrame.from_ndarray(np.ascontiguousarray(sound.wave, dtype=np.float32), format="fltp", layout=layout)
+    whole.sample_rate, whole.pts = sound.rate, 0  # else the silence that the codec begins with is heard
+    to_audible = av.AudioResampler(format="fltp", layout=layout, rate=AUDIBLE)  # not every player knows every rate
+    for frame in [*to_audible.resample(whole), *to_audible.resample(None)]:
+        container.mux(stream.encode(frame))
+    container.mux(stream.encode())
 
 
-def write_frames(path: Path, frames: Frames | Tensor, fps: float | None = None) -> Path:
+def write_mp4(
+    path: Path,
+    frames: Frames | Tensor,
+    fps: float | None = None,
+    scale: int | None = None,
+    sound: SoundTrack | None = None,
+) -> None:
+    atomic_write(path, mp4_bytes(frames, fps, scale, sound))
+
+
+def write_frames(
+    path: Path, frames: Frames | Tensor, fps: float | None = None, sound: SoundTrack | None = None
+) -> Path:
     """`path` with the right ending: a picture if there is one frame, else a video."""
     array = as_frames(frames)
     if len(array) > 1:
-        write_mp4(path.with_suffix(".mp4"), array, fps)
+        write_mp4(path.with_suffix(".mp4"), array, fps, sound=sound)
         return path.with_suffix(".mp4")
     out = io.BytesIO()
     Image.fromarray(_enlarged(array, None)[0]).save(out, "PNG")
@@ -86,6 +127,19 @@ def frame_rate(path: Path) -> float:
 def read_mp4(path: Path) -> Frames:
     with av.open(str(path)) as container:
         return np.stack([rgb_frame(frame) for frame in container.decode(video=0)])
+
+
+def read_sound(path: Path) -> SoundTrack | None:
+    """Of a file that has any."""
+    with av.open(str(path)) as container:
+        if not container.streams.audio:
+            return None
+        stream = container.streams.audio[0]
+        to_floats = av.AudioResampler(format="fltp", layout=stream.layout.name, rate=stream.rate)
+        parts = [part.to_ndarray() for frame in container.decode(stream) for part in to_floats.resample(frame)]
+        length = round((stream.duration or 0) * (stream.time_base or 0) * stream.rate)  # the last block is filled up
+        wave = np.concatenate(parts, axis=1)[:, : length or None].astype(np.float32)
+        return SoundTrack(wave, stream.rate)
 
 
 def rgb_frame(frame: av.VideoFrame) -> Frames:

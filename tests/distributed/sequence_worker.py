@@ -20,7 +20,12 @@ from sage_grpo.registry import resolve_model
 from sage_grpo.training.build import own_prompts
 from tiny_models import disturb, tiny_model
 
-SIZES = {"hunyuan15": (9, 48, 80), "wan": (9, 32, 48), "ltx": (9, 64, 96), "ltx2": (9, 64, 128)}  # HunyuanVideo-1.5: an odd number of tokens
+SIZES = {
+    "hunyuan15": (9, 48, 80),
+    "wan": (9, 32, 48),
+    "ltx": (9, 64, 96),
+    "ltx2": (9, 64, 128),
+}  # HunyuanVideo-1.5: an odd number of tokens
 RECOMPUTED = ("hunyuan15", "wan")  # with gradient checkpointing: the exchange happens again in the backward pass
 
 

@@ -12,12 +12,14 @@ from PIL import Image
 
 from sage_grpo import registry
 from sage_grpo.core.protocols import Prompt
-from sage_grpo.core.rollout import sample
+from sage_grpo.core.rollout import keyed_noise, sample, velocity_at
 from sage_grpo.math.kernels import kernel_table
+from sage_grpo.math.schedule import sigma_schedule
 from sage_grpo.models import contract
 from sage_grpo.models.base import ModelError, read_image
 from sage_grpo.models.hunyuan15 import HunyuanVideo15, HunyuanVideo15ImageToVideo
 from sage_grpo.models.ltx import LTXVideo, LTXVideoImageToVideo
+from sage_grpo.models.ltx2 import LTX2
 from sage_grpo.models.wan import Wan, Wan22, Wan22SmallImageToVideo
 
 pytestmark = pytest.mark.slow
@@ -49,6 +51,50 @@ ADAPTERS = [
 @pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda a: a.__name__)
 def test_contract(adapter, guided, check, checkpoint):
     check(contract.load(adapter, checkpoint(adapter), guided=guided))
+
+
+def test_a_decoder_that_denoises_gives_the_pipelines_frames_in_any_batch(tmp_path):
+    """LTX-Video 0.9.1 and later: their noise is the same for every video."""
+    pipe = LTXVideo.tiny()
+    changes = {"timestep_conditioning": True, "decoder_inject_noise": (False,) * 5}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        pipe.register_modules(vae=type(pipe.vae).from_config({**pipe.vae.config, **changes}))
+    pipe.save_pretrained(tmp_path)
+    model = contract.load(LTXVideo, str(tmp_path))
+    prompts = contract.prompts_for(model)
+    noise = keyed_noise(model.latent_shape(prompts[0]), [("contract", i, "initial") for i in range(2)], model.device)
+    table = kernel_table("ode", sigma_schedule(contract.STEPS, 3.0), 0.0)
+    both = [("contract", i) for i in range(2)]
+    together = model.decode(sample(model, prompts, table, both, both).x0)
+    for i, prompt in enumerate(prompts):
+        alone = sample(model, [prompt], table, both[i : i + 1], both[i : i + 1]).x0
+        assert (model.decode(alone)[0].int() - together[i].int()).abs().max() <= 1
+        seeded = {"generator": torch.Generator().manual_seed(0), "decode_timestep": 0.05, "decode_noise_scale": 0.025}
+        ours = model.pipeline_inputs(noise[i : i + 1], {})
+        model.pipeline_inputs = lambda *given, ours=ours, seeded=seeded: ours | seeded
+        expected = torch.as_tensor(contract.through_pipeline(model, prompt, noise[i : i + 1], "np")[0])
+        del model.pipeline_inputs
+        exact = sample(
+            model,
+            [prompt],
+            kernel_table("ode", model.pipe.scheduler.sigmas.double(), 0.0),
+            both[i : i + 1],
+            both[i : i + 1],
+        )
+        assert (model.decode(exact.x0).float() - 255 * expected).abs().max() <= 1.01
+
+
+def test_sound_has_a_guidance_scale_of_its_own(checkpoint):
+    """It is the pipeline's, and touches nothing but the sound of the step."""
+    models = [contract.load(LTX2, checkpoint(LTX2), sound_guidance_scale=scale) for scale in (7.0, None)]
+    contract.check_pipeline(models[0])
+    prompt = contract.prompts_for(models[0])[:1]
+    x = keyed_noise(models[0].latent_shape(prompt[0]), [("sound", 0)], models[0].device)
+    with torch.no_grad():
+        own, same = (model.parts.unpack(velocity_at(model, x, 0.7, model.encode(prompt))) for model in models)
+    torch.testing.assert_close(own["video"], same["video"], rtol=1e-5, atol=1e-5)
+    assert not torch.equal(own["sound"], same["sound"])
 
 
 def test_every_adapter_has_a_name_in_recipes():

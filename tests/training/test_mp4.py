@@ -10,7 +10,18 @@ import pytest
 import torch
 from PIL import Image
 
-from sage_grpo.videos import contact_sheet, font_of, mp4_bytes, read_mp4, wrap, write_mp4
+from sage_grpo.core.protocols import Videos
+from sage_grpo.videos import (
+    SoundTrack,
+    contact_sheet,
+    font_of,
+    mp4_bytes,
+    read_mp4,
+    read_sound,
+    sound_of,
+    wrap,
+    write_mp4,
+)
 
 BARS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0), (255, 255, 0), (200, 30, 120), (90, 90, 90)]
 
@@ -41,6 +52,35 @@ def test_fine_detail_survives(tmp_path):
     write_mp4(tmp_path / "a.mp4", video, scale=1)
     error = np.square(read_mp4(tmp_path / "a.mp4").astype(float) - video).mean()
     assert 10 * np.log10(255**2 / error) > 38  # decibels of peak signal over noise
+
+
+@pytest.mark.parametrize(("rate", "channels"), [(24_000, 2), (16_000, 1), (44_100, 2)])
+def test_sound_comes_back_at_its_time(tmp_path, rate, channels):
+    """A tone on the left all along, and on the right (or alone) from the middle on."""
+    time = np.arange(rate * 3 // 4) / rate
+    late = np.where(time >= 0.375, 0.5 * np.sin(2 * np.pi * 880 * time), 0)
+    wave = np.stack([0.5 * np.sin(2 * np.pi * 440 * time), late])[-channels:].astype(np.float32)
+    write_mp4(tmp_path / "a.mp4", coloured(), 8, sound=SoundTrack(wave, rate))
+    assert len(read_mp4(tmp_path / "a.mp4")) == 6
+    back = read_sound(tmp_path / "a.mp4")
+    assert back.wave.shape == (channels, round(0.75 * back.rate))
+    begins = np.argmax(np.abs(back.wave[-1]) > 0.1) / back.rate
+    assert begins == pytest.approx(0.375, abs=0.002)
+    again = np.interp(np.arange(back.wave.shape[1]) / back.rate, time, wave[0])
+    if channels == 2:
+        assert np.sqrt(np.square(back.wave[0] - again).mean()) < 0.02
+        tone = np.abs(np.fft.rfft(back.wave[0])).argmax() / 0.75
+        assert tone == pytest.approx(440, abs=2)
+
+
+def test_a_video_without_sound_has_none(tmp_path):
+    write_mp4(tmp_path / "a.mp4", coloured())
+    assert read_sound(tmp_path / "a.mp4") is None
+    frames = torch.zeros(2, 6, 16, 16, 3, dtype=torch.uint8)
+    assert sound_of(Videos(frames, 8.0), 1) is None
+    heard = sound_of(Videos(frames, 8.0, torch.arange(8.0).view(2, 1, 4), 100), 1)
+    assert (heard.wave == [[4, 5, 6, 7]]).all()
+    assert heard.rate == 100
 
 
 def test_tensors_and_arrays_are_one():

@@ -50,7 +50,7 @@ def sample(
                 (s.name, sample_videos(s, prompts, seed, tell=lambda: progress.advance(task)))
                 for s in reversed(sources)
             ]
-        files = write_samples(out, prompts, videos, seed, sources[0].model.frame_rate)
+        files = write_samples(out, prompts, videos, seed)
     if as_json:
         import json
 

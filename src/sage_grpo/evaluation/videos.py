@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config import ConfigError
-from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.protocols import Prompt, Videos
 from sage_grpo.core.sampler import generate
 from sage_grpo.evaluation.prompts import Task
 from sage_grpo.evaluation.sources import Candidate, digest
 from sage_grpo.files import atomic_write
 from sage_grpo.inference.sample import open_source
 from sage_grpo.progress import Tell
-from sage_grpo.videos import mp4_bytes
+from sage_grpo.videos import mp4_bytes, sound_of
 
 
 @dataclass(frozen=True)
@@ -121,19 +121,18 @@ def make_videos(
         tell(f"{candidate.name}: {task.short}")
         with torch.no_grad():
             latents = generate(source.model, [task.prompt], candidate.config, [noise_seed(task.prompt, seed)])
-            video = source.model.decode(latents)[0].cpu()
-        keep(folder, candidate, task, seed, video, source.model.frame_rate)
+            made = source.model.render(latents)
+        keep(folder, candidate, task, seed, made)
         if i == 0:
             after_first()
     del source
     gc.collect()  # before the next model is loaded
 
 
-def keep(
-    folder: Folder, candidate: Candidate, task: Task, seed: int, video: Tensor, frame_rate: float | None = None
-) -> None:
-    key = candidate.name, task.id, seed
-    content = {folder.video(*key): mp4_bytes(video, frame_rate), folder.frames(*key): lossless(video)}
+def keep(folder: Folder, candidate: Candidate, task: Task, seed: int, made: Videos) -> None:
+    key, video = (candidate.name, task.id, seed), made.frames[0].cpu()
+    seen = mp4_bytes(video, made.frame_rate, sound=sound_of(made, 0))
+    content = {folder.video(*key): seen, folder.frames(*key): lossless(video)}
     for path, data in content.items():
         atomic_write(path, data)
     files = {path.relative_to(folder.root).as_posix(): sha256(data).hexdigest() for path, data in content.items()}

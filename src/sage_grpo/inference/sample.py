@@ -5,15 +5,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from sage_grpo.config import RecipeConfig, load_recipe
-from sage_grpo.core.protocols import Prompt, VideoModel
+from sage_grpo.core.protocols import Prompt, VideoModel, Videos
 from sage_grpo.core.sampler import generate
 from sage_grpo.inference.reopen import open_run
 from sage_grpo.runs.folder import is_run
 from sage_grpo.training import build
-from sage_grpo.videos import contact_sheet, write_frames
+from sage_grpo.videos import contact_sheet, sound_of, write_frames
 
 
 @dataclass(frozen=True)
@@ -40,22 +39,22 @@ def untrained(source: Source) -> Source:
 
 def sample_videos(
     source: Source, prompts: Sequence[Prompt], seed: int, tell: Callable[[], None] = lambda: None
-) -> list[Tensor]:
+) -> Videos:
     """One video a prompt; prompt i has seed + i, whatever else is sampled."""
-    videos = []
+    made = []
     for i, prompt in enumerate(prompts):
         with torch.no_grad():
-            videos.append(source.model.decode(generate(source.model, [prompt], source.config, [seed + i]))[0].cpu())
+            one = source.model.render(generate(source.model, [prompt], source.config, [seed + i]))
+        made.append(replace(one, frames=one.frames.cpu(), sound=None if one.sound is None else one.sound.cpu()))
         tell()
-    return videos
+    return Videos.joined(made)
 
 
 def write_samples(
     folder: Path,
     prompts: Sequence[Prompt],
-    columns: Sequence[tuple[str, Sequence[Tensor]]],
+    columns: Sequence[tuple[str, Videos]],
     seed: int,
-    frame_rate: float | None = None,
 ) -> list[str]:
     """A file a video and one page with all of them; the names of the files."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,8 +62,9 @@ def write_samples(
     for i, prompt in enumerate(prompts):
         for name, videos in columns:
             mark = f"-{name.replace(' ', '-')}" if len(columns) > 1 else ""
-            files.append(write_frames(folder / f"{i:02d}{mark}", videos[i], frame_rate).name)
-            rows.append((f"{prompt.text} ({name})" if len(columns) > 1 else prompt.text, videos[i]))
+            frames, sound = videos.frames[i], sound_of(videos, i)
+            files.append(write_frames(folder / f"{i:02d}{mark}", frames, videos.frame_rate, sound).name)
+            rows.append((f"{prompt.text} ({name})" if len(columns) > 1 else prompt.text, frames))
     title = f"{' and '.join(name for name, _ in columns)}, seeds from {seed}"
     contact_sheet(folder / "sheet.png", rows, title=title)
     return [*files, "sheet.png"]

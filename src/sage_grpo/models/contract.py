@@ -149,7 +149,9 @@ def check_gradients(model: DiffusersModel) -> None:
     assert not missing, f"no gradient reaches {missing[:3]}: name them in `unused`"
     used = [n for n, p in model.module.named_parameters() if named[n] and p.grad is not None and p.grad.any()]
     assert not used, f"{used[:3]} have a gradient but are named in `unused`: they would not be trained"
-    held = [part for name in (*model.encoders, *model.decoders) if (part := getattr(model.pipe, name, None)) is not None]
+    held = [
+        part for name in (*model.encoders, *model.decoders) if (part := getattr(model.pipe, name, None)) is not None
+    ]
     assert not any(p.requires_grad or p.grad is not None for part in held for p in part.parameters())
 
 

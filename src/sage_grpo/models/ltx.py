@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sage_grpo.core.protocols import Exchange, Prompt
 from sage_grpo.models import tiny
-from sage_grpo.models.base import DiffusersModel, ModelError
+from sage_grpo.models.base import DiffusersModel
 from sage_grpo.models.shared_tokens import check_sharing, cut, share_by_plan
 from sage_grpo.registry import model
 
@@ -25,11 +25,21 @@ class LTXVideo(DiffusersModel):
     tiny_options: ClassVar[Mapping[str, Any]] = {"text_tokens": 24}
     encoder_sizes: ClassVar[dict[str, Mapping[str, Any]]] = {"text_encoder": tiny.T5_XXL}
 
-    def __init__(self, pipe: Any, *, text_tokens: int = 128, frame_rate: int = 25, **settings: Any) -> None:
+    frame_rate: float
+
+    def __init__(
+        self,
+        pipe: Any,
+        *,
+        text_tokens: int = 128,
+        frame_rate: float = 25.0,
+        decode_timestep: float = 0.05,
+        decode_noise_scale: float = 0.025,
+        **settings: Any,
+    ) -> None:
         self.text_tokens, self.frame_rate = text_tokens, frame_rate
+        self.decode_timestep, self.decode_noise_scale = decode_timestep, decode_noise_scale
         super().__init__(pipe, **settings)
-        if pipe.vae.config.timestep_conditioning:
-            raise ModelError("this LTX decoder adds noise of its own (timestep_conditioning); use a 0.9.0 checkpoint")
 
     def share_sequence(self, exchange: Exchange) -> None:
         """The library's plan cuts the text too, which its masked cross-attention cannot bear; ours leaves it whole."""
@@ -102,12 +112,26 @@ class LTXVideo(DiffusersModel):
         """As the decoder takes them."""
         p, vae = self.pipe, self.pipe.vae
         patches = (p.transformer_spatial_patch_size, p.transformer_temporal_patch_size)
-        latents: Tensor = p._unpack_latents(tokens, *self.grid, *patches)
-        latents = p._denormalize_latents(latents, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
-        return latents
+        latents = p._unpack_latents(tokens, *self.grid, *patches)
+        out: Tensor = p._denormalize_latents(latents, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
+        return out
 
     def to_pixels(self, x0: Tensor) -> Tensor:
-        out: Tensor = self.pipe.vae.decode(self.unpacked(x0), None, return_dict=False)[0]
+        vae, latents = self.pipe.vae, self.unpacked(x0)
+        if vae.config.timestep_conditioning:
+            return torch.cat([self._denoised(one) for one in torch.split(latents, 1)])
+        out: Tensor = vae.decode(latents, None, return_dict=False)[0]
+        return out
+
+    def _denoised(self, latents: Tensor) -> Tensor:
+        """By a decoder (0.9.1 and later) that takes a last step of its own, from noise that is the same for all."""
+        device, scale = latents.device, self.decode_noise_scale
+        noise = torch.randn(latents.shape, generator=torch.Generator(device).manual_seed(0), device=device)
+        time = torch.tensor([self.decode_timestep], device=device, dtype=latents.dtype)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(0)  # layers of it may draw more
+            mixed = (1 - scale) * latents + scale * noise.to(latents.dtype)
+            out: Tensor = self.pipe.vae.decode(mixed, time, return_dict=False)[0]
         return out
 
     @classmethod

@@ -70,7 +70,7 @@ class LTX2(LTXVideo):
         """Steps of the sound's latents: as long as the video."""
         p = self.pipe
         a_second = p.audio_sampling_rate / p.audio_hop_length / p.audio_vae_temporal_compression_ratio
-        return round(self.frames / self.frame_rate * a_second)
+        return round(self.frames / self.frame_rate * float(a_second))
 
     @property
     def sound_pitches(self) -> int:
@@ -158,7 +158,9 @@ class LTX2(LTXVideo):
         return sound.float().clamp(-1, 1)
 
     def render(self, x0: Tensor) -> Videos:
-        return Videos(self.decode(x0), self.frame_rate, self.to_sound(x0), self.pipe.vocoder.config.output_sampling_rate)
+        return Videos(
+            self.decode(x0), self.frame_rate, self.to_sound(x0), self.pipe.vocoder.config.output_sampling_rate
+        )
 
     # For the contract --------------------------------------------------------------------------------------
 

@@ -55,9 +55,7 @@ def rehearse(
     with record.phase("sample"):
         opened = open_source(folder / "run")
         prompts = list(build.build_prompts(small, find_prompts(config, folder, Rehearsal("")))(0, 1))
-        write_samples(
-            folder / "samples", prompts, [("rehearsed", sample_videos(opened, prompts, 0))], 0, opened.model.frame_rate
-        )
+        write_samples(folder / "samples", prompts, [("rehearsed", sample_videos(opened, prompts, 0))], 0)
     return record
 
 

@@ -17,7 +17,7 @@ from sage_grpo.core.update import UpdateResult
 from sage_grpo.files import write_json
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.training.trackers import Tracker
-from sage_grpo.videos import contact_sheet, write_mp4
+from sage_grpo.videos import contact_sheet, sound_of, write_mp4
 
 EMA = "ema"
 PER_STEP = {"ratio": "ratio", "clip_frac": "clip_frac", "gradient": "gradient_raw", "kl": "kl"}
@@ -131,7 +131,7 @@ class Samples(Callback):
         entries = [{"prompt": prompt.text, "seed": i} for i, prompt in enumerate(prompts)]
         write_json(folder.prompts, entries)
         for i, video in enumerate(made.frames):
-            write_mp4(folder.video(i), video, made.frame_rate)
+            write_mp4(folder.video(i), video, made.frame_rate, sound=sound_of(made, i))
             for tracker in self.trackers:
                 tracker.video(loop.iteration, f"samples/{i:02d}", folder.video(i))
         rows = [(prompt.text, video) for prompt, video in zip(prompts, made.frames, strict=True)]
