@@ -179,7 +179,8 @@ class DiffusersModel(VideoModel, ABC):
         small = cls.tiny()
         sizes = next((sizes for word, sizes in cls.released.items() if word in (path or "")), {})
         kinds = precisions(cls, dtype, frozen_dtype)
-        parts = full_size(small, path, (*cls.denoisers, *cls.decoders), cls.encoders, kinds, cls.encoder_sizes | sizes)
+        names = (*cls.denoisers, *cls.decoders, *cls.encoders)
+        parts = full_size(small, path, names, kinds, cls.encoder_sizes | sizes)
         own = {name: small.config[name] for name in inspect.signature(cls.pipeline_class).parameters}
         return cls(cls.pipeline_class(**(own | small.components | parts)), **settings)
 

@@ -41,14 +41,7 @@ class HunyuanVideo15(DiffusersModel):
     tiny_size = (5, 32, 32)
     tiny_options: ClassVar[Mapping[str, Any]] = {"text_tokens": 24, "glyph_tokens": 16, "image_tokens": 4}
     encoder_sizes: ClassVar[dict[str, Mapping[str, Any]]] = {
-        "text_encoder": {
-            "hidden_size": 3584,
-            "intermediate_size": 18944,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 28,
-            "num_key_value_heads": 4,
-            "vocab_size": 152064,
-        },
+        "text_encoder": tiny.QWEN25_7B,
         "text_encoder_2": {
             "d_model": 1472,
             "d_ff": 3584,

@@ -27,9 +27,10 @@ def empty_parts(pipeline: Any, folder: str, names: Sequence[str], kinds: Precisi
 
     index, parts = pipeline.load_config(folder), {}
     for name in names:
-        kind = (index.get(name) or [None, None])[1]
-        if kind is not None:
-            network = getattr(diffusers, kind)
+        library, kind = index.get(name) or (None, None)
+        if library and kind:
+            home = diffusers if library == "diffusers" else getattr(diffusers.pipelines, library)
+            network = getattr(home, kind)
             with init_empty_weights(include_buffers=False):
                 part = network.from_config(network.load_config(folder, subfolder=name))
             parts[name] = _as_loaded(part, _precision(kinds, name))
@@ -80,15 +81,16 @@ def _as_loaded(part: Any, dtype: torch.dtype) -> Any:
 def full_size(
     pipe: Any,
     path: str | None,
-    networks: Sequence[str],
-    encoders: Sequence[str],
+    names: Sequence[str],
     kinds: Precisions,
     sizes: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """All networks of a pipeline like `pipe` without weights: sizes of a checkpoint folder, or of its release."""
+    """These parts of a pipeline like `pipe` without weights: sizes of a checkpoint folder, or of its release."""
     folder = path if path and Path(path).is_dir() else None
     if folder and not (Path(folder) / "model_index.json").is_file():
         raise ModelError(f"model.path: {folder} is not a checkpoint: it has no model_index.json")
+    networks = [name for name in names if isinstance(getattr(pipe, name, None), diffusers.ModelMixin)]
+    encoders = [name for name in names if name not in networks]
     parts = empty_parts(type(pipe), folder, networks, kinds) if folder else default_parts(pipe, networks, kinds, sizes)
     return parts | empty_encoders(pipe, folder, encoders, kinds, sizes)
 

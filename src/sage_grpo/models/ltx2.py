@@ -99,7 +99,7 @@ class LTX2(LTXVideo):
 
     def text_shapes(self) -> dict[str, tuple[int, ...]]:
         connectors, tokens = self.pipe.connectors, self.text_tokens
-        pictures, sounds = connectors.video_connector.inner_dim, connectors.audio_connector.inner_dim
+        pictures, sounds = (part.inner_dim for part in (connectors.video_connector, connectors.audio_connector))
         return {"text": (tokens, pictures), "sound_text": (tokens, sounds), "text_mask": (tokens,)}
 
     # The network -------------------------------------------------------------------------------------------

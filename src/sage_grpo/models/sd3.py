@@ -8,7 +8,8 @@ from torch import Tensor
 
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.models import tiny
-from sage_grpo.models.base import DiffusersModel, ModelError
+from sage_grpo.models.base import DiffusersModel
+from sage_grpo.models.pictures import refuse_frames
 from sage_grpo.registry import model
 
 
@@ -50,8 +51,7 @@ class StableDiffusion3(DiffusersModel):
     def __init__(self, pipe: Any, *, text_tokens: int = 256, **settings: Any) -> None:
         self.text_tokens = text_tokens
         super().__init__(pipe, **settings)
-        if self.frames != 1:
-            raise ModelError(f"Stable Diffusion makes pictures: model.frames={self.frames} must be 1")
+        refuse_frames(self)
         last = len(self.shard_blocks) - 1  # nobody reads the text stream after the last block
         self.unused = (rf"transformer_blocks\.{last}\.attn\.(to_add_out|norm_added_q|add_q_proj)",)
 

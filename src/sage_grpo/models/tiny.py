@@ -20,6 +20,23 @@ T5_XXL = {
     "vocab_size": 32128,
     "feed_forward_proj": "gated-gelu",
 }
+QWEN25_7B = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+}
+QWEN3_4B = {
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+}
 GEMMA3_12B = {
     "text_config": {
         "hidden_size": 3840,
@@ -119,6 +136,33 @@ def qwen_encoder(width: int, vocabulary: int) -> Any:
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
     )
     return hf.Qwen2_5_VLTextModel(config).eval()
+
+
+def qwen_vl_encoder(width: int, vocabulary: int) -> Any:
+    """With an eye, as some pipelines keep it; it stays shut."""
+    text = qwen_encoder(width, vocabulary).config.to_dict()
+    vision = {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": width,
+    }
+    config = hf.Qwen2_5_VLConfig(text_config=text, vision_config=vision)
+    return hf.Qwen2_5_VLForConditionalGeneration(config).eval()
+
+
+def qwen3_encoder(width: int, vocabulary: int) -> Any:
+    config = hf.Qwen3Config(
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=vocabulary,
+    )
+    return hf.Qwen3Model(config).eval()
 
 
 def clip_text(width: int, vocabulary: int, length: int) -> Any:
