@@ -1,6 +1,6 @@
 """HunyuanVideo-1.5, text- and image-to-video: two text encoders, condition channels, the pipeline's own guider."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import diffusers as df
@@ -9,15 +9,16 @@ import transformers as hf
 from PIL import Image
 from torch import Tensor, nn
 
-from sage_grpo.core.protocols import Condition, Exchange, Prompt
+from sage_grpo.core.protocols import Exchange, Prompt
 from sage_grpo.models import tiny, unpadded
-from sage_grpo.models.base import DiffusersModel, ModelError
+from sage_grpo.models.base import ModelError
 from sage_grpo.models.shared_tokens import JointAttention, check_sharing
+from sage_grpo.models.texts import COUNT, OwnLengths
 from sage_grpo.registry import model
 
 
 @model("hunyuan15", extra="models")
-class HunyuanVideo15(DiffusersModel):
+class HunyuanVideo15(OwnLengths):
     pipeline_class: ClassVar[Any] = df.HunyuanVideo15Pipeline
     encoders = ("text_encoder", "text_encoder_2", "image_encoder")
     lora_targets = (
@@ -124,14 +125,6 @@ class HunyuanVideo15(DiffusersModel):
         words, there, glyphs, written = self.pipe.encode_prompt([text], device=self.device, dtype=self.dtype)
         return {"text": words[:, there[0].bool()], "glyphs": glyphs[:, written[0].bool()]}
 
-    @torch.no_grad()
-    def encode(self, prompts: Sequence[Prompt]) -> Condition:
-        batch = unpadded.together([self._row(prompt) for prompt in prompts])
-        return {name: x if name.endswith(unpadded.COUNT) else x.to(self.device) for name, x in batch.items()}
-
-    def beside(self, positive: Condition, negative: Condition) -> Condition:
-        return unpadded.together([positive, negative])
-
     def text_shapes(self) -> dict[str, tuple[int, ...]]:
         """Of a text as people write them: the longest has `text_tokens` and `glyph_tokens`."""
         config = self.pipe.transformer.config
@@ -150,7 +143,7 @@ class HunyuanVideo15(DiffusersModel):
         x = x.to(self.dtype)
         channels = torch.cat([x, *self.first_frame(x, inputs)], dim=1)
         # counts as plain numbers: FSDP2 moves all tensors that a network is given to the device
-        words = {name: y.tolist() if name.endswith(unpadded.COUNT) else y for name, y in inputs.items()}
+        words = {name: y.tolist() if name.endswith(COUNT) else y for name, y in inputs.items()}
         out: Tensor = self.pipe.transformer(channels, self.timestep(sigma), words=words)
         return out
 

@@ -6,17 +6,16 @@ from typing import Any, ClassVar
 import diffusers as df
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.models import tiny
-from sage_grpo.models.base import DiffusersModel
 from sage_grpo.models.pictures import refuse_frames
+from sage_grpo.models.texts import OwnLengths, lengths_of
 from sage_grpo.registry import model
 
 
 @model("qwen-image", extra="models")
-class QwenImage(DiffusersModel):
+class QwenImage(OwnLengths):
     pipeline_class: ClassVar[Any] = df.QwenImagePipeline
     lora_targets = (
         "to_q",
@@ -28,10 +27,11 @@ class QwenImage(DiffusersModel):
         "add_v_proj",
         "to_add_out",
     )
+    typical_text = 100  # tokens that a plan counts for a prompt
     default_size = (1, 1328, 1328)
     tiny_size = (1, 32, 32)
     tiny_options: ClassVar[Mapping[str, Any]] = {"text_tokens": 192}
-    encoder_sizes: ClassVar[dict[str, Mapping[str, Any]]] = {"text_encoder": {"text_config": tiny.QWEN25_7B}}
+    encoder_sizes: ClassVar[dict[str, Mapping[str, Any]]] = {"text_encoder": tiny.QWEN25_VL_7B}
 
     def __init__(self, pipe: Any, *, text_tokens: int = 512, **settings: Any) -> None:
         self.text_tokens = text_tokens
@@ -67,23 +67,24 @@ class QwenImage(DiffusersModel):
 
     def embed_text(self, text: str) -> dict[str, Tensor]:
         embedding, _ = self.pipe.encode_prompt([text or " "], device=self.device, max_sequence_length=self.text_tokens)
-        missing = self.text_tokens - embedding.shape[1]
-        mask = torch.ones(embedding.shape[:2], dtype=torch.long, device=self.device)
-        return {"text": pad(embedding.to(self.dtype), (0, 0, 0, missing)), "text_mask": pad(mask, (0, missing))}
+        return {"text": embedding.to(self.dtype)}
 
     def text_shapes(self) -> dict[str, tuple[int, ...]]:
         width = self.pipe.transformer.config.joint_attention_dim
-        return {"text": (self.text_tokens, width), "text_mask": (self.text_tokens,)}
+        return {"text": (min(self.typical_text, self.text_tokens), width)}
 
     def _encoding_settings(self) -> str:
         return f"{super()._encoding_settings()} {self.text_tokens}"
 
     def predict(self, x: Tensor, sigma: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        text, lengths = inputs["text"], lengths_of(inputs, "text")
+        places, ends = torch.arange(text.shape[1], device=x.device), torch.tensor(lengths, device=x.device)
+        mixed = len(set(lengths)) > 1  # else there is nothing to mask
         out: Tensor = self.pipe.transformer(
             hidden_states=x.to(self.dtype),
             timestep=sigma.to(self.dtype),
-            encoder_hidden_states=inputs["text"],
-            encoder_hidden_states_mask=inputs["text_mask"],
+            encoder_hidden_states=text,
+            encoder_hidden_states_mask=(places < ends[:, None]).long() if mixed else None,
             img_shapes=[[(1, *self.grid)]] * len(x),
             return_dict=False,
         )[0]

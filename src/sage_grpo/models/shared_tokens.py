@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from sage_grpo.core.protocols import Exchange
 from sage_grpo.models.errors import ModelError
-from sage_grpo.models.unpadded import runs
+from sage_grpo.models.texts import runs
 
 
 def cut(dim: int, of: int, output: bool = False) -> ContextParallelInput:

@@ -28,6 +28,16 @@ QWEN25_7B = {
     "num_key_value_heads": 4,
     "vocab_size": 152064,
 }
+QWEN25_VL_7B = {
+    "text_config": QWEN25_7B,
+    "vision_config": {
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "out_hidden_size": 3584,
+    },
+}
 QWEN3_4B = {
     "hidden_size": 2560,
     "intermediate_size": 9728,

@@ -4,38 +4,16 @@ The library fills texts and image up to 1,985 tokens, computes with all of them 
 tokens that are there take part. They carry no position, so leaving the others out changes nothing but rounding.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-COUNT = "_count"  # tokens of each sample, a tensor on the host; only there where samples of a batch differ
-TEXTS = ("text", "glyphs")
+from sage_grpo.models.texts import COUNT, filled, runs
+
 KINDS = {"text": 0, "glyphs": 1, "image": 2}  # rows of the network's embedding of kinds
-
-
-def together(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """One batch of several. Where texts differ in length the shorter are filled up, and all lengths are told."""
-    names = [name for name in parts[0] if not name.endswith(COUNT)]
-    counts = {name: [n for p in parts for n in lengths_of(p, name)] for name in names if name.endswith(TEXTS)}
-    mixed = any(len(set(lengths)) > 1 for lengths in counts.values())
-    if mixed:
-        parts = [{**part, **{name: filled(part[name], max(n)) for name, n in counts.items()}} for part in parts]
-    batch = {name: torch.cat([part[name] for part in parts]) for name in names}
-    return batch | ({name + COUNT: torch.tensor(lengths) for name, lengths in counts.items()} if mixed else {})
-
-
-def lengths_of(part: Mapping[str, Tensor], name: str) -> list[int]:
-    tokens, told = part[name], part.get(name + COUNT)
-    return [tokens.shape[1]] * len(tokens) if told is None else told.tolist()
-
-
-def filled(tokens: Tensor, length: int) -> Tensor:
-    return pad(tokens, (0, 0, 0, length - tokens.shape[1]))
 
 
 def install(network: Any) -> None:
@@ -78,12 +56,6 @@ def text_tokens(network: Any, timestep: Tensor, words: Mapping[str, Any]) -> tup
         parts.append(embedded(network, timestep[rows], mine))
     lengths = tuple(part.shape[1] for part in parts for _ in range(len(part)))
     return varying(network, torch.cat([filled(part, max(lengths)) for part in parts])), lengths
-
-
-def runs(lengths: Sequence[object]) -> list[slice]:
-    """Neighbours that are alike, such as those of one prompt or of one branch of guidance."""
-    ends = [i for i in range(1, len(lengths)) if lengths[i] != lengths[i - 1]]
-    return [slice(first, last) for first, last in pairwise([0, *ends, len(lengths)])]
 
 
 def embedded(network: Any, timestep: Tensor, words: Mapping[str, Tensor]) -> Tensor:

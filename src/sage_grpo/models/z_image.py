@@ -6,17 +6,16 @@ from typing import Any, ClassVar
 import diffusers as df
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.models import tiny
-from sage_grpo.models.base import DiffusersModel
 from sage_grpo.models.pictures import refuse_frames
+from sage_grpo.models.texts import OwnLengths, lengths_of
 from sage_grpo.registry import model
 
 
 @model("z-image", extra="models")
-class ZImage(DiffusersModel):
+class ZImage(OwnLengths):
     """Its network's time runs from noise to picture, and its velocity with it. Here both run as in all others.
 
     Its pipeline counts guidance from 0. Here 1 is none, as in all others: 5 is what the pipeline calls 4.
@@ -24,6 +23,7 @@ class ZImage(DiffusersModel):
 
     pipeline_class: ClassVar[Any] = df.ZImagePipeline
     blocks = "layers"
+    typical_text = 100  # tokens that a plan counts for a prompt
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
     default_size = (1, 1024, 1024)
     tiny_size = (1, 32, 32)
@@ -68,20 +68,16 @@ class ZImage(DiffusersModel):
         (embedding,), _ = self.pipe.encode_prompt(
             [text], device=self.device, do_classifier_free_guidance=False, max_sequence_length=self.text_tokens
         )
-        count = torch.tensor([len(embedding)])
-        return {
-            "text": pad(embedding.to(self.dtype), (0, 0, 0, self.text_tokens - len(embedding)))[None],
-            "count": count,
-        }
+        return {"text": embedding[None].to(self.dtype)}
 
     def text_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"text": (self.text_tokens, self.pipe.transformer.config.cap_feat_dim), "count": ()}
+        return {"text": (min(self.typical_text, self.text_tokens), self.pipe.transformer.config.cap_feat_dim)}
 
     def _encoding_settings(self) -> str:
         return f"{super()._encoding_settings()} {self.text_tokens}"
 
     def predict(self, x: Tensor, sigma: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-        texts = [text[: max(int(count), 1)] for text, count in zip(inputs["text"], inputs["count"], strict=True)]
+        texts = [text[:n] for text, n in zip(inputs["text"], lengths_of(inputs, "text"), strict=True)]
         out = self.pipe.transformer(list(x.to(self.dtype)[:, :, None]), 1 - sigma, texts, return_dict=False)[0]
         return -torch.stack(list(out))[:, :, 0]
 
