@@ -26,7 +26,8 @@ SIZES = {
     "ltx": (9, 64, 96),
     "ltx2": (9, 64, 128),
 }  # HunyuanVideo-1.5: an odd number of tokens
-RECOMPUTED = ("hunyuan15", "wan")  # with gradient checkpointing: the exchange happens again in the backward pass
+PICTURES = {"sd3", "qwen-image", "z-image"}  # one fits on one device
+RECOMPUTED = ("hunyuan15", "wan", "ltx2")  # with gradient checkpointing: the exchange happens again in the backward pass
 
 
 def answer(model, x, sigma, condition, target):
@@ -88,7 +89,7 @@ def check_agreement(processes):
 def main():
     torch.set_num_threads(1)
     processes = join(launched(), launched(), 1, "cpu")
-    kinds = sys.argv[2:] or [kind for kind in registry.models() if kind != "sd3"]
+    kinds = sys.argv[2:] or [kind for kind in registry.models() if kind not in PICTURES]
     check_agreement(processes)
     found = {kind: compare(kind, processes) for kind in kinds}
     if processes.main:

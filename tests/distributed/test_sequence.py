@@ -9,6 +9,7 @@ pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 
 from distributed.launcher import environment, torchrun
+from distributed.sequence_worker import PICTURES
 from sage_grpo import registry
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.models.loading import ModelError
@@ -25,7 +26,7 @@ def test_sharing_a_video_is_exact(tmp_path):
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(file.read_text())
-    assert set(found) == set(registry.models()) - {"sd3"}  # which makes pictures: they fit on one device
+    assert set(found) == set(registry.models()) - PICTURES
     assert found["hunyuan15"]["tokens"] == [23, 22]  # they need not divide
     for kind, off in found.items():
         print(f"{kind}: forward {off['forward']:.1e}, gradient {off['gradient']:.1e} ({off['worst']})")

@@ -25,7 +25,7 @@ from sage_grpo.weights.export import load_adapters
 pytestmark = pytest.mark.slow
 
 runner = CliRunner()
-TYPES = ("hunyuan15", "hunyuan15-i2v", "wan", "wan2.2", "ltx", "sd3")
+TYPES = ("hunyuan15", "hunyuan15-i2v", "wan", "wan2.2", "ltx", "ltx2", "sd3", "qwen-image", "z-image")
 
 
 def brightness(videos, prompts):

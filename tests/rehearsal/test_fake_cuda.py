@@ -39,6 +39,10 @@ ADAPTERS = {  # every model that can be made tiny, both ways of training across 
         "hunyuan15": FULL,
         "hunyuan15-i2v": LORA,
         "ltx-i2v": LORA,
+        "ltx2": LORA,
+        "ltx2-i2v": FULL,
+        "qwen-image": LORA,
+        "z-image": FULL,
     },
 }
 PROCESSES = {  # FSDP2 with a video that processes share, and with copies of the weights
