@@ -66,7 +66,7 @@ class QwenImage(OwnLengths):
         return (rows * columns, self.pipe.transformer.config.in_channels)
 
     def embed_text(self, text: str) -> dict[str, Tensor]:
-        embedding, _ = self.pipe.encode_prompt([text or " "], device=self.device, max_sequence_length=self.text_tokens)
+        embedding, _ = self.pipe.encode_prompt([text], device=self.device, max_sequence_length=self.text_tokens)
         return {"text": embedding.to(self.dtype)}
 
     def text_shapes(self) -> dict[str, tuple[int, ...]]:
