@@ -27,7 +27,11 @@ SIZES = {
     "ltx2": (9, 64, 128),
 }  # HunyuanVideo-1.5: an odd number of tokens
 PICTURES = {"sd3", "qwen-image", "z-image"}  # one fits on one device
-RECOMPUTED = ("hunyuan15", "wan", "ltx2")  # with gradient checkpointing: the exchange happens again in the backward pass
+RECOMPUTED = (
+    "hunyuan15",
+    "wan",
+    "ltx2",
+)  # with gradient checkpointing: the exchange happens again in the backward pass
 
 
 def answer(model, x, sigma, condition, target):

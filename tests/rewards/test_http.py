@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.protocols import Prompt, Videos
 from sage_grpo.core.scores import Scores
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.remote.http import HttpReward
@@ -54,7 +54,7 @@ class Server(BaseHTTPRequestHandler):
             return
         fault = self.faults.pop(0) if self.faults else ""
         videos, prompts, ids = unpack_request(body)
-        scores = Scores(truth(videos, prompts), torch.ones(len(videos), 2, dtype=torch.bool))
+        scores = Scores(truth(videos.frames, prompts), torch.ones(len(videos), 2, dtype=torch.bool))
         names, values = list(NAMES), scores.values
         if fault in BROKEN:
             self.reply(*BROKEN[fault])
@@ -192,18 +192,48 @@ def test_no_bytes_are_trusted(data):
 @given(st.integers(0, 10_000), st.integers(0, 255))
 def test_a_changed_byte_is_an_error_or_harmless(place, value):
     """Pixels may change; counts, ids and shapes may not."""
-    data = bytearray(pack_request(VIDEOS, PROMPTS, ["1", "2", "3"]))
+    data = bytearray(pack_request(Videos(VIDEOS), PROMPTS, ["1", "2", "3"]))
     data[place % len(data)] = value
     try:
         videos, prompts, ids = unpack_request(bytes(data))
     except WireError:
         return
-    assert videos.dtype == torch.uint8
+    assert videos.frames.dtype == torch.uint8
     assert len(videos) == len(prompts) == len(ids) == len(set(ids))
 
 
+def test_sound_and_rates_travel_only_if_somebody_listens(url):
+    """What is not heard is not sent; what is comes as it was."""
+    frames = VIDEOS
+    sound = torch.linspace(-1, 1, 3 * 2 * 40).view(3, 2, 40)
+    videos, back = Videos(frames, 24.0, sound, 16_000), []
+    for hears in (False, True):
+        reward = HttpReward(url, NAMES, hears=hears)
+        reward.client.ask = lambda path, body, read: back.append(unpack_request(body)[0]) or Scores.failed(3, 2)
+        reward.videos_per_request = 3
+        reward.begin(videos, PROMPTS)()
+    assert [v.sound is None for v in back] == [True, False]
+    assert torch.equal(back[1].sound, sound)
+    assert (back[1].frame_rate, back[1].sample_rate) == (24.0, 16_000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sound": torch.zeros(2, 1, 4)}, "`sound` must be float32"),
+        ({"sound": torch.zeros(3, 4)}, "`sound` must be float32"),
+        ({"sample_rate": -5}, "`sample_rate` must be a number"),
+        ({"frame_rate": 1e9}, "`frame_rate` must be a number"),
+    ],
+)
+def test_sound_that_is_no_sound_is_refused(changes, message):
+    good = {"frame_rate": 24.0, "sound": torch.zeros(3, 1, 4), "sample_rate": 8000}
+    with pytest.raises(WireError, match=message):
+        unpack_request(pack_request(Videos(VIDEOS, **(good | changes)), PROMPTS, ["1", "2", "3"]))
+
+
 def test_limits():
-    data = pack_request(VIDEOS, PROMPTS, ["1", "2", "3"])
+    data = pack_request(Videos(VIDEOS), PROMPTS, ["1", "2", "3"])
     for limits, message in (
         (Limits(megabytes=0.0001), "MB are more"),
         (Limits(words=10), "bytes of description"),

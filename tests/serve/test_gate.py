@@ -11,7 +11,7 @@ pytest.importorskip("urllib3")
 import torch
 from starlette.testclient import TestClient
 
-from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.core.protocols import Prompt, Reward, Videos
 from sage_grpo.core.scores import Scores
 from sage_grpo.rewards.remote.wire import Chosen, Limits, pack_request, unpack_answer
 from sage_grpo.serve import gate as module
@@ -66,7 +66,7 @@ def client(*rewards, seconds=5.0, limits=None, fault=None):
 
 
 def post(client, body=None, headers=TOKEN):
-    return client.post("/score", content=body or pack_request(VIDEOS, PROMPTS, IDS), headers=headers)
+    return client.post("/score", content=body or pack_request(Videos(VIDEOS), PROMPTS, IDS), headers=headers)
 
 
 def test_scores_of_several_scorers_side_by_side():
@@ -124,8 +124,8 @@ def test_a_busy_scorer_is_asked_for_its_frames_again():
 def test_frames_that_did_not_travel_change_no_score():
     videos = torch.randint(0, 256, (3, 9, 8, 8, 3), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     names = ["first", "middle"]
-    whole = post(client(First(), Middle()), pack_request(videos, PROMPTS, IDS))
-    few = pack_request(videos[:, [0, 4, 8]], PROMPTS, IDS, Chosen([0, 4, 8], 9))
+    whole = post(client(First(), Middle()), pack_request(Videos(videos), PROMPTS, IDS))
+    few = pack_request(Videos(videos[:, [0, 4, 8]]), PROMPTS, IDS, Chosen([0, 4, 8], 9))
     scores = unpack_answer(post(client(First(), Middle()), few).content, names, IDS)
     assert torch.equal(scores.values, unpack_answer(whole.content, names, IDS).values)
 
@@ -146,7 +146,7 @@ def test_frames_that_did_not_travel_change_no_score():
     ],
 )
 def test_frames_that_cannot_be_are_refused(chosen):
-    body = pack_request(torch.zeros(3, 3, 8, 8, 3, dtype=torch.uint8), PROMPTS, IDS, chosen)
+    body = pack_request(Videos(torch.zeros(3, 3, 8, 8, 3, dtype=torch.uint8)), PROMPTS, IDS, chosen)
     assert post(client(), body).status_code == 400
 
 
@@ -209,6 +209,6 @@ def test_what_goes_wrong_behind_the_gate_is_a_status_and_no_score(fault, status)
 
 
 def test_prompts_cannot_be_larger_than_allowed():
-    body = pack_request(VIDEOS[:1], [Prompt("x" * 1_000_000)], ["x"])
+    body = pack_request(Videos(VIDEOS[:1]), [Prompt("x" * 1_000_000)], ["x"])
     said = post(client(), body)
     assert (said.status_code, "characters" in said.text) == (400, True)

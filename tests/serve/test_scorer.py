@@ -8,7 +8,7 @@ pytest.importorskip("urllib3")
 
 import torch
 
-from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.core.protocols import Prompt, Reward, Videos
 from sage_grpo.core.scores import Scores
 from sage_grpo.rewards.remote.wire import pack_request, unpack_answer
 from sage_grpo.serve.scorer import SICK, Scorer, WrongScores
@@ -33,7 +33,7 @@ class Counting(Reward):
 def request(count, size=8, text="a", start=0):
     videos = torch.randint(0, 256, (count, 2, size, size, 3), dtype=torch.uint8)
     prompts, ids = [Prompt(text)] * count, [f"{start}-{i}" for i in range(count)]
-    return pack_request(videos, prompts, ids), truth(videos, prompts), ids
+    return pack_request(Videos(videos), prompts, ids), truth(videos, prompts), ids
 
 
 def test_requests_share_calls_and_get_their_own_scores():

@@ -219,6 +219,8 @@ class Reward:
     """Of its scores. A class that knows them only once it is made leaves them out."""
     groupwise: bool = False
     """Compares the videos of a prompt, and must be given all of them at once."""
+    hears: bool = False
+    """Listens as well. Videos without sound are masked."""
     waited: float = 0.0
     """Seconds that callers stood still for its scores, since it was made."""
     reasons: Mapping[int, str] = MappingProxyType({})

@@ -1,5 +1,6 @@
 """What every scorer must hold, checked on its tiny form: `check(MyScorer)`. The test-suite runs it by discovery."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -10,13 +11,14 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.core.protocols import Prompt, Reward, Videos
 from sage_grpo.core.scores import Scores
 from sage_grpo.registry import resolve_reward, rewards
 from sage_grpo.rewards.frames import VideoScorer
 
 TEXTS = ('a shop sign that says "open late"', 'a red cat beside the words "good day"', 'a door with the number "42"')
 FRAMES, HEIGHT, WIDTH = 5, 72, 128
+FRAME_RATE, SAMPLE_RATE = 8, 8000
 Numbers = Sequence[float | None]  # of one video
 SMALL = ((1, HEIGHT, WIDTH), (2, 16, 16), (3, 1, 1), (3, 2, 40), (0, 16, 16))  # frames, height, width
 
@@ -31,6 +33,21 @@ def material() -> tuple[Tensor, list[Prompt]]:
     """Three videos that differ in text, colours, texture and motion, with their prompts."""
     videos = [_video(i, words) for i, words in enumerate(("open late", "good", ""))]
     return torch.stack(videos), [Prompt(text, {"number": i}) for i, text in enumerate(TEXTS)]
+
+
+def heard(frames: Tensor, prompts: Sequence[Prompt]) -> Videos:
+    """Beside the frames a tone for each, by the number of its prompt: it begins later, and is higher."""
+    time = torch.arange(SAMPLE_RATE * FRAMES // FRAME_RATE) / SAMPLE_RATE
+    tones = [
+        torch.where(time >= number / FRAME_RATE, 0.5 * torch.sin(2 * math.pi * 220 * (number + 1) * time), 0)
+        for number in (prompt.columns["number"] for prompt in prompts)
+    ]
+    return Videos(frames, float(FRAME_RATE), torch.stack(tones)[:, None], SAMPLE_RATE)
+
+
+def scored(reward: Reward, frames: Tensor, prompts: Sequence[Prompt]) -> Scores:
+    """As a run asks. One that does not listen is given frames alone."""
+    return reward.begin(heard(frames, prompts) if reward.hears else Videos(frames), prompts)()
 
 
 def _video(number: int, words: str) -> Tensor:
@@ -71,7 +88,7 @@ def check_names(reward: Reward) -> None:
 def check_scores(reward: Reward) -> None:
     """Shape and types; each score is there for some video, and not all videos are equal to it."""
     videos, prompts = material()
-    scores = reward.score(videos, prompts)
+    scores = scored(reward, videos, prompts)
     sound(scores, reward, len(videos))
     assert scores.valid.any(0).all(), "a score is masked for every video"
     columns = zip(scores.values.T, scores.valid.T, strict=True)
@@ -82,22 +99,22 @@ def check_scores(reward: Reward) -> None:
 
 def check_repeats(reward: Reward) -> None:
     """Twice the same."""
-    same(reward.score(*material()), reward.score(*material()), "scored again")
+    same(scored(reward, *material()), scored(reward, *material()), "scored again")
 
 
 def check_batch(reward: Reward) -> None:
     """A video scores the same alone and with others."""
     videos, prompts = material()
-    together = reward.score(videos, prompts)
-    alone = [reward.score(videos[i : i + 1], prompts[i : i + 1]) for i in range(len(videos))]
+    together = scored(reward, videos, prompts)
+    alone = [scored(reward, videos[i : i + 1], prompts[i : i + 1]) for i in range(len(videos))]
     same(Scores.rows(alone), together, "scored alone")
 
 
 def check_order(reward: Reward) -> None:
     """Scores follow their videos."""
     videos, prompts = material()
-    straight, order = reward.score(videos, prompts), [2, 0, 1]
-    turned = reward.score(videos[order], [prompts[i] for i in order])
+    straight, order = scored(reward, videos, prompts), [2, 0, 1]
+    turned = scored(reward, videos[order], [prompts[i] for i in order])
     same(turned, Scores(straight.values[order], straight.valid[order]), "in another order")
 
 
@@ -105,7 +122,7 @@ def check_inputs(reward: Reward) -> None:
     """Videos and prompts stay as they were."""
     videos, prompts = material()
     before = videos.clone(), deepcopy(prompts)
-    reward.score(videos, prompts)
+    scored(reward, videos, prompts)
     assert torch.equal(videos, before[0]), "the scorer changed the videos"
     assert prompts == before[1], "the scorer changed the prompts"
 
@@ -114,7 +131,7 @@ def check_small(reward: Reward) -> None:
     """One frame, few pixels or none: masked or scored, never a crash."""
     for frames, height, width in SMALL:
         prompts = material()[1][:2]
-        scores = reward.score(torch.full((2, frames, height, width, 3), 90, dtype=torch.uint8), prompts)
+        scores = scored(reward, torch.full((2, frames, height, width, 3), 90, dtype=torch.uint8), prompts)
         sound(scores, reward, 2)
         assert frames or not scores.valid.any(), "a video without frames has a score"
 
@@ -122,13 +139,14 @@ def check_small(reward: Reward) -> None:
 def check_broken(reward: Reward) -> None:
     """A video that fails or has no finite score is masked, the others keep theirs; a failure of all is raised."""
     videos, prompts = material()
-    whole = reward.score(videos, prompts)
+    whole = scored(reward, videos, prompts)
     if not isinstance(reward, VideoScorer):  # a scorer with a way of its own: nothing to break it by
         return
-    inner = reward.score_video
+    way = "score_clip" if reward.hears else "score_video"
+    inner = getattr(reward, way)
 
-    def failing(faulty: set[int], how: Callable[[], Numbers]) -> Callable[[Tensor, Prompt], Numbers]:
-        return lambda frames, prompt: how() if prompt.columns["number"] in faulty else inner(frames, prompt)
+    def failing(faulty: set[int], how: Callable[[], Numbers]) -> Callable[[Any, Prompt], Numbers]:
+        return lambda video, prompt: how() if prompt.columns["number"] in faulty else inner(video, prompt)
 
     def fail() -> Numbers:
         raise RuntimeError("planted")
@@ -137,27 +155,27 @@ def check_broken(reward: Reward) -> None:
     valid[1] = False
     try:
         for how in (fail, lambda: [float("nan")] * len(reward.names)):
-            reward.score_video = failing({1}, how)  # type: ignore[method-assign,assignment]
-            same(reward.score(videos, prompts), Scores(whole.values, valid), "with a broken video among them")
-        reward.score_video = failing({0, 1, 2}, fail)  # type: ignore[method-assign,assignment]
+            setattr(reward, way, failing({1}, how))
+            same(scored(reward, videos, prompts), Scores(whole.values, valid), "with a broken video among them")
+        setattr(reward, way, failing({0, 1, 2}, fail))
         try:
-            reward.score(videos, prompts)
+            scored(reward, videos, prompts)
         except RuntimeError:
             return
         raise AssertionError("every video failed in the same way, and nothing was raised")
     finally:
-        del reward.score_video
+        delattr(reward, way)
 
 
 def check_long_prompt(reward: Reward) -> None:
     """A prompt of a megabyte is masked or scored like any other; it stops nothing and takes nobody's time."""
     videos, prompts = material()
     started = time.monotonic()
-    whole = reward.score(videos, prompts)
+    whole = scored(reward, videos, prompts)
     usual = time.monotonic() - started
     for text in ("‘" * 1_000_000, "\x00<|im_end|>" * 80_000):
         prompts[1], started = Prompt(text, {"number": 1}), time.monotonic()
-        scores = reward.score(videos, prompts)
+        scores = scored(reward, videos, prompts)
         sound(scores, reward, 3)
         others = [0, 2]
         same(
@@ -175,7 +193,19 @@ def check_frames(reward: Reward) -> None:
     if needed is not None:
         black = torch.zeros_like(videos)
         black[:, list(needed)] = videos[:, list(needed)]
-        same(reward.score(black, prompts), reward.score(videos, prompts), "without the frames that it does not need")
+        same(
+            scored(reward, black, prompts), scored(reward, videos, prompts), "without the frames that it does not need"
+        )
+
+
+def check_silent(reward: Reward) -> None:
+    """A video without sound is masked by those that listen, and scored the same by those that do not."""
+    videos, prompts = material()
+    with_sound, without = (reward.begin(v, prompts)() for v in (heard(videos, prompts), Videos(videos)))
+    if reward.hears:
+        assert not without.valid.any(), "it listens, and has a score where there is nothing to hear"
+    else:
+        same(with_sound, without, "with sound beside the frames")
 
 
 CHECKS: Sequence[Callable[[Reward], None]] = (
@@ -189,6 +219,7 @@ CHECKS: Sequence[Callable[[Reward], None]] = (
     check_small,
     check_broken,
     check_long_prompt,
+    check_silent,
 )
 
 

@@ -3,7 +3,7 @@
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import torch
@@ -68,28 +68,35 @@ class VideoScorer(Reward, ABC):
                 f"{self._name} scores uint8 videos (B, frames, height, width, 3), each with its prompt; "
                 f"given {videos.dtype} {tuple(videos.shape)} and {len(prompts)} prompts"
             )
-        values = torch.full((len(videos), len(self.names)), math.nan, dtype=torch.float64)
+
+        def alone(i: int) -> Sequence[float | None]:
+            if videos[i].numel() == 0:
+                raise Unscorable("it has no pixels")
+            return self.score_video(videos[i], prompts[i])
+
+        return self.one_by_one(alone, prompts)
+
+    def one_by_one(self, score: Callable[[int], Sequence[float | None]], prompts: Sequence[Prompt]) -> Scores:
+        """Numbers of each video, by its place; one that fails is masked, and all that fail alike are an error."""
+        values = torch.full((len(prompts), len(self.names)), math.nan, dtype=torch.float64)
         failures: list[Exception] = []
         self.reasons = {}
-        for i, (frames, prompt) in enumerate(zip(videos, prompts, strict=True)):
+        for i, prompt in enumerate(prompts):
             try:
-                values[i] = self._numbers(frames, prompt)
+                values[i] = self._numbers(score(i), prompt)
                 self._has_scored = self._has_scored or bool(values[i].isfinite().any())
             except Unscorable as reason:
                 self._tell(i, prompt, reason)
             except Exception as error:
                 failures.append(error)
                 self._tell(i, prompt, error)
-        same = len({type(error) for error in failures}) == 1 and len(failures) == len(videos)
+        same = len({type(error) for error in failures}) == 1 and len(failures) == len(prompts)
         # One video alone may be the broken one, unless none was ever scored.
-        if same and (len(videos) > 1 or not self._has_scored):
+        if same and (len(prompts) > 1 or not self._has_scored):
             raise failures[0]
         return Scores.of(values)
 
-    def _numbers(self, frames: Tensor, prompt: Prompt) -> Tensor:
-        if frames.numel() == 0:
-            raise Unscorable("it has no pixels")
-        scores = self.score_video(frames, prompt)
+    def _numbers(self, scores: Sequence[float | None], prompt: Prompt) -> Tensor:
         numbers = [math.nan if x is None else float(x) for x in scores]
         names = zip(self.names, scores, numbers, strict=True)
         if wrong := [name for name, x, number in names if x is not None and not math.isfinite(number)]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ class FunctionReward(Reward):
     """`f(videos, prompts, **columns) → list of float or None`; None, NaN and infinity are failures.
 
     `videos` are uint8 frames (B, F, H, W, 3), `prompts` their texts; a column of the prompt file arrives by name if
-    every prompt of the batch has it and the function takes it.
+    every prompt of the batch has it and the function takes it. One that takes `sound` is given (B, channels, samples)
+    from -1 to 1, and `sample_rate` and `frame_rate` if it takes those.
     """
 
     def __init__(self, function: Callable[..., Sequence[float | None]], name: str | None = None) -> None:
@@ -24,12 +26,23 @@ class FunctionReward(Reward):
         code = getattr(function, "__code__", None)
         self._takes = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) if code else set()
         self._takes_all = bool(code and code.co_flags & 0x08)  # **columns
+        self.hears = "sound" in self._takes
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
+        return self._asked(Videos(videos), prompts)
+
+    def begin(self, videos: Videos, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
+        return partial(self._asked, videos, prompts)
+
+    def _asked(self, videos: Videos, prompts: Sequence[Prompt]) -> Scores:
+        if self.hears and videos.sound is None:
+            return Scores.failed(len(videos), 1)
+        rates = {"sound": videos.sound, "sample_rate": videos.sample_rate, "frame_rate": videos.frame_rate}
         shared = set.intersection(*(set(prompt.columns) for prompt in prompts)) if prompts else set()
         names = shared if self._takes_all else shared & self._takes
         columns: dict[str, Any] = {name: [p.columns[name] for p in prompts] for name in sorted(names)}
-        answer = self.function(videos, [prompt.text for prompt in prompts], **columns)
+        columns |= {name: value for name, value in rates.items() if name in self._takes}
+        answer = self.function(videos.frames, [prompt.text for prompt in prompts], **columns)
         numbers = [float("nan") if x is None else float(x) for x in answer]
         if len(numbers) != len(videos):
             raise ValueError(f"reward {self.names[0]!r} gave {len(numbers)} numbers for {len(videos)} videos")
@@ -55,6 +68,7 @@ class CompositeReward(Reward):
         self.names = tuple(name for reward in rewards for name in reward.names)
         self.waited = 0.0  # seconds that the caller stood still for scores
         self.groupwise = any(reward.groupwise for reward in rewards)
+        self.hears = any(reward.hears for reward in rewards)
         self.lower_is_better = tuple(name for reward in rewards for name in reward.lower_is_better)
         self.laboratory = any(reward.laboratory for reward in rewards)
         self.device_bytes = sum(reward.device_bytes for reward in rewards)

@@ -49,8 +49,8 @@ def scorer_deployment(entry: ScorerConfig, config: FleetConfig) -> Any:
             reward = build.build_reward(RewardConfig(type=entry.type, options=entry.options))
             self.scorer = Scorer(reward, entry.batch, config.seconds, limits_of(config))
 
-        async def about(self) -> tuple[list[str], bool]:
-            return list(self.scorer.names), self.scorer.groupwise
+        async def about(self) -> tuple[list[str], bool, bool]:
+            return list(self.scorer.names), self.scorer.groupwise, self.scorer.hears
 
         async def looks_at(self, frames: int) -> Sequence[int] | None:
             return self.scorer.looks_at(frames)
@@ -108,8 +108,8 @@ def gate_deployment(config: FleetConfig, token: str) -> Any:
             handles = {t: serve.get_deployment_handle(deployment_name(t), app_name=APPLICATION) for t in types}
             replies = {t: await call(handle.about) for t, handle in handles.items()}
             return {
-                t: ScorerEndpoint(names, group, asking(handles[t]), looking(handles[t]))
-                for t, (names, group) in replies.items()
+                t: ScorerEndpoint(names, group, asking(handles[t]), looking(handles[t]), hears)
+                for t, (names, group, hears) in replies.items()
             }
 
         return Gate(token, limits, seconds, find).app

@@ -48,6 +48,7 @@ class ScorerEndpoint:
     groupwise: bool
     ask: Ask
     looks_at: LooksAt = all_frames
+    hears: bool = False
 
 
 class Gate:
@@ -87,7 +88,8 @@ class Gate:
         names = [name for endpoint in endpoints.values() for name in endpoint.names]
         groupwise = any(endpoint.groupwise for endpoint in endpoints.values())
         scorers = {name: list(endpoint.names) for name, endpoint in endpoints.items()}
-        told = {"names": names, "groupwise": groupwise, "scorers": scorers}
+        hears = any(endpoint.hears for endpoint in endpoints.values())
+        told = {"names": names, "groupwise": groupwise, "hears": hears, "scorers": scorers}
         frames = request.query_params.get("frames", "")
         if frames.isdigit() and len(frames) < DIGITS:
             try:

@@ -4,10 +4,11 @@ import logging
 import time
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 import torch
 
-from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.core.protocols import Prompt, Reward, Videos
 from sage_grpo.core.scores import Scores
 from sage_grpo.rewards.remote.wire import Limits, pack_answer, unpack_request
 
@@ -19,12 +20,17 @@ class WrongScores(RuntimeError):
     """The scorer gave something that cannot be assigned to the videos."""
 
 
+def _shape(videos: Videos) -> tuple[Any, ...]:
+    sound = None if videos.sound is None else tuple(videos.sound.shape[1:])
+    return len(videos), str((tuple(videos.frames.shape[1:]), sound, videos.frame_rate, videos.sample_rate))
+
+
 class Scorer:
     """Scores several requests in one call. What fails for one of them is that one's error, not the others'."""
 
     def __init__(self, reward: Reward, batch: int, seconds: float, limits: Limits | None = None) -> None:
         self.reward, self.batch, self.seconds, self.limits = reward, batch, seconds, limits or Limits()
-        self.groupwise = reward.groupwise
+        self.groupwise, self.hears = reward.groupwise, reward.hears
         self.names = tuple(reward.names)
         self._failures = 0  # in a row
         self._since: float | None = None  # when the call under way began
@@ -42,7 +48,7 @@ class Scorer:
         try:
             read = [unpack_request(request, self.limits) for request in requests]
             scores: dict[int, Scores | Exception] = {}
-            for together in self._calls([tuple(videos.shape) for videos, _, _ in read]):
+            for together in self._calls([_shape(videos) for videos, _, _ in read]):
                 scores |= self._score([(i, *read[i][:2]) for i in together])
         finally:
             self._since = None
@@ -54,8 +60,8 @@ class Scorer:
             for answer, (_, _, ids) in zip(answers, read, strict=True)
         ]
 
-    def _calls(self, shapes: Sequence[tuple[int, ...]]) -> list[list[int]]:
-        """Which requests are scored together: frames of one size, up to `batch` videos."""
+    def _calls(self, shapes: Sequence[tuple[Any, ...]]) -> list[list[int]]:
+        """Which requests are scored together: videos of one size, sound and rate, up to `batch` of them."""
         if self.groupwise:
             return [[i] for i in range(len(shapes))]
         calls: list[list[int]] = []
@@ -70,10 +76,10 @@ class Scorer:
                 room -= shapes[i][0]
         return calls
 
-    def _score(self, requests: Sequence[tuple[int, torch.Tensor, list[Prompt]]]) -> dict[int, Scores | Exception]:
+    def _score(self, requests: Sequence[tuple[int, Videos, list[Prompt]]]) -> dict[int, Scores | Exception]:
         try:
             together = self._checked(
-                torch.cat([videos for _, videos, _ in requests]), [p for _, _, prompts in requests for p in prompts]
+                Videos.joined([videos for _, videos, _ in requests]), [p for _, _, prompts in requests for p in prompts]
             )
         except Exception as error:
             if len(requests) > 1:  # whose fault it is shows when each is alone
@@ -84,8 +90,8 @@ class Scorer:
         parts = zip(torch.split(together.values, sizes), torch.split(together.valid, sizes), strict=True)
         return {i: Scores(*part) for (i, _, _), part in zip(requests, parts, strict=True)}
 
-    def _checked(self, videos: torch.Tensor, prompts: Sequence[Prompt]) -> Scores:
-        scores = self.reward.score(videos, prompts)
+    def _checked(self, videos: Videos, prompts: Sequence[Prompt]) -> Scores:
+        scores = self.reward.begin(videos, prompts)()
         shape = (len(videos), len(self.names))
         if tuple(scores.values.shape) != shape:
             raise WrongScores(f"{tuple(scores.values.shape)} values for {shape[0]} videos and {shape[1]} names")

@@ -9,6 +9,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import urllib3
@@ -42,6 +43,7 @@ class HttpReward(Reward):
         videos_per_request: int = 2,
         megabytes_per_request: float = 256.0,
         groupwise: bool = False,
+        hears: bool = False,
     ) -> None:
         if connections < 1 or videos_per_request < 1:
             raise RewardError(
@@ -49,7 +51,7 @@ class HttpReward(Reward):
             )
         self.client = Client(url, token_variable, RetryPolicy(timeout, deadline, retries, hedge), connections)
         self.videos_per_request, self.bytes_per_request = videos_per_request, megabytes_per_request * 1e6
-        self.groupwise = groupwise
+        self.groupwise, self.hears = groupwise, hears
         self.names: tuple[str, ...] = tuple(names or ())
         self._tells = not names  # whether the server says things of itself
         self._needed: dict[int, list[int] | None] = {}
@@ -63,6 +65,7 @@ class HttpReward(Reward):
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
             raise RewardError(f"{self.client.url}/about tells no names; give `names` in the options")
         self.names, self.groupwise = tuple(names), bool(about.get("groupwise", self.groupwise))
+        self.hears = bool(about.get("hears", self.hears))
 
     def _about(self, path: str) -> dict[str, Any]:
         try:
@@ -91,23 +94,23 @@ class HttpReward(Reward):
         """Send them off; what is returned waits for the scores."""
         frames, needed = videos.frames, self.looks_at(videos.frames.shape[1])
         chosen = Chosen(needed, frames.shape[1]) if needed and len(needed) < frames.shape[1] else None
-        frames = frames[:, needed] if chosen else frames  # sound is not sent: no scorer behind a wire asks for it yet
+        sent = replace(videos, frames=frames[:, needed] if chosen else frames)
+        sent = sent if self.hears else replace(sent, sound=None)
         # as if all frames travelled: the server makes room for whole videos, and refuses what is too large
         fit = int(self.bytes_per_request // max(videos.frames[:1].nbytes, 1))
         size, futures = len(videos) if self.groupwise else max(min(self.videos_per_request, fit), 1), []
-        for first in range(0, len(videos), size):
+        for i, part in enumerate(sent.split(size)):
             self._room.acquire()
-            part = frames[first : first + size], prompts[first : first + size]
-            futures.append(in_background(self._ask, *part, chosen))
+            futures.append(in_background(self._ask, part, prompts[i * size : (i + 1) * size], chosen))
 
         def ask() -> Scores:
             return Scores.rows([future.result() for future in futures])
 
         return ask
 
-    def _ask(self, videos: Tensor, prompts: Sequence[Prompt], chosen: Chosen | None) -> Scores:
+    def _ask(self, videos: Videos, prompts: Sequence[Prompt], chosen: Chosen | None) -> Scores:
         try:
-            ids = [uuid.uuid4().hex for _ in videos]
+            ids = [uuid.uuid4().hex for _ in prompts]
             body = pack_request(videos, prompts, ids, chosen)
             return self.client.ask("/score", body, lambda data: unpack_answer(data, self.names, ids))
         except Unanswered as error:

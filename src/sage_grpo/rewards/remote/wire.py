@@ -16,11 +16,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.protocols import Prompt, Videos
 from sage_grpo.core.scores import Scores
 
 VERSION = 1
 CHANNELS = 3
+FASTEST = 1_000_000  # frames or samples a second
 
 
 class WireError(ValueError):
@@ -99,14 +100,18 @@ class Chosen:
         return cls(numbers, of)
 
 
-def pack_request(videos: Tensor, prompts: Sequence[Prompt], ids: Sequence[str], chosen: Chosen | None = None) -> bytes:
+def pack_request(videos: Videos, prompts: Sequence[Prompt], ids: Sequence[str], chosen: Chosen | None = None) -> bytes:
     """`chosen` says which frames of whole videos these are."""
     entries = [{"text": prompt.text, "columns": _plain(prompt.columns)} for prompt in prompts]
-    frames = {"frames": {"numbers": list(chosen.numbers), "of": chosen.of}} if chosen else {}
-    return _pack({"videos": videos}, {"ids": list(ids), "prompts": entries, **frames})
+    words: dict[str, Any] = {"ids": list(ids), "prompts": entries}
+    words |= {"frames": {"numbers": list(chosen.numbers), "of": chosen.of}} if chosen else {}
+    rates = {"frame_rate": videos.frame_rate, "sample_rate": videos.sample_rate}
+    words |= {name: rate for name, rate in rates.items() if rate is not None}
+    sound = {} if videos.sound is None else {"sound": videos.sound.float()}
+    return _pack({"videos": videos.frames, **sound}, words)
 
 
-def unpack_request(data: bytes, limits: Limits | None = None) -> tuple[Tensor, list[Prompt], list[str]]:
+def unpack_request(data: bytes, limits: Limits | None = None) -> tuple[Videos, list[Prompt], list[str]]:
     limits = limits or Limits()
     tensors, words = _unpack(data, limits)
     videos, ids, entries = tensors.get("videos"), words.get("ids"), words.get("prompts")
@@ -128,7 +133,19 @@ def unpack_request(data: bytes, limits: Limits | None = None) -> tuple[Tensor, l
         prompts.append(Prompt(entry["text"], columns if isinstance(columns, dict) else {}))
     if "frames" in words:
         videos = Chosen.read(words["frames"]).spread(videos, limits)
-    return videos, prompts, ids
+    sound = tensors.get("sound")
+    if sound is not None and (sound.dtype != torch.float32 or sound.ndim != 3 or len(sound) != len(videos)):
+        raise WireError("`sound` must be float32 (videos, channels, samples)")
+    return Videos(videos, _rate(words, "frame_rate"), sound, _rate(words, "sample_rate", int)), prompts, ids
+
+
+def _rate(words: Mapping[str, Any], name: str, kind: Any = float) -> Any:
+    rate = words.get(name)
+    if rate is None:
+        return None
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < FASTEST:
+        raise WireError(f"`{name}` must be a number a second, from 0 to {FASTEST}")
+    return kind(rate)
 
 
 def pack_answer(scores: Scores, names: Sequence[str], ids: Sequence[str]) -> bytes:

@@ -1,0 +1,62 @@
+"""What scorers that listen share: a video with its sound, or a mask."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from sage_grpo.core.protocols import Prompt, Videos
+from sage_grpo.core.scores import Scores
+from sage_grpo.rewards.frames import Unscorable, VideoScorer
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One video that can be heard."""
+
+    frames: Tensor
+    """uint8 (F, H, W, 3)."""
+    frame_rate: float
+    wave: Tensor
+    """(channels, samples) from -1 to 1."""
+    sample_rate: int
+
+    def loudness(self, times: Tensor, width: float) -> Tensor:
+        """Root mean square of the samples within `width` seconds around each time; where there are none, 0."""
+        power = self.wave.double().square().mean(0)
+        sums = torch.cat([power.new_zeros(1), power.cumsum(0)])
+        edges = torch.stack([times - width / 2, times + width / 2]) * self.sample_rate
+        first, last = edges.round().long().clamp(0, len(power))
+        mean = (sums[last] - sums[first]).clamp_min(0) / (last - first).clamp_min(1)
+        return torch.sqrt(mean)
+
+
+class SoundScorer(VideoScorer):
+    """A reward that looks at one video at a time and listens to it; a subclass says how in `score_clip`."""
+
+    hears = True
+
+    @abstractmethod
+    def score_clip(self, clip: Clip, prompt: Prompt) -> Sequence[float | None]:
+        """One number a name; None where this video has no such score."""
+
+    def score_video(self, frames: Tensor, prompt: Prompt) -> Sequence[float | None]:
+        raise Unscorable("it has no sound")
+
+    def begin(self, videos: Videos, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
+        return partial(self._listen, videos, prompts)
+
+    def _listen(self, videos: Videos, prompts: Sequence[Prompt]) -> Scores:
+        sound, rate, speed = videos.sound, videos.sample_rate, videos.frame_rate
+        if sound is None or not rate or not speed:
+            return self.score(videos.frames, prompts)
+
+        def alone(i: int) -> Sequence[float | None]:
+            if not videos.frames[i].numel() or not sound[i].numel():
+                raise Unscorable("it has no pixels or no sound")
+            return self.score_clip(Clip(videos.frames[i].cpu(), speed, sound[i].float().cpu(), rate), prompts[i])
+
+        return self.one_by_one(alone, prompts)
