@@ -5,8 +5,9 @@ import torch
 
 from gaussian_model import GaussianModel
 from sage_grpo.config import GaugeConfig
+from sage_grpo.core.protocols import Videos
 from sage_grpo.plan.operations import OperationCounter
-from sage_grpo.training.drift_gauge import DriftGauge, diversity, look
+from sage_grpo.training.drift_gauge import DriftGauge, diversity, listen, look
 from support import make_config, make_loop
 
 
@@ -100,6 +101,25 @@ def test_look():
     flicker = torch.cat([white[:, :1], black[:, :1]] * 2, 1).to(torch.uint8)
     assert look([flicker]) == {"saturation": 1.0, "exposure": 0.5, "motion": 1.0}
     assert look([torch.full((1, 4, 2, 2, 3), 128, dtype=torch.uint8)])["motion"] == 0
+
+
+def test_listen():
+    """Over all samples and channels; a batch without sound adds nothing, and none at all is no measure."""
+    frames = torch.zeros(2, 1, 2, 2, 3, dtype=torch.uint8)
+    wave = torch.tensor([[[0.0, 1.0, -1.0, 0.5]], [[0.0, 0.0, 0.0, 0.0]]])
+    heard = [Videos(frames, 8.0, wave, 4), Videos(frames, 8.0)]
+    assert listen(heard) == {"clipping": 2 / 8, "loudness": pytest.approx((2.25 / 8) ** 0.5)}
+    assert listen(heard[1:]) == listen([]) == {}
+
+
+def test_sound_that_is_clipped_or_falls_silent_rings():
+    gauge = DriftGauge(GaugeConfig())
+    gauge.base = {"clipping": 0.01, "loudness": 0.2}
+    assert gauge.check(gauge.relative({"clipping": 0.02, "loudness": 0.15})) == []
+    (loud,) = gauge.check(gauge.relative({"clipping": 0.3, "loudness": 0.6}))
+    assert loud == "samples of the sound at full scale rose by +29% (limit 5%): it is clipped"
+    (silent,) = gauge.check(gauge.relative({"clipping": 0.0, "loudness": 0.01}))
+    assert silent == "the sound is ×0.05 as loud as at the start (limit 0.1): it falls silent"
 
 
 def test_look_needs_room_for_frames_and_not_for_videos():

@@ -138,6 +138,8 @@ class GaugeConfig(Settings):
     saturation: float = Field(0.15, gt=0, description="largest rise of the share of black or white pixels")
     exposure: float = Field(0.15, gt=0, description="largest change of mean brightness, of the full range")
     motion: float = Field(0.4, ge=0, lt=1, description="smallest share of the change from frame to frame")
+    clipping: float = Field(0.05, gt=0, description="largest rise of the share of a sound's samples at full scale")
+    loudness: float = Field(0.1, ge=0, lt=1, description="smallest share of the loudness of a sound")
 
 
 class RecipeConfig(AlgorithmConfig):

@@ -48,7 +48,7 @@ class NoValues(TorchFunctionMode):
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    with FakeTensorMode(), NoValues():
+    with FakeTensorMode(allow_non_fake_inputs=True), NoValues():  # tables of positions that are no buffers
         yield
 
 

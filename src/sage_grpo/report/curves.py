@@ -67,6 +67,8 @@ DRIFT = {
     "motion": ("Drift: change from frame to frame", "ratio to the start"),
     "saturation": ("Drift: black or white pixels", "change of their share"),
     "exposure": ("Drift: mean brightness", "change, of the full range"),
+    "clipping": ("Drift: samples of the sound at full scale", "change of their share"),
+    "loudness": ("Drift: loudness of the sound", "ratio to the start"),
     "kl_initial": ("Drift: KL to the initial policy", "KL per element"),
 }
 

@@ -33,6 +33,8 @@ LIMITS = {
         False,
         "change from frame to frame is ×{value:.2f} of the start (limit {limit:g}): the video stands still",
     ),
+    "clipping": (True, "samples of the sound at full scale rose by {value:+.0%} (limit {limit:.0%}): it is clipped"),
+    "loudness": (False, "the sound is ×{value:.2f} as loud as at the start (limit {limit:g}): it falls silent"),
     "kl_initial": (True, "KL to the initial policy is {value:.2e} (limit {limit:g})"),
 }
 

@@ -14,13 +14,15 @@ from torch import Tensor
 from sage_grpo.config import GaugeConfig
 from sage_grpo.core.loop import Callback, Loop, Metrics, Rollouts
 from sage_grpo.core.points import noised, remembered
-from sage_grpo.core.protocols import Comm, SingleProcess
+from sage_grpo.core.protocols import Comm, SingleProcess, Videos
 from sage_grpo.core.rollout import Key, Trajectory
 from sage_grpo.math.gaussian import Reduction, kl
 from sage_grpo.runs.alarms import crossed
 
 INITIAL = "initial"
 NOISE_LEVELS = (0.3, 0.6, 0.9)
+FULL_SCALE = 0.99  # of a sound's samples
+RATIOS, DIFFERENCES = ("base_error", "diversity", "motion", "loudness"), ("saturation", "exposure", "clipping")
 
 
 def initial_kl(policy: Trajectory, base: Trajectory, reduction: Reduction) -> float:
@@ -76,6 +78,18 @@ def look(batches: Sequence[Tensor], comm: Comm | None = None) -> Metrics:
     }
 
 
+def listen(batches: Sequence[Videos], comm: Comm | None = None) -> Metrics:
+    """Loudness of the sound, and its share at full scale; nothing where there is none. Merged as in `look`."""
+    clipped, power, count = 0.0, 0.0, 0
+    for sound in (batch.sound for batch in batches if batch.sound is not None):
+        clipped += (sound.abs() >= FULL_SCALE).count_nonzero().item()
+        power += sound.double().square().sum().item()
+        count += sound.numel()
+    mine = torch.tensor([clipped, power, float(count)], dtype=torch.float64)
+    clipped, power, samples = (comm or SingleProcess()).merged(mine).tolist()
+    return {"clipping": clipped / samples, "loudness": math.sqrt(power / samples)} if samples else {}
+
+
 def _total(parts: Sequence[Tensor]) -> float:
     return torch.stack(list(parts)).cpu().double().sum().item() if parts else 0.0
 
@@ -113,6 +127,7 @@ class DriftGauge(Callback):
             if len(x0) % group:  # a group spans processes
                 x0 = loop.comm.gather(x0)
             raw = {"diversity": diversity(x0, group)} | look([batch.frames for batch in rollouts.videos], loop.comm)
+            raw |= listen(rollouts.videos, loop.comm)
             videos = noised_for_gauge(loop, first)
             if not first.points:  # a rollout by the plain ODE: its policy is asked where the initial one is
                 first = videos = remembered(loop.model, videos)
@@ -128,8 +143,8 @@ class DriftGauge(Callback):
 
     def relative(self, raw: Metrics) -> Metrics:
         """Ratios to the start, and differences where a share of the range is meant."""
-        ratios = {k: raw[k] / max(self.base[k], 1e-12) for k in ("base_error", "diversity", "motion")}
-        return ratios | {k: raw[k] - self.base[k] for k in ("saturation", "exposure")}
+        ratios = {k: raw[k] / max(self.base[k], 1e-12) for k in RATIOS if k in raw}
+        return ratios | {k: raw[k] - self.base[k] for k in DIFFERENCES if k in raw}
 
     def check(self, now: Metrics) -> list[str]:
         """Every limit that is crossed, in words."""
