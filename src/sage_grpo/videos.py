@@ -13,7 +13,6 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from sage_grpo.core.protocols import Videos
 from sage_grpo.files import atomic_write
 
 Frames = npt.NDArray[np.uint8]
@@ -50,11 +49,9 @@ class SoundTrack(NamedTuple):
     rate: int  # samples a second
 
 
-def sound_of(videos: Videos, i: int) -> SoundTrack | None:
-    """That of one of them, where the model makes any."""
-    if videos.sound is None or videos.sample_rate is None:
-        return None
-    return SoundTrack(videos.sound[i].float().cpu().numpy(), videos.sample_rate)
+def sound_of(sounds: Tensor | None, rate: int | None, i: int) -> SoundTrack | None:
+    """That of one video, where the model makes any."""
+    return None if sounds is None or rate is None else SoundTrack(sounds[i].float().cpu().numpy(), rate)
 
 
 def mp4_bytes(

@@ -131,7 +131,7 @@ def make_videos(
 
 def keep(folder: Folder, candidate: Candidate, task: Task, seed: int, made: Videos) -> None:
     key, video = (candidate.name, task.id, seed), made.frames[0].cpu()
-    seen = mp4_bytes(video, made.frame_rate, sound=sound_of(made, 0))
+    seen = mp4_bytes(video, made.frame_rate, sound=sound_of(made.sound, made.sample_rate, 0))
     content = {folder.video(*key): seen, folder.frames(*key): lossless(video)}
     for path, data in content.items():
         atomic_write(path, data)

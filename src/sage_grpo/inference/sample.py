@@ -62,7 +62,7 @@ def write_samples(
     for i, prompt in enumerate(prompts):
         for name, videos in columns:
             mark = f"-{name.replace(' ', '-')}" if len(columns) > 1 else ""
-            frames, sound = videos.frames[i], sound_of(videos, i)
+            frames, sound = videos.frames[i], sound_of(videos.sound, videos.sample_rate, i)
             files.append(write_frames(folder / f"{i:02d}{mark}", frames, videos.frame_rate, sound).name)
             rows.append((f"{prompt.text} ({name})" if len(columns) > 1 else prompt.text, frames))
     title = f"{' and '.join(name for name, _ in columns)}, seeds from {seed}"

@@ -128,7 +128,7 @@ class LTXVideo(DiffusersModel):
         device, scale = latents.device, self.decode_noise_scale
         noise = torch.randn(latents.shape, generator=torch.Generator(device).manual_seed(0), device=device)
         time = torch.tensor([self.decode_timestep], device=device, dtype=latents.dtype)
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch.random.fork_rng([] if device.index is None else [device], device_type=device.type):
             torch.manual_seed(0)  # layers of it may draw more
             mixed = (1 - scale) * latents + scale * noise.to(latents.dtype)
             out: Tensor = self.pipe.vae.decode(mixed, time, return_dict=False)[0]

@@ -131,7 +131,7 @@ class Samples(Callback):
         entries = [{"prompt": prompt.text, "seed": i} for i, prompt in enumerate(prompts)]
         write_json(folder.prompts, entries)
         for i, video in enumerate(made.frames):
-            write_mp4(folder.video(i), video, made.frame_rate, sound=sound_of(made, i))
+            write_mp4(folder.video(i), video, made.frame_rate, sound=sound_of(made.sound, made.sample_rate, i))
             for tracker in self.trackers:
                 tracker.video(loop.iteration, f"samples/{i:02d}", folder.video(i))
         rows = [(prompt.text, video) for prompt, video in zip(prompts, made.frames, strict=True)]
