@@ -85,6 +85,13 @@ def test_a_decoder_that_denoises_gives_the_pipelines_frames_in_any_batch(tmp_pat
         assert (model.decode(exact.x0).float() - 255 * expected).abs().max() <= 1.01
 
 
+def test_a_decoder_of_ltx2_that_denoises_is_refused():
+    pipe = LTX2.tiny()
+    pipe.vae.register_to_config(timestep_conditioning=True)
+    with pytest.raises(ModelError, match="LTX-2 decoder denoises by itself"):
+        LTX2(pipe, frames=9, height=64, width=64)
+
+
 def test_sound_has_a_guidance_scale_of_its_own(checkpoint):
     """It is the pipeline's, and touches nothing but the sound of the step."""
     models = [contract.load(LTX2, checkpoint(LTX2), sound_guidance_scale=scale) for scale in (7.0, None)]

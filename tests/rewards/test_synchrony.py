@@ -110,4 +110,7 @@ def test_a_function_that_takes_sound_hears():
     assert not reward.begin(Videos(frames, RATE), prompts)().valid.any()
     heard = Videos(frames, RATE, torch.tensor([[[0.5, 0.1]], [[0.25, 0.0]]]), 100)
     assert reward.begin(heard, prompts)().values.flatten().tolist() == [50, 25]
+    told = [Prompt("a", {"sound": "loud"}), Prompt("b", {"sound": "low"})]
+    by_column = FunctionReward(lambda videos, prompts, sound: [len(word) for word in sound])
+    assert by_column.begin(Videos(frames, RATE), told)().values.flatten().tolist() == [4, 3]  # a column of the prompts
     assert not FunctionReward(lambda videos, prompts: [0.0] * len(videos)).hears

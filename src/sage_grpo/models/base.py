@@ -22,9 +22,11 @@ from sage_grpo.models.guidance import in_turn
 from sage_grpo.models.loading import empty_parts, full_size, precisions, read_image
 from sage_grpo.models.offload import onloaded
 
-__all__ = ["NEGATIVE", "DiffusersModel", "ModelError", "read_image"]
+__all__ = ["JOINT_ATTENTION", "NEGATIVE", "DiffusersModel", "ModelError", "read_image"]
 
 NEGATIVE = "negative_"
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+JOINT_ATTENTION = (*ATTENTION, "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")  # to pixels and text together
 Gradient = Literal["both", "conditional"]
 
 
@@ -37,7 +39,7 @@ class DiffusersModel(VideoModel, ABC):
     encoders: Sequence[str] = ("text_encoder",)  # what is only needed to encode
     decoders: Sequence[str] = ("vae",)  # what is only needed to decode
     blocks: str = "transformer_blocks"  # the repeated layers inside a denoiser
-    lora_targets: Sequence[str] = ("to_q", "to_k", "to_v", "to_out.0")
+    lora_targets: Sequence[str] = ATTENTION
     float32_parts: ClassVar[tuple[str, ...]] = ()  # components that lose quality in half precision
     text_tokens: int = 0  # to which texts are filled up, where the model does that
     frame_step: ClassVar[int] = 1  # frames are a multiple of this plus one

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sage_grpo.core.protocols import Exchange, Prompt
 from sage_grpo.models import tiny, unpadded
-from sage_grpo.models.base import ModelError
+from sage_grpo.models.base import JOINT_ATTENTION, ModelError
 from sage_grpo.models.shared_tokens import JointAttention, check_sharing
 from sage_grpo.models.texts import COUNT, OwnLengths
 from sage_grpo.registry import model
@@ -22,14 +22,7 @@ class HunyuanVideo15(OwnLengths):
     pipeline_class: ClassVar[Any] = df.HunyuanVideo15Pipeline
     encoders = ("text_encoder", "text_encoder_2", "image_encoder")
     lora_targets = (
-        "to_q",
-        "to_k",
-        "to_v",
-        "to_out.0",
-        "add_q_proj",
-        "add_k_proj",
-        "add_v_proj",
-        "to_add_out",
+        *JOINT_ATTENTION,
         "ff.net.0.proj",
         "ff.net.2",
         "ff_context.net.0.proj",

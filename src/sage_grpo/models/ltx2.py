@@ -17,6 +17,7 @@ from torch import Tensor
 from sage_grpo.core.latents import LatentParts
 from sage_grpo.core.protocols import Exchange, Prompt, Videos
 from sage_grpo.models import tiny
+from sage_grpo.models.errors import ModelError
 from sage_grpo.models.ltx import GivenFirstFrame, LTXVideo
 from sage_grpo.models.shared_tokens import check_sharing, cut, share_by_plan
 from sage_grpo.registry import model
@@ -46,6 +47,8 @@ class LTX2(LTXVideo):
     ) -> None:
         self._sound_scale = sound_guidance_scale
         super().__init__(pipe, text_tokens=text_tokens, frame_rate=frame_rate, **settings)
+        if pipe.vae.config.timestep_conditioning:
+            raise ModelError("this LTX-2 decoder denoises by itself (timestep_conditioning), which no release does")
 
     # Two guided parts --------------------------------------------------------------------------------------
 

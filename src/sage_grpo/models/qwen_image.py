@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.models import tiny
+from sage_grpo.models.base import JOINT_ATTENTION
 from sage_grpo.models.pictures import refuse_frames
 from sage_grpo.models.texts import OwnLengths, lengths_of
 from sage_grpo.registry import model
@@ -17,16 +18,7 @@ from sage_grpo.registry import model
 @model("qwen-image", extra="models")
 class QwenImage(OwnLengths):
     pipeline_class: ClassVar[Any] = df.QwenImagePipeline
-    lora_targets = (
-        "to_q",
-        "to_k",
-        "to_v",
-        "to_out.0",
-        "add_q_proj",
-        "add_k_proj",
-        "add_v_proj",
-        "to_add_out",
-    )
+    lora_targets = JOINT_ATTENTION
     typical_text = 100  # tokens that a plan counts for a prompt
     default_size = (1, 1328, 1328)
     tiny_size = (1, 32, 32)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.models import tiny
-from sage_grpo.models.base import DiffusersModel
-from sage_grpo.models.pictures import refuse_frames
+from sage_grpo.models.base import JOINT_ATTENTION, DiffusersModel
+from sage_grpo.models.pictures import refuse_frames, tiny_vae
 from sage_grpo.registry import model
 
 
@@ -17,16 +17,7 @@ from sage_grpo.registry import model
 class StableDiffusion3(DiffusersModel):
     pipeline_class: ClassVar[Any] = df.StableDiffusion3Pipeline
     encoders = ("text_encoder", "text_encoder_2", "text_encoder_3")
-    lora_targets = (
-        "to_q",
-        "to_k",
-        "to_v",
-        "to_out.0",
-        "add_q_proj",
-        "add_k_proj",
-        "add_v_proj",
-        "to_add_out",
-    )
+    lora_targets = JOINT_ATTENTION
     default_size = (1, 1024, 1024)
     tiny_size = (1, 32, 32)
     tiny_options: ClassVar[Mapping[str, Any]] = {"text_tokens": 24}
@@ -118,18 +109,7 @@ class StableDiffusion3(DiffusersModel):
                 dual_attention_layers=(0,),
                 qk_norm="rms_norm",
             )
-            vae = df.AutoencoderKL(
-                block_out_channels=(8, 8),
-                down_block_types=("DownEncoderBlock2D",) * 2,
-                norm_num_groups=4,
-                up_block_types=("UpDecoderBlock2D",) * 2,
-                latent_channels=4,
-                layers_per_block=1,
-                scaling_factor=1.5305,
-                shift_factor=0.0609,
-                use_quant_conv=False,
-                use_post_quant_conv=False,
-            )
+            vae = tiny_vae(1.5305, 0.0609)
             return cls.pipeline_class(
                 transformer=transformer,
                 scheduler=df.FlowMatchEulerDiscreteScheduler(shift=3.0),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.models import tiny
-from sage_grpo.models.pictures import refuse_frames
+from sage_grpo.models.pictures import refuse_frames, tiny_vae
 from sage_grpo.models.texts import OwnLengths, lengths_of
 from sage_grpo.registry import model
 
@@ -24,7 +24,6 @@ class ZImage(OwnLengths):
     pipeline_class: ClassVar[Any] = df.ZImagePipeline
     blocks = "layers"
     typical_text = 100  # tokens that a plan counts for a prompt
-    lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
     default_size = (1, 1024, 1024)
     tiny_size = (1, 32, 32)
     tiny_options: ClassVar[Mapping[str, Any]] = {"text_tokens": 64}
@@ -104,18 +103,7 @@ class ZImage(OwnLengths):
                 axes_dims=[4, 6, 6],
                 axes_lens=[256, 32, 32],
             )
-            vae = df.AutoencoderKL(
-                block_out_channels=(8, 8),
-                down_block_types=("DownEncoderBlock2D",) * 2,
-                norm_num_groups=4,
-                up_block_types=("UpDecoderBlock2D",) * 2,
-                latent_channels=4,
-                layers_per_block=1,
-                scaling_factor=0.3611,
-                shift_factor=0.1159,
-                use_quant_conv=False,
-                use_post_quant_conv=False,
-            )
+            vae = tiny_vae(0.3611, 0.1159)
             return cls.pipeline_class(
                 scheduler=df.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=False, shift=3.0),
                 vae=vae,

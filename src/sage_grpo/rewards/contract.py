@@ -69,7 +69,7 @@ def same(scores: Scores, expected: Scores, what: str) -> None:
     assert not (off > 1e-6).any(), f"{what}: scores differ by up to {off.max():.2g}"
 
 
-def sound(scores: Scores, reward: Reward, count: int) -> None:
+def well_formed(scores: Scores, reward: Reward, count: int) -> None:
     shape = (count, len(reward.names))
     assert tuple(scores.values.shape) == tuple(scores.valid.shape) == shape, (
         f"one row a video, one column a name: {shape}"
@@ -89,7 +89,7 @@ def check_scores(reward: Reward) -> None:
     """Shape and types; each score is there for some video, and not all videos are equal to it."""
     videos, prompts = material()
     scores = scored(reward, videos, prompts)
-    sound(scores, reward, len(videos))
+    well_formed(scores, reward, len(videos))
     assert scores.valid.any(0).all(), "a score is masked for every video"
     columns = zip(scores.values.T, scores.valid.T, strict=True)
     assert max(values[ok].std(correction=0) for values, ok in columns) > 1e-9, (
@@ -132,7 +132,7 @@ def check_small(reward: Reward) -> None:
     for frames, height, width in SMALL:
         prompts = material()[1][:2]
         scores = scored(reward, torch.full((2, frames, height, width, 3), 90, dtype=torch.uint8), prompts)
-        sound(scores, reward, 2)
+        well_formed(scores, reward, 2)
         assert frames or not scores.valid.any(), "a video without frames has a score"
 
 
@@ -176,7 +176,7 @@ def check_long_prompt(reward: Reward) -> None:
     for text in ("‘" * 1_000_000, "\x00<|im_end|>" * 80_000):
         prompts[1], started = Prompt(text, {"number": 1}), time.monotonic()
         scores = scored(reward, videos, prompts)
-        sound(scores, reward, 3)
+        well_formed(scores, reward, 3)
         others = [0, 2]
         same(
             Scores(scores.values[others], scores.valid[others]),

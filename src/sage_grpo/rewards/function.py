@@ -35,13 +35,13 @@ class FunctionReward(Reward):
         return partial(self._asked, videos, prompts)
 
     def _asked(self, videos: Videos, prompts: Sequence[Prompt]) -> Scores:
-        if self.hears and videos.sound is None:
-            return Scores.failed(len(videos), 1)
-        rates = {"sound": videos.sound, "sample_rate": videos.sample_rate, "frame_rate": videos.frame_rate}
         shared = set.intersection(*(set(prompt.columns) for prompt in prompts)) if prompts else set()
         names = shared if self._takes_all else shared & self._takes
         columns: dict[str, Any] = {name: [p.columns[name] for p in prompts] for name in sorted(names)}
-        columns |= {name: value for name, value in rates.items() if name in self._takes}
+        if self.hears and videos.sound is None and "sound" not in columns:
+            return Scores.failed(len(videos), 1)
+        made = {"sound": videos.sound, "sample_rate": videos.sample_rate, "frame_rate": videos.frame_rate}
+        columns = {name: value for name, value in made.items() if name in self._takes} | columns
         answer = self.function(videos.frames, [prompt.text for prompt in prompts], **columns)
         numbers = [float("nan") if x is None else float(x) for x in answer]
         if len(numbers) != len(videos):
