@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the library is imported; asking in vain takes seconds each
 QUICK = "not slow and not sweep"  # as in pyproject.toml
 ALL_SLOW = re.compile(r"^pytestmark = pytest\.mark\.slow$", re.MULTILINE)
 

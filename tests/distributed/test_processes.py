@@ -14,6 +14,7 @@ from torch.distributed import TCPStore
 
 from distributed.launcher import environment, torchrun
 from distributed.test_checkpoint import spoil
+from distributed.worker import LABORATORY
 from once import once
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.sampler import generate
@@ -63,6 +64,7 @@ CASES = {
     # adapters of HunyuanVideo-1.5 and Wan are in test_objectives.py as well
     "first": Cases(("shapes-full", "shapes-frugal", "wan-full"), ("wan-lora-bf16",), ("shapes-full",)),
     "others": Cases(("shapes-lora", "hunyuan15-lora", "hunyuan15-full", "wan-lora"), ("wan-full-bf16",), ("wan-lora",)),
+    "sound": Cases(("ltx2-lora", "tones-full"), (), ("ltx2-lora",)),
 }
 SPARED = {"wan-full": 4}  # of 19,832; the others of this and all weights of the other models within 1e-6
 SPARED_IN_PARTS = SPARED | {"shapes-frugal": 90}  # of 441,704, where two processes share a video
@@ -88,7 +90,7 @@ def run_all(folder, cases):
     launch(folder, 2, *leg(5))
 
 
-@pytest.fixture(scope="module", params=["first", further("others")])
+@pytest.fixture(scope="module", params=["first", further("others"), further("sound")])
 def ends(request, tmp_path_factory):
     cases = CASES[request.param]
     return once(tmp_path_factory, f"every-layout-{request.param}", lambda folder: run_all(folder, cases)), cases
@@ -105,7 +107,7 @@ def test_every_layout_equals_one_process(ends):
         print(f"{case}: weights after 10 updates differ by {off:.1e}; held {two['held']:.3f}")
         assert two["held"] <= 0.6  # of all parameters, anchor and average adapters included
         assert one["held"] == 1.0
-        assert two["before"] == (1.0 if case.startswith("shapes") else 0.0)  # read shard by shard, never whole
+        assert two["before"] == (1.0 if case.startswith(LABORATORY) else 0.0)  # read shard by shard, never whole
         shared = result(ends, f"{case}-shared")
         off = assert_alike(one, shared, spared=SPARED_IN_PARTS.get(case, 0), **SAVING.get(case, {}))
         print(f"{case}: with a shared video they differ by {off:.1e}; held {shared['held']:.3f}")

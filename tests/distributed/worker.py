@@ -25,7 +25,9 @@ CASES = {
     for kind in ("shapes", "hunyuan15", "wan")
     for mode in ("lora", "full")
 }
+LABORATORY = ("shapes", "tones")
 HALF = {"precision": "bfloat16", "gradient_checkpointing": True}
+CASES |= {"ltx2-lora": {"kind": "ltx2", "mode": "lora"}, "tones-full": {"kind": "tones", "mode": "full"}}  # with sound
 CASES |= {"shapes-frugal": {"kind": "shapes", "mode": "full"}}
 FRUGAL = {  # all that spares passes, so that processes have unequal work
     "sampling": {"steps": 6, "window": {"size": 2, "range": [0.2, 1], "per": "prompt"}, "order": 2, "tail": 0.5},
@@ -77,7 +79,7 @@ def real_bytes(module):
 
 def checkpoint_of(kind, folder):
     path = folder / f"base-{kind}"
-    if kind != "shapes" and int(os.environ.get("RANK", "0")) == 0 and not (path / "model_index.json").exists():
+    if kind not in LABORATORY and int(os.environ.get("RANK", "0")) == 0 and not (path / "model_index.json").exists():
         # the model libraries take seconds, and shapes need none
         from sage_grpo.models import contract
 
@@ -89,7 +91,7 @@ def recipe(folder, case, out, iterations, layout):
     tuning = dict(CASES[case])
     kind = tuning.pop("kind")
     model = {"type": kind, "guidance_scale": 3.0}
-    if kind != "shapes":
+    if kind not in LABORATORY:
         adapter = resolve_model(kind)
         # at its tiny size Wan has two tokens, and gradients that are rounding alone: Adam makes whole steps of them
         frames, height, width = (9, 32, 32) if kind == "wan" else adapter.tiny_size

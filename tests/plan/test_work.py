@@ -70,17 +70,27 @@ def test_cutting_padding_saves_a_tenth():
     assert cut <= 0.9 * filled
 
 
-def test_flops_are_those_of_torchs_counter_with_all_blocks():
-    config = single(352, 624)
+@pytest.mark.parametrize(
+    ("recipe", "tokens"),
+    [
+        ("hunyuan15-64gpu", 18_018),
+        further("ltx2-8gpu-lora", 6_144),
+        further("qwen-image-1gpu-lora", 1_024),
+        further("z-image-24gb-lora", 1_024),
+    ],
+)
+def test_flops_are_those_of_torchs_counter_with_all_blocks(recipe, tokens):
+    config = alone(load_recipe(recipe), unguided=True)
     model = build.outline_model(config)
     with without_values(), torch.no_grad():
         imagine_weights(model.module)
         x = torch.zeros(1, *model.latent_shape(Prompt("")))
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # it does not know the host's own
             model.velocity(x, x.new_ones(1), model.blank_condition(1))
-    counted, found = counter.get_total_flops(), probe(config).forward.flops
-    print(f"torch {counted / 1e12:.2f}, plan {found / 1e12:.2f} TFLOP")
-    assert found == pytest.approx(counted, rel=0.03)
+    counted, found = counter.get_total_flops(), probe(config)
+    print(f"torch {counted / 1e12:.2f}, plan {found.forward.flops / 1e12:.2f} TFLOP")
+    assert found.tokens == tokens
+    assert found.forward.flops == pytest.approx(counted, rel=0.03)
 
 
 def test_a_deep_network_lies_on_the_line_of_two_shallow_ones(monkeypatch):

@@ -55,9 +55,13 @@ FIRST = (
     "hunyuan15-1gpu-lora",
     "hunyuan15-i2v-8gpu-lora",
     "lab-fast",
+    "ltx2-8gpu-lora",
+    "qwen-image-1gpu-lora",
+    "sound",
     "text",
     "wan-1.3b-24gb-lora-awm",
     "wan-1.3b-24gb-lora-fast",
+    "z-image-24gb-lora",
 )
 OTHERS = (
     "hunyuan15-1gpu-lora-fast",

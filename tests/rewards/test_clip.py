@@ -14,6 +14,7 @@ from rewards import clips
 from sage_grpo.config import ConfigError, RecipeConfig
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.rewards.clip import CLIPReward, PickScoreReward, make_tiny_checkpoint
+from sage_grpo.rewards.errors import MissingWeights
 from sage_grpo.training.build import build_rewards
 
 pytestmark = pytest.mark.slow
@@ -73,6 +74,12 @@ def test_pickled_weights_are_refused(folder, tmp_path):
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(ConfigError, match="is not a CLIP checkpoint with safetensors"):
         CLIPReward(str(tmp_path), processor=folder)
+
+
+def test_weights_that_are_not_here_are_told_from_wrong_ones():
+    """A rehearsal goes on without the one and stops at the other."""
+    with pytest.raises(MissingWeights, match="nobody/nothing is not a CLIP checkpoint"):
+        CLIPReward("nobody/nothing")
 
 
 def test_half_a_checkpoint_is_refused(folder, tmp_path):

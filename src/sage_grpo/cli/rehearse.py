@@ -46,11 +46,13 @@ def rehearse(
 
     Example: `sage-grpo rehearse hunyuan15-64gpu --out rehearsal`
     """
+    import os
     import tempfile
     from contextlib import nullcontext
 
     from rich.console import Console
 
+    os.environ["HF_HUB_OFFLINE"] = "1"  # as promised; what was downloaded before is found
     with user_errors():
         from sage_grpo.config import ConfigError, load_recipe
 

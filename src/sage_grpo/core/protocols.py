@@ -235,6 +235,8 @@ class Reward:
     """Judges clips of a made-up world alone."""
     device_bytes: int = 0
     """Of its weights, where a plan should count them."""
+    goes_with_videos: bool = False
+    """Without an option `device` its weights go where the videos are; those of others stay on the host."""
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
         """Of uint8 frames (B, F, H, W, 3), each with its prompt."""

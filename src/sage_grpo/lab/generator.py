@@ -61,14 +61,19 @@ class LabTransformer(nn.Module):
 
     def forward(self, x: Tensor, sigma: Tensor, tokens: Tensor) -> Tensor:
         """The clean latents x̂0."""
-        frequencies = torch.exp(torch.linspace(0, math.log(1000), 32, device=x.device))
+        text = self.words(tokens) + self.word_places
+        _, clean = self.through(sigma, text, self.patches(cut(x, (1, 1, 1))) + self.places)
+        return join(self.out(self.norm(clean)), self.latents[1:], (1, 1, 1))
+
+    def through(self, sigma: Tensor, *streams: Tensor) -> Sequence[Tensor]:
+        """All blocks, with attention over all tokens; each stream comes out as long as it went in."""
+        frequencies = torch.exp(torch.linspace(0, math.log(1000), 32, device=sigma.device))
         angles = sigma[:, None].float() * frequencies
-        modulation = self.noise(torch.cat([angles.sin(), angles.cos()], 1).to(x.dtype)).unflatten(1, (6, -1))
-        rows = cut(x, (1, 1, 1))
-        stream = torch.cat([self.words(tokens) + self.word_places, self.patches(rows) + self.places], 1)
+        stream = torch.cat(streams, 1)
+        modulation = self.noise(torch.cat([angles.sin(), angles.cos()], 1).to(stream.dtype)).unflatten(1, (6, -1))
         for block in self.blocks:
             stream = block(stream, modulation)
-        return join(self.out(self.norm(stream[:, self.text_length :])), self.latents[1:], (1, 1, 1))
+        return torch.split(stream, [tokens.shape[1] for tokens in streams], 1)
 
 
 class LabModel(VideoModel):
@@ -78,6 +83,8 @@ class LabModel(VideoModel):
     # what a world gives
     world: str  # as `lab pretrain --world` calls it
     shipped: str  # the package that has a checkpoint in `base`
+    pictures: str | None = None  # the package whose checkpoint has its autoencoder, if that is not its own
+    network: type[LabTransformer] = LabTransformer
     clip: tuple[int, int, int]  # frames, rows, columns
     patch: tuple[int, int, int]
     channels: int  # of a latent
@@ -108,7 +115,7 @@ class LabModel(VideoModel):
 
     @classmethod
     def new_module(cls, latents: Sequence[int]) -> LabTransformer:
-        return LabTransformer(vocabulary=len(cls.words) + 2, text_length=cls.text_length, latents=latents)
+        return cls.network(vocabulary=len(cls.words) + 2, text_length=cls.text_length, latents=latents)
 
     @classmethod
     def new_tokenizer(cls) -> Tokenizer:
@@ -159,7 +166,7 @@ class LabModel(VideoModel):
         return out
 
     def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
-        return (x - self.clean(x, sigma, condition)) / sigma.view(-1, 1, 1, 1, 1)
+        return (x - self.clean(x, sigma, condition)) / sigma.view(-1, *(1 for _ in x.shape[1:]))
 
     @torch.no_grad()
     def decode(self, x0: Tensor) -> Tensor:
@@ -171,9 +178,10 @@ class LabModel(VideoModel):
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
         save_file({k: v.contiguous() for k, v in self.module.state_dict().items()}, folder / "model.safetensors")
-        # in half precision: a byte of a picture is coarser
-        halves = {k: v.half().contiguous() for k, v in self.autoencoder.state_dict().items()}
-        save_file(halves, folder / "autoencoder.safetensors")
+        if not self.pictures:
+            # in half precision: a byte of a picture is coarser
+            halves = {k: v.half().contiguous() for k, v in self.autoencoder.state_dict().items()}
+            save_file(halves, folder / "autoencoder.safetensors")
         config = {"architecture": self.module.config, "autoencoder": self.autoencoder.config, **facts}
         (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
         self.tokenizer.save(str(folder / "tokenizer.json"))
@@ -199,10 +207,11 @@ class LabModel(VideoModel):
                 f"{folder} is of the laboratory's first edition, which worked on pixels and is not read any more; "
                 "leave model.path out for the checkpoint that ships, or make one by `sage-grpo lab pretrain`"
             )
-        module = LabTransformer(**config["architecture"])
+        module = cls.network(**config["architecture"])
         module.load_state_dict(load_file(folder / "model.safetensors"))
         autoencoder = Autoencoder(**config["autoencoder"])
-        autoencoder.load_state_dict(load_file(folder / "autoencoder.safetensors"))
+        pictures = Path(str(files(cls.pictures) / "base")) if cls.pictures else folder
+        autoencoder.load_state_dict(load_file(pictures / "autoencoder.safetensors"))
         return cls(
             module,
             Tokenizer.from_file(str(folder / "tokenizer.json")),

@@ -22,6 +22,8 @@ from sage_grpo.lab.digits.model import TextModel
 from sage_grpo.lab.generator import LabModel
 from sage_grpo.lab.shapes import world as shapes
 from sage_grpo.lab.shapes.model import ShapesModel
+from sage_grpo.lab.tones import world as tones
+from sage_grpo.lab.tones.model import TonesModel
 
 EMA = 0.999
 CLIPS, STOCK = 32, 40_000  # rendered at a time, and in all that the generator learns from
@@ -44,11 +46,21 @@ class World:
     steps: int
     noise: float  # centre of the logit of σ; above 0 high noise comes more often, where layout and prompt are decided
     floor: float  # errors are divided by σ², or by this where it is larger
+    more: Callable[[Any, Tensor, Any, torch.Generator], Tensor] = lambda model, pictures, scene, generator: pictures
+    """Latents of the pictures with what else there is of a scene."""
+
+
+def dubbed(model: TonesModel, pictures: Tensor, scene: shapes.Scene, generator: torch.Generator) -> Tensor:
+    return model.with_sound(pictures, tones.misdubbed(scene, generator))
 
 
 WORLDS = {
     "shapes": World(ShapesModel, shapes.random_scene, shapes.render, shapes.captions, 5000, 9000, 0.5, 0.05),
     "text": World(TextModel, text.random_scene, text.render, text.captions, 3000, 6000, 1.0, 0.5),
+    # begins as the generator of shapes, autoencoder included
+    "tones": World(
+        TonesModel.of_shapes, shapes.random_scene, shapes.render, shapes.captions, 0, 4000, 0.5, 0.05, dubbed
+    ),
 }
 
 
@@ -72,8 +84,11 @@ def pretrain(
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model = chosen.make()
-    train_autoencoder(model.autoencoder, chosen, max(2, round(share * chosen.autoencoder_steps)), generator, lr, show)
-    latents, scene = encode_stock(model.autoencoder, chosen, max(batch, round(share * STOCK)), generator)
+    if chosen.autoencoder_steps:
+        asked = max(2, round(share * chosen.autoencoder_steps))
+        train_autoencoder(model.autoencoder, chosen, asked, generator, lr, show)
+    pictures, scene = encode_stock(model.autoencoder, chosen, max(batch, round(share * STOCK)), generator)
+    latents = chosen.more(model, pictures, scene, generator)
     loss = train_generator(model, chosen, latents, scene, steps, batch, generator, lr, show)
     facts = {"steps": steps, "batch": batch, "seed": seed, "lr": lr, "loss": round(loss, 5)}
     command = f"sage-grpo lab pretrain --world {world} --out {out.name} --steps {steps} --batch {batch} --seed {seed}"
@@ -135,7 +150,7 @@ def train_generator(
             x0 = latents[rows]
             noise = torch.randn(x0.shape, generator=generator)
             sigma = torch.sigmoid(world.noise + SPREAD * torch.randn(batch, generator=generator)).clamp(0.02, 0.999)
-            s = sigma.view(-1, 1, 1, 1, 1)
+            s = sigma.view(-1, *(1 for _ in x0.shape[1:]))
             condition = model.encode([Prompt(text) for text in world.captions(scene.at(rows), generator)])
             clean = model.clean((1 - s) * x0 + s * noise, sigma, condition)
             error = F.mse_loss(clean, x0, reduction="none").flatten(1).mean(1)

@@ -143,8 +143,9 @@ def reward_bytes(config: RecipeConfig) -> tuple[int, tuple[str, ...]]:
             size = sum(file.stat().st_size for file in files)
         if size is None:
             unknown.append(entry.type)
-        device = torch.device(entry.options.get("device") or HOST)
-        total += (size or 0) if device != HOST else 0
+        device = entry.options.get("device")
+        beside = torch.device(device) != HOST if device else bool(scorer and scorer.goes_with_videos)
+        total += (size or 0) if beside else 0
     return total, tuple(dict.fromkeys(unknown))
 
 

@@ -25,11 +25,11 @@ from sage_grpo.registry import resolve_model, resolve_reward
 from sage_grpo.rewards.errors import MissingWeights
 from sage_grpo.training import build
 
-PROMPTS = (
-    "a red cat runs over the grass",
+PROMPTS = (  # each quotes a text, for scorers that read
+    'a red cat runs past a door that says "cat food"',
     'a shop sign that says "open late"',
-    "two boats on a lake",
-    "a kite in the wind",
+    'a boat named "anna" on a lake',
+    'a kite in the wind with the word "up" on it',
 )
 RANK, STEPS, BATCH, GROUP = 4, 4, 2, 2
 PROCESSES = 4  # the most that a rehearsal starts

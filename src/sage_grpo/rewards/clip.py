@@ -15,6 +15,7 @@ from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.registry import reward
+from sage_grpo.rewards.errors import MissingWeights, RewardError
 from sage_grpo.rewards.frames import VideoScorer, bounded, frame_numbers
 
 try:  # the class that needs no torchvision, by its newer name
@@ -29,6 +30,7 @@ class CLIPReward(VideoScorer):
 
     names: tuple[str, ...] = ("clip",)
     device_bytes = 1_710_000_000  # of its weights: what a plan counts
+    goes_with_videos = True
     default_path = default_processor = "openai/clip-vit-large-patch14"
 
     def __init__(
@@ -51,9 +53,10 @@ class CLIPReward(VideoScorer):
             self.tokenizer: Any = CLIPTokenizer.from_pretrained(chosen, revision=theirs)
             self.processor: Any = ImageProcessor.from_pretrained(chosen, revision=theirs)
         except OSError as error:
-            raise ConfigError(
+            wrong: type[RewardError] | type[ConfigError] = ConfigError if Path(source).exists() else MissingWeights
+            raise wrong(
                 f"{self.names[0]}: {source} is not a CLIP checkpoint with safetensors, a tokenizer and an image "
-                f"processor: {error}"
+                f"processor, or the hub did not give it: {str(error).splitlines()[0]}"
             ) from error
         if missing := sorted(info["missing_keys"]):  # they would be random, and so would the scores
             raise ConfigError(f"{self.names[0]}: {source} is not a whole CLIP: it has no {missing[0]}")
@@ -65,10 +68,10 @@ class CLIPReward(VideoScorer):
     def _load(source: str, **how: Any) -> tuple[Any, Any]:
         return CLIPModel.from_pretrained(source, **how)  # type: ignore[no-any-return]
 
-    @torch.no_grad()
     def looks_at(self, frames: int) -> list[int]:
         return frame_numbers(frames, self.frames)
 
+    @torch.no_grad()
     def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
         self.model.to(self.device or frames.device)
         return [float(self.cosines(frames[self.looks_at(len(frames))], bounded(prompt.text)).mean())]

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.loop import Loop
-from sage_grpo.core.protocols import Prompt, VideoModel
+from sage_grpo.core.protocols import Prompt, VideoModel, Videos
 from sage_grpo.core.sampler import generate
 from sage_grpo.lab.clips import as_clips
 from sage_grpo.lab.shapes.reward import ShapesReward
-from sage_grpo.lab.shapes.world import all_prompts, as_asked, fit, kept_out, parse_prompt
+from sage_grpo.lab.shapes.world import Fit, all_prompts, as_asked, fit, kept_out, parse_prompt
 from sage_grpo.training.callbacks import averaged
 
 FIRST_SEED = 1_000_000  # away from the seeds of sample videos
@@ -53,8 +53,12 @@ def evaluate(
     samples: int = 240,
     first_seed: int = FIRST_SEED,
     tell: Callable[[int], None] = lambda done: None,
+    also: Callable[[Videos, Fit], None] = lambda videos, fitted: None,
 ) -> Evaluation:
-    """`samples` videos by the plain ODE, over the 48 prompts in turn, or fewer so that each comes twice."""
+    """`samples` videos by the plain ODE, over the 48 prompts in turn, or fewer so that each comes twice.
+
+    also: is shown each batch with its nearest clips of the world.
+    """
     texts = all_prompts()
     texts = texts[:: -(-len(texts) // max(samples // 2, 1))]
     prompts = [Prompt(texts[i % len(texts)]) for i in range(samples)]
@@ -62,8 +66,10 @@ def evaluate(
     for first in range(0, samples, BATCH):
         part = prompts[first : first + BATCH]
         seeds = range(first_seed + first, first_seed + first + len(part))
-        videos.append(model.decode(generate(model, part, config, seeds)).cpu())
+        made = model.render(generate(model, part, config, seeds))
+        videos.append(made.frames.cpu())
         fitted = fit(as_clips(videos[-1]))
+        also(made, fitted)
         expected = torch.tensor([parse_prompt(prompt.text) for prompt in part])
         got = torch.stack([fitted.scene.shape, fitted.scene.colour, fitted.scene.direction], 1)
         opened.append(as_asked(fitted.scene, [prompt.text for prompt in part]))

@@ -1,0 +1,49 @@
+"""Does a shape sound as high as it is?
+
+Heard by the strongest frequency of each frame, seen by the centre of its light.
+"""
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.lab.shapes.reward import centres
+from sage_grpo.lab.tones.world import MIDDLE, OCTAVES
+from sage_grpo.registry import reward
+from sage_grpo.rewards.sound import Clip, SoundScorer
+
+TOLERANCE = 0.25  # octaves
+BINS = 1 << 14  # of the spectrum: half a Hertz at 8 kHz
+
+
+def heard(wave: Tensor, sample_rate: int, frames: int) -> Tensor:
+    """The pitch of each frame, in octaves above the middle, by the peak of its spectrum."""
+    spans = wave[: len(wave) // frames * frames].view(frames, -1)
+    spectrum = torch.fft.rfft(spans * torch.hann_window(spans.shape[1]), BINS).abs()
+    peak = spectrum[:, 1:].argmax(1) + 1
+    return torch.log2(peak * sample_rate / BINS / MIDDLE)
+
+
+def seen(frames: Tensor) -> Tensor:
+    """The pitch that each frame asks for: of the height of its light."""
+    light = frames[None].float().amax(4) / 255
+    return -OCTAVES * centres(light.square())[0, :, 1]
+
+
+@reward("tones")
+class TonesReward(SoundScorer):
+    """1 where every frame sounds as high as it looks, falling with the distance of the two."""
+
+    names: tuple[str, ...] = ("pitch",)
+    laboratory = True  # other clips have no such score
+
+    def score_clip(self, clip: Clip, prompt: Prompt) -> Sequence[float | None]:
+        gap = heard(clip.wave.mean(0), clip.sample_rate, len(clip.frames)) - seen(clip.frames)
+        return [float((-gap.abs().mean() / TOLERANCE).exp())]
+
+    @classmethod
+    def tiny(cls) -> Self:
+        return cls()
