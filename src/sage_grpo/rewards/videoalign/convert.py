@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Qwen2VLConfig
 
+from sage_grpo.rewards.checkpoints import new_folder, sha256
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.videoalign import release
 from sage_grpo.rewards.videoalign.model import (
@@ -69,21 +68,16 @@ def convert(
         "normalisation": _normalisation(trained.get("inference_config")),
         "rate": float(data.get("fps") or 2.0),
         "max_pixels": int(data.get("max_frame_pixels") or 200_704),
-        "source": {path.name: _sha256(path) for path in files},
+        "source": {path.name: sha256(path) for path in files},
         "rubric": hashlib.sha256(text.encode()).hexdigest(),
     }
-    work = target.with_name(f".{target.name}.{os.getpid()}.new")
-    try:
-        work.mkdir(parents=True)
+    with new_folder(target) as work:
         tell("writing")
         save_file(state, work / WEIGHTS, metadata={"format": "pt"})
         config.save_pretrained(work)
         tokenizer.save_pretrained(work)
         (work / RUBRIC).write_bytes(text.encode())
         (work / SETTINGS).write_text(json.dumps(settings, indent=1))
-        os.rename(work, target)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     return settings
 
 
@@ -139,8 +133,3 @@ def _normalisation(settings: Mapping[str, float] | None) -> dict[str, tuple[floa
     if not settings:
         return NORMALISATION
     return {name: (float(settings[f"{name}_mean"]), float(settings[f"{name}_std"])) for name in NAMES}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
