@@ -35,6 +35,19 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def check_places(state: Mapping[str, Tensor], network: nn.Module, missing: str = "are missing") -> None:
+    """Every tensor that the network has, no other, in its shape. `missing`: what is said where one is not there."""
+    expected = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    present = {name: tuple(value.shape) for name, value in state.items()}
+    for words, names in (
+        (missing, expected.keys() - present.keys()),
+        ("are not of this network", present.keys() - expected.keys()),
+        ("have another shape", {n for n in expected.keys() & present.keys() if expected[n] != present[n]}),
+    ):
+        if names:
+            raise RewardError(f"{len(names)} of {len(expected)} tensors {words}, e.g. {min(names)}")
+
+
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """A folder to fill, which takes its place in the end if nothing went wrong."""

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Qwen2VLConfig
 
-from sage_grpo.rewards.checkpoints import new_folder, sha256
+from sage_grpo.rewards.checkpoints import check_places, new_folder, sha256
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.videoalign import release
 from sage_grpo.rewards.videoalign.model import (
@@ -111,20 +111,14 @@ def merge(state: Mapping[str, Tensor], lora: Mapping[str, Any], dtype: torch.dty
 
 def check_state(state: Mapping[str, Tensor], config: Qwen2VLConfig) -> Tensor:
     """Every tensor that the network has, no other, in its shape; returns the head."""
-    expected = {name: tuple(value.shape) for name, value in empty_model(config).state_dict().items()}
     head = state.get(HEAD)
     width = config.text_config.hidden_size
     if head is None or head.shape[0] not in (1, len(NAMES)) or head.shape[1] != width:
         shape = "none" if head is None else tuple(head.shape)
         raise RewardError(f"{HEAD} should be (1 or {len(NAMES)}, {width}), the checkpoint has {shape}")
-    present = {name: tuple(value.shape) for name, value in state.items() if name != HEAD}
-    for words, names in (
-        ("are missing (a --base folder of Qwen2-VL-2B-Instruct has frozen ones)", expected.keys() - present.keys()),
-        ("are not of this network", present.keys() - expected.keys()),
-        ("have another shape", {n for n in expected.keys() & present.keys() if expected[n] != present[n]}),
-    ):
-        if names:
-            raise RewardError(f"{len(names)} of {len(expected)} tensors {words}, e.g. {min(names)}")
+    others = {name: value for name, value in state.items() if name != HEAD}
+    hint = "are missing (a --base folder of Qwen2-VL-2B-Instruct has frozen ones)"
+    check_places(others, empty_model(config), hint)
     return head
 
 
