@@ -33,7 +33,9 @@ app.command()(audit)
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(help="Folder of the released checkpoint, with model_config.json.")],
+    source: Annotated[
+        Path, typer.Argument(help="VideoAlign's folder, with model_config.json; or ImageBind's imagebind_huge.pth.")
+    ],
     target: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.")],
     rubric: Annotated[
         Path | None, typer.Option(help="VideoAlign's prompt_template.py, if it is not near the checkpoint.")
@@ -44,31 +46,45 @@ def convert(
     dtype: Annotated[Dtype, typer.Option(help="Of the written weights; bfloat16 halves the folder.")] = Dtype.float32,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
-    """Make VideoAlign's released checkpoint into a folder that a recipe can name.
+    """Make the released checkpoint of VideoAlign or ImageBind into a folder that a recipe can name.
 
     Adapters are merged, names brought up to date and pickles left behind: what could run code is refused. Where to get
-    it stands in docs/rewards.md.
+    them stands in docs/rewards.md and docs/rewards-scorers.md.
 
     Example: `sage-grpo rewards convert VideoAlign/checkpoints/VideoReward checkpoints/videoalign`
     """
     from rich.console import Console
 
     console = Console(stderr=as_json)
+    name = "imagebind" if source.is_file() or source.suffix == ".pth" else "videoalign"
     with user_errors(), console.status("loading the libraries") as status:
         from sage_grpo.registry import resolve_reward
 
-        resolve_reward("videoalign")  # says what to install
-        from sage_grpo.rewards.videoalign.convert import convert as run
+        resolve_reward(name)  # says what to install
+        if name == "imagebind":
+            from sage_grpo.rewards.errors import RewardError
+            from sage_grpo.rewards.imagebind.convert import convert as convert_imagebind
 
-        written = run(source, target, base=base, rubric=rubric, dtype=dtype.value, tell=status.update)
+            if rubric or base or dtype is not Dtype.float32:
+                raise RewardError(
+                    "--rubric, --base and --dtype are for VideoAlign; ImageBind's file needs none of them"
+                )
+            written = convert_imagebind(source, target, tell=status.update)
+        else:
+            from sage_grpo.rewards.videoalign.convert import convert as convert_videoalign
+
+            written = convert_videoalign(
+                source, target, base=base, rubric=rubric, dtype=dtype.value, tell=status.update
+            )
     if as_json:
         import json
 
         print(json.dumps(written | {"target": str(target)}))
         return
+    outputs = f" (output_dim {written['output_dim']})" if "output_dim" in written else ""
     console.print(
-        f"Wrote {target} (output_dim {written['output_dim']}). In a recipe:\n"
-        f"  rewards:\n    - type: videoalign\n      options: {{path: {target}, device: cuda}}",
+        f"Wrote {target}{outputs}. In a recipe:\n"
+        f"  rewards:\n    - type: {name}\n      options: {{path: {target}, device: cuda}}",
         highlight=False,
         soft_wrap=True,
         markup=False,

@@ -1,11 +1,13 @@
 """What scorers that listen share: a video with its sound, or a mask."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+from scipy.signal import resample_poly
 from torch import Tensor
 
 from sage_grpo.core.protocols import Prompt, Videos
@@ -32,6 +34,20 @@ class Clip:
         first, last = edges.round().long().clamp(0, len(power))
         mean = (sums[last] - sums[first]).clamp_min(0) / (last - first).clamp_min(1)
         return torch.sqrt(mean)
+
+    def mono(self, sample_rate: int) -> Tensor:
+        """The mean of its channels with so many samples a second; tones too high for them are taken out, not folded."""
+        wave = self.wave.double().mean(0)
+        if sample_rate == self.sample_rate:
+            return wave
+        shared = math.gcd(sample_rate, self.sample_rate)
+        return torch.from_numpy(resample_poly(wave.numpy(), sample_rate // shared, self.sample_rate // shared))
+
+
+def window_starts(total: int, length: int, count: int) -> list[int]:
+    """Where windows of `length` samples begin, spread evenly from the first to the last of `total` samples."""
+    room = max(total - length, 0)
+    return [room * i // max(count - 1, 1) for i in range(count)]
 
 
 class SoundScorer(VideoScorer):

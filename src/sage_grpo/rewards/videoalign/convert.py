@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Qwen2VLConfig
 
+from sage_grpo.rewards.checkpoints import check_places, new_folder, sha256
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.videoalign import release
 from sage_grpo.rewards.videoalign.model import (
@@ -69,21 +68,16 @@ def convert(
         "normalisation": _normalisation(trained.get("inference_config")),
         "rate": float(data.get("fps") or 2.0),
         "max_pixels": int(data.get("max_frame_pixels") or 200_704),
-        "source": {path.name: _sha256(path) for path in files},
+        "source": {path.name: sha256(path) for path in files},
         "rubric": hashlib.sha256(text.encode()).hexdigest(),
     }
-    work = target.with_name(f".{target.name}.{os.getpid()}.new")
-    try:
-        work.mkdir(parents=True)
+    with new_folder(target) as work:
         tell("writing")
         save_file(state, work / WEIGHTS, metadata={"format": "pt"})
         config.save_pretrained(work)
         tokenizer.save_pretrained(work)
         (work / RUBRIC).write_bytes(text.encode())
         (work / SETTINGS).write_text(json.dumps(settings, indent=1))
-        os.rename(work, target)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     return settings
 
 
@@ -117,20 +111,14 @@ def merge(state: Mapping[str, Tensor], lora: Mapping[str, Any], dtype: torch.dty
 
 def check_state(state: Mapping[str, Tensor], config: Qwen2VLConfig) -> Tensor:
     """Every tensor that the network has, no other, in its shape; returns the head."""
-    expected = {name: tuple(value.shape) for name, value in empty_model(config).state_dict().items()}
     head = state.get(HEAD)
     width = config.text_config.hidden_size
     if head is None or head.shape[0] not in (1, len(NAMES)) or head.shape[1] != width:
         shape = "none" if head is None else tuple(head.shape)
         raise RewardError(f"{HEAD} should be (1 or {len(NAMES)}, {width}), the checkpoint has {shape}")
-    present = {name: tuple(value.shape) for name, value in state.items() if name != HEAD}
-    for words, names in (
-        ("are missing (a --base folder of Qwen2-VL-2B-Instruct has frozen ones)", expected.keys() - present.keys()),
-        ("are not of this network", present.keys() - expected.keys()),
-        ("have another shape", {n for n in expected.keys() & present.keys() if expected[n] != present[n]}),
-    ):
-        if names:
-            raise RewardError(f"{len(names)} of {len(expected)} tensors {words}, e.g. {min(names)}")
+    others = {name: value for name, value in state.items() if name != HEAD}
+    hint = "are missing (a --base folder of Qwen2-VL-2B-Instruct has frozen ones)"
+    check_places(others, empty_model(config), hint)
     return head
 
 
@@ -139,8 +127,3 @@ def _normalisation(settings: Mapping[str, float] | None) -> dict[str, tuple[floa
     if not settings:
         return NORMALISATION
     return {name: (float(settings[f"{name}_mean"]), float(settings[f"{name}_std"])) for name in NAMES}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -6,17 +6,15 @@ network's sizes and does not hold the rubric, which is in VideoAlign's own repos
 
 import ast
 import json
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, cast
 
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer, Qwen2VLConfig
 
+from sage_grpo.rewards.checkpoints import unpickle_tensors
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.videoalign.model import PROMPT_PLACE, TOKENS
 
@@ -126,20 +124,6 @@ def read_weights(checkpoint: Path, base: Path | None) -> tuple[dict[str, Tensor]
         state |= {plain_name(name): value for name, value in load_file(shard).items()}
     files = [checkpoint / FULL] if (checkpoint / FULL).is_file() else [checkpoint / ADAPTER, checkpoint / REST]
     for path in files:
-        tensors = load_file(path) if path.suffix == ".safetensors" else _unpickle_tensors(path)
+        tensors = load_file(path) if path.suffix == ".safetensors" else unpickle_tensors(path)
         state |= {plain_name(name): value for name, value in tensors.items()}
     return state, files
-
-
-def _unpickle_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors and nothing else: what would run code is refused before it can."""
-    try:
-        stay = lambda storage, _: storage  # noqa: E731 - on the host, wherever they were saved
-        state = torch.load(path, map_location=stay, weights_only=True, mmap=zipfile.is_zipfile(path))
-    except UnpicklingError as error:
-        raise RewardError(f"{path} is refused: it holds more than tensors and could run code; nothing ran") from error
-    except (RuntimeError, EOFError, ValueError) as error:
-        raise RewardError(f"{path} cannot be read; was it downloaded whole? {str(error).splitlines()[0]}") from error
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise RewardError(f"{path} is not a dictionary of tensors")
-    return dict(state)

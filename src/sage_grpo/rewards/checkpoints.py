@@ -1,0 +1,68 @@
+"""What scorers with a checkpoint of their own share: others' pickles, folders that are whole, and the device."""
+
+import hashlib
+import os
+import shutil
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from torch import Tensor, nn
+
+from sage_grpo.rewards.errors import RewardError
+
+
+def unpickle_tensors(path: Path) -> dict[str, Tensor]:
+    """Tensors and nothing else: what would run code is refused before it can."""
+    try:
+        stay = lambda storage, _: storage  # noqa: E731 - on the host, wherever they were saved
+        state = torch.load(path, map_location=stay, weights_only=True, mmap=zipfile.is_zipfile(path))
+    except UnpicklingError as error:
+        raise RewardError(f"{path} is refused: it holds more than tensors and could run code; nothing ran") from error
+    except (RuntimeError, EOFError, ValueError) as error:
+        raise RewardError(f"{path} cannot be read; was it downloaded whole? {str(error).splitlines()[0]}") from error
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise RewardError(f"{path} is not a dictionary of tensors")
+    return dict(state)
+
+
+def sha256(path: Path) -> str:
+    """Of a file that may be larger than the memory."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_places(state: Mapping[str, Tensor], network: nn.Module, missing: str = "are missing") -> None:
+    """Every tensor that the network has, no other, in its shape. `missing`: what is said where one is not there."""
+    expected = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    present = {name: tuple(value.shape) for name, value in state.items()}
+    for words, names in (
+        (missing, expected.keys() - present.keys()),
+        ("are not of this network", present.keys() - expected.keys()),
+        ("have another shape", {n for n in expected.keys() & present.keys() if expected[n] != present[n]}),
+    ):
+        if names:
+            raise RewardError(f"{len(names)} of {len(expected)} tensors {words}, e.g. {min(names)}")
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to fill, which takes its place in the end if nothing went wrong."""
+    work = target.with_name(f".{target.name}.{os.getpid()}.new")
+    try:
+        work.mkdir(parents=True)
+        yield work
+        os.rename(work, target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def move(network: nn.Module, device: str | None, name: str) -> None:
+    """To the device that an option names; without one it stays on the host."""
+    try:
+        network.to(torch.device(device) if device else None)
+    except (RuntimeError, AssertionError) as error:
+        raise RewardError(f"{name} cannot be put on device {device!r}: {str(error).splitlines()[0]}") from error
