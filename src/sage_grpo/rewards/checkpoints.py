@@ -12,7 +12,9 @@ from pickle import UnpicklingError
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.rewards.errors import RewardError
+from sage_grpo.config import ConfigError
+from sage_grpo.errors import UserError
+from sage_grpo.rewards.errors import MissingWeights, RewardError
 
 
 def unpickle_tensors(path: Path) -> dict[str, Tensor]:
@@ -27,6 +29,13 @@ def unpickle_tensors(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise RewardError(f"{path} is not a dictionary of tensors")
     return dict(state)
+
+
+def not_loaded(scorer: str, source: str, needs: str, error: OSError) -> UserError:
+    """What to raise for a folder that is wrong, or for weights that are not here: a rehearsal replaces the latter."""
+    kind = ConfigError if Path(source).exists() else MissingWeights
+    reason = str(error).splitlines()[0]
+    return kind(f"{scorer}: {source} is not {needs}, or the hub did not give it: {reason}")
 
 
 def sha256(path: Path) -> str:

@@ -17,7 +17,7 @@ from transformers import ClapConfig, ClapFeatureExtractor, ClapModel, ClapProces
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.registry import reward
-from sage_grpo.rewards.checkpoints import move
+from sage_grpo.rewards.checkpoints import move, not_loaded
 from sage_grpo.rewards.frames import bounded
 from sage_grpo.rewards.sound import Clip, SoundScorer, window_starts
 
@@ -49,10 +49,8 @@ class CLAPReward(SoundScorer):
             self.model, info = self._load(source, revision=at, use_safetensors=True, output_loading_info=True)
             processor: Any = ClapProcessor.from_pretrained(source, revision=at)
         except OSError as error:
-            raise ConfigError(
-                f"clap: {source} is not a CLAP checkpoint with safetensors, a tokenizer and a feature extractor: "
-                f"{error}"
-            ) from error
+            needs = "a CLAP checkpoint with safetensors, a tokenizer and a feature extractor"
+            raise not_loaded("clap", source, needs, error) from error
         if missing := sorted(info["missing_keys"]):  # they would be random, and so would the scores
             raise ConfigError(f"clap: {source} is not a whole CLAP: it has no {missing[0]}")
         if self.model.config.audio_config.enable_fusion:

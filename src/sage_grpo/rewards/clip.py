@@ -15,7 +15,7 @@ from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.registry import reward
-from sage_grpo.rewards.errors import MissingWeights, RewardError
+from sage_grpo.rewards.checkpoints import not_loaded
 from sage_grpo.rewards.frames import VideoScorer, bounded, frame_numbers
 
 try:  # the class that needs no torchvision, by its newer name
@@ -53,11 +53,8 @@ class CLIPReward(VideoScorer):
             self.tokenizer: Any = CLIPTokenizer.from_pretrained(chosen, revision=theirs)
             self.processor: Any = ImageProcessor.from_pretrained(chosen, revision=theirs)
         except OSError as error:
-            wrong: type[RewardError] | type[ConfigError] = ConfigError if Path(source).exists() else MissingWeights
-            raise wrong(
-                f"{self.names[0]}: {source} is not a CLIP checkpoint with safetensors, a tokenizer and an image "
-                f"processor, or the hub did not give it: {str(error).splitlines()[0]}"
-            ) from error
+            needs = "a CLIP checkpoint with safetensors, a tokenizer and an image processor"
+            raise not_loaded(self.names[0], source, needs, error) from error
         if missing := sorted(info["missing_keys"]):  # they would be random, and so would the scores
             raise ConfigError(f"{self.names[0]}: {source} is not a whole CLIP: it has no {missing[0]}")
         self.model.eval().requires_grad_(False)

@@ -174,10 +174,10 @@ class HPSv3Reward(VideoScorer):
         ids = torch.tensor(self.tokenizer(chat, add_special_tokens=False)["input_ids"])
         return ids.repeat_interleave(torch.where(ids == self.model.config.image_token_id, picture_tokens, 1))
 
-    @torch.no_grad()
     def looks_at(self, frames: int) -> list[int]:
         return frame_numbers(frames, self.frames)
 
+    @torch.no_grad()
     def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
         chosen = frames[self.looks_at(len(frames))].to(self.device)
         size = frame_size(chosen.shape[1], chosen.shape[2], most=PIXELS, least=PIXELS)
