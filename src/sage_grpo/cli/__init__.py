@@ -6,6 +6,7 @@ import typer
 
 from sage_grpo import __version__
 from sage_grpo.cli import lab, rewards, study
+from sage_grpo.cli.doctor import doctor
 from sage_grpo.cli.evaluate import evaluate
 from sage_grpo.cli.explain import explain
 from sage_grpo.cli.export import export
@@ -47,6 +48,7 @@ def _root(
 
 
 app.add_typer(lab.app, name="lab")
+app.command()(doctor)
 app.command()(train)
 app.command()(plan)
 app.command()(report)

@@ -1,6 +1,6 @@
 """The one place that decides on a device. Nothing else names one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,6 +55,12 @@ def _numbered(device: torch.device, local_rank: int | None) -> torch.device:
 def backend_for(device: torch.device) -> str:
     """How processes talk: NCCL between GPUs, gloo between hosts; on GPUs both, for small news travels on the host."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+def backends() -> Sequence[str]:
+    """Ways for processes to talk that this build of torch has."""
+    known = {"gloo": torch.distributed.is_gloo_available, "nccl": torch.distributed.is_nccl_available}
+    return [name for name, there in known.items() if torch.distributed.is_available() and there()]
 
 
 class DeviceRandom:
