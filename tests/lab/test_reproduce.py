@@ -20,7 +20,7 @@ from sage_grpo.lab.shapes.evaluate import Evaluation
 from sage_grpo.lab.shapes.world import all_prompts
 from sage_grpo.training.build import build_model, build_rewards
 
-MATCHED = {"flow": 0.6, "cps": 0.5}
+MATCHED = {"flow": 0.6, "sage": 0.5}
 
 
 @pytest.mark.parametrize("name", list(experiments(MATCHED)))
@@ -100,7 +100,7 @@ def test_claims_and_figures_from_known_answers(tmp_path, monkeypatch):
     """Planted effects come out with the right verdicts, and every figure is drawn."""
     gains = {"kl-moving": 1.0, "kl-fixed": 0.0, "kernel-sage": 1.0, "kl-none": 2.0, "best": 3.0}
     names = experiments(MATCHED)
-    swings = {"matched-cps": 0.6}  # from seed to seed: what few of them cannot tell
+    swings = {"matched-sage": 0.6}  # from seed to seed: what few of them cannot tell
 
     def gain(name, seed):
         return gains.get(name, 0.5) + 0.001 * seed**2 + swings.get(name, 0.0) * (-1) ** seed
@@ -124,14 +124,21 @@ def test_claims_and_figures_from_known_answers(tmp_path, monkeypatch):
         },
         "matched": MATCHED,
     }
-    monkeypatch.setattr(module, "measure_directly", lambda out: direct)
+    looks = []
+
+    def look(out, again, *_):
+        looks.append(set(again))
+        return direct
+
+    monkeypatch.setattr(module, "measure_directly", look)
     base = {"reward": 0.0, "distance": 0.5, "diversity": 0.4, "accuracy": 0.5, "scores": [0, 0, 0]}
     monkeypatch.setattr(module, "run_grid", answer)
     claims = module.reproduce(tmp_path, seeds=10, iterations=20, samples=4, console=Console(quiet=True))
     first, second = asked
     assert first == {(name, seed) for name in names for seed in range(5)}
     more = {name for name, _ in second - first}
-    assert {"matched-cps", "kernel-sage"} <= more
+    assert {"matched-sage", "kernel-cps"} <= more
+    assert looks == [set(), {"flow-noisy", "sage-noisy", "flow-clean", "sage-clean"}]
     assert not more & {"kl-fixed", "hacking", "lr-0.001-videos-32"}  # decided, or no claim rests on them
     assert second - first == {(name, seed) for name in more for seed in range(5, 10)}
     verdicts = {claim.statement: claim.verdict for claim in claims}

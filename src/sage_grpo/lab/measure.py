@@ -1,6 +1,6 @@
 """Direct measurements on the base model: no training, so they take seconds and have tight intervals."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from sage_grpo.training.build import build_model, build_rewards
 from sage_grpo.training.drift_gauge import diversity
 
 AT_ONCE = 32
+ETA = 0.7  # of rollouts that are compared
 
 
 def table_of(config: RecipeConfig, kernel: str, eta: float, *, noisy_end: bool = False) -> KernelTable:
@@ -50,39 +51,44 @@ def noise_after_a_step(kernel: str, clips: int = 256) -> dict[str, list[float]]:
     return out
 
 
-def rollouts(kernel: str, eta: float, count: int, *, group: int = 1, noisy_end: bool = False) -> Iterator[Tensor]:
+def rollouts(
+    kernel: str, eta: float, count: int, *, first: int = 0, group: int = 1, noisy_end: bool = False
+) -> Iterator[Tensor]:
     """Clips of SDE rollouts of the base model, over all prompts in turn; a group shares prompt and initial noise."""
     config = load_recipe("lab-paper")
     model, table = build_model(config), table_of(config, kernel, eta, noisy_end=noisy_end)
     texts = all_prompts()
-    for i in range(0, count, AT_ONCE):
-        these = range(i, min(i + AT_ONCE, count))
+    for i in range(first, first + count, AT_ONCE):
+        these = range(i, min(i + AT_ONCE, first + count))
         keys = [("quality", j) for j in these]
         shared = [("quality", j // group) for j in these]
         prompts = [Prompt(texts[j // group % len(texts)]) for j in these]
         yield as_clips(model.decode(sample(model, prompts, table, shared, keys).x0))
 
 
-def rollout_distances(kernel: str, *, noisy_end: bool, count: int) -> list[float]:
+def rollout_distances(kernel: str, *, noisy_end: bool, count: int, first: int = 0) -> list[float]:
     """Of each rollout to the manifold; rows of equal index share prompt and noise, and no two of one kernel do."""
-    return [x for clips in rollouts(kernel, 0.7, count, noisy_end=noisy_end) for x in fit(clips).distance.tolist()]
+    made = rollouts(kernel, ETA, count, first=first, noisy_end=noisy_end)
+    return [distance for clips in made for distance in fit(clips).distance.tolist()]
 
 
-def match_exploration(kernels: Sequence[str], reference: str = "sage", eta: float = 0.7) -> dict[str, float]:
-    """η at which each kernel spreads rollouts from one initial noise as far apart as the reference does."""
+def spread(kernel: str, eta: float, count: int = 960) -> float:
+    """How far apart rollouts end that begin at one noise."""
+    return diversity(torch.cat(list(rollouts(kernel, eta, count, group=4))), 4)
 
-    def spread(kernel: str, eta: float) -> float:
-        return diversity(torch.cat(list(rollouts(kernel, eta, 192, group=4))), 4)
 
-    target = spread(reference, eta)
-    matched = {}
-    for kernel in kernels:
-        low, high = 0.05, 1.0 if kernel == "cps" else 3.0
-        for _ in range(6):
-            middle = (low * high) ** 0.5
-            low, high = (middle, high) if spread(kernel, middle) < target else (low, middle)
-        matched[kernel] = round((low * high) ** 0.5, 3)
-    return matched
+def match_exploration(kernel: str, reference: str) -> float:
+    """η at which a kernel spreads rollouts as far apart as the reference does at its own.
+
+    The spread is flat in η: with few rollouts the answer is anywhere.
+    """
+    target, low, high = spread(reference, ETA), 0.05, 3.0
+    if not spread(kernel, low) < target < spread(kernel, high):
+        raise ValueError(f"no η from {low} to {high} lets {kernel} explore as far as {reference} does")
+    for _ in range(6):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if spread(kernel, middle) < target else (low, middle)
+    return round((low * high) ** 0.5, 3)
 
 
 class _Norms(Callback):

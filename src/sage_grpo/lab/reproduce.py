@@ -11,33 +11,8 @@ from rich.console import Console
 from sage_grpo.files import atomic_write
 from sage_grpo.lab import figures
 from sage_grpo.lab.claims import Claim, Results, as_markdown, judge
-from sage_grpo.lab.grid import KERNELS, MATCHED, Base, Job, Run, experiments, run_grid
-from sage_grpo.lab.ledger import rounded
-from sage_grpo.lab.measure import gradient_by_step, match_exploration, noise_after_a_step, rollout_distances
-
-ROLLOUTS = 1920  # of each kernel, so that a difference of the distance's margin is seen
-
-
-def measure_directly(out: Path) -> dict[str, Any]:
-    """What needs no training; kept in a file, so that it is measured once."""
-    path = out / "direct.json"
-    if not path.exists():
-        measures = {
-            "noise": {kernel: noise_after_a_step(kernel) for kernel in KERNELS},
-            "gradient": {
-                "raw": gradient_by_step("sage", equalize=False),
-                "equalized": gradient_by_step("sage", equalize=True),
-            },
-            "quality": {
-                f"{kernel}-{ending}": rollout_distances(kernel, noisy_end=ending == "noisy", count=ROLLOUTS)
-                for kernel in KERNELS
-                for ending in ("noisy", "clean")
-            },
-            "matched": match_exploration(MATCHED),
-        }
-        atomic_write(path, json.dumps(rounded(measures)).encode())
-    loaded: dict[str, Any] = json.loads(path.read_text())
-    return loaded
+from sage_grpo.lab.direct import measure_directly
+from sage_grpo.lab.grid import Base, Job, Run, experiments, run_grid
 
 
 def reproduce(
@@ -52,12 +27,12 @@ def reproduce(
 ) -> list[Claim]:
     """Runs, results.json, claims.md and figures into `out`; called again after a kill, it goes on.
 
-    Half of the seeds decide what they can; the others are run for claims that are open then.
+    Half of the seeds and rollouts decide what they can; the others are made for claims that are open then.
     """
     console = console or Console()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     console.print("measuring the base model directly", highlight=False)
-    direct = measure_directly(out)
+    direct = measure_directly(out, (), workers, console)
     grid = experiments(direct["matched"])
     names = only or list(grid)
     first = -(-seeds // 2)
@@ -73,8 +48,13 @@ def reproduce(
         return []
     claims = judge(results, direct)
     still = {name: None for claim in claims if claim.verdict == "undecided" for name in claim.rests_on}
-    if still:
-        console.print(f"more seeds of {len(still)} experiments, on which claims rest that are open", highlight=False)
+    again = {name: None for claim in claims if claim.verdict == "undecided" for name in claim.measured_on}
+    if still or again:
+        console.print(
+            f"more seeds of {len(still)} experiments and rollouts of {len(again)} kernels, on which open claims rest",
+            highlight=False,
+        )
+        direct = measure_directly(out, again, workers, console)
         runs, results = look([*asked, *((name, seed) for seed in range(first, seeds) for name in still)])
         claims = judge(results, direct)
     summary = {
@@ -94,7 +74,7 @@ def reproduce(
             }
             for name in results.runs
         },
-        "direct": {key: value for key, value in direct.items() if key != "quality"},  # which has a file of its own
+        "direct": {key: value for key, value in direct.items() if key != "quality"},  # which is long
     }
     atomic_write(out / "results.json", (json.dumps(summary, indent=1) + "\n").encode())
     atomic_write(out / "claims.md", as_markdown(claims).encode())
