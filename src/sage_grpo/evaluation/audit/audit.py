@@ -17,7 +17,7 @@ from scipy import stats
 from torch import Tensor
 
 from sage_grpo.config import ConfigError
-from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.protocols import Prompt, Videos
 from sage_grpo.evaluation.audit.degrade import DEGRADATIONS, degrade
 from sage_grpo.evaluation.clips import MEGAPIXELS, Unreadable
 from sage_grpo.evaluation.panel import Answer, Judge, Panel, ask
@@ -161,7 +161,7 @@ def audit(
             tell(i * (1 + len(names)) + column, total, f"{clip.name} {name or 'as it is'}")
             copy = degrade(name, frames, seed + i) if name else frames
             for judge in alone:
-                note(ask(judge, copy[None], [clip.prompt])[0], i, column)
+                note(ask(judge, Videos(copy[None]), [clip.prompt])[0], i, column)
     tell(total, total, "")
     if len(unreadable) == len(clips):
         name, reason = next(iter(unreadable.items()))
@@ -240,7 +240,7 @@ def _compare(
     for column, name in enumerate([None, *names]):
         group = [degrade(name, x, seed + i) if name else x for (i, _), x in zip(clips, loaded, strict=True)]
         for judge in judges:
-            answers = ask(judge, torch.stack(group), prompts)
+            answers = ask(judge, Videos(torch.stack(group)), prompts)
             scores = {key: [a.scores[key] for a in answers if key in a.scores] for key in judge.keys}
             missing = {key: reason for a in answers for key, reason in a.masked.items() if not scores[key]}
             note(Answer({key: fmean(some) for key, some in scores.items() if some}, missing), clips[0][0], column)
