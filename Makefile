@@ -102,6 +102,7 @@ audit:            ## how scorers are gamed, into docs/rewards-audit.md: make aud
 	OMP_NUM_THREADS=1 $(BIN)/sage-grpo rewards audit --out docs/audit/made
 	OMP_NUM_THREADS=1 $(BIN)/sage-grpo rewards audit $(CLIPS) --out docs/audit/real
 	OMP_NUM_THREADS=1 $(BIN)/sage-grpo rewards audit $(CLIPS) --rewards docs/audit/composite.yaml --out docs/audit/composite
+	OMP_NUM_THREADS=1 $(BIN)/sage-grpo rewards audit --reward synchrony --out docs/audit/sound
 	$(BIN)/python docs/audit/into_page.py
 
 chaos:            ## kill processes of a run, which torchrun restarts, compare to the bit: make chaos KILLS=30 PYTHON=python

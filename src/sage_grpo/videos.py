@@ -126,17 +126,34 @@ def read_mp4(path: Path) -> Frames:
         return np.stack([rgb_frame(frame) for frame in container.decode(video=0)])
 
 
-def read_sound(path: Path) -> SoundTrack | None:
-    """Of a file that has any."""
+def read_sound(path: Path, limit: int | None = None) -> SoundTrack | None:
+    """Of a file that has any, from its first picture on; one of more than `limit` numbers is a ValueError."""
     with av.open(str(path)) as container:
         if not container.streams.audio:
             return None
         stream = container.streams.audio[0]
         to_floats = av.AudioResampler(format="fltp", layout=stream.layout.name, rate=stream.rate)
-        parts = [part.to_ndarray() for frame in container.decode(stream) for part in to_floats.resample(frame)]
+        parts: list[npt.NDArray[np.float32]] = []
+        late, size = None, 0  # samples between the first picture and the first sound; numbers so far
+        for frame in container.decode(stream):
+            if late is None:
+                late = round((float(frame.time or 0) - _start(container)) * stream.rate)
+                size = max(late, 0) * len(frame.layout.channels)
+            size += frame.samples * len(frame.layout.channels)
+            if limit and size > limit:
+                raise ValueError(f"its sound has more than {limit:,} numbers")
+            parts += [np.asarray(part.to_ndarray(), np.float32) for part in to_floats.resample(frame)]
+        if not parts or late is None:
+            return None
         length = round((stream.duration or 0) * (stream.time_base or 0) * stream.rate)  # the last block is filled up
-        wave = np.concatenate(parts, axis=1)[:, : length or None].astype(np.float32)
-        return SoundTrack(wave, stream.rate)
+        wave = np.concatenate(parts, axis=1)[:, max(-late, 0) : length or None]
+        return SoundTrack(np.pad(wave, ((0, 0), (max(late, 0), 0))), stream.rate) if wave.size else None
+
+
+def _start(container: av.container.InputContainer) -> float:
+    """When the first picture is shown, in seconds."""
+    pictures = container.streams.video
+    return float((pictures[0].start_time or 0) * (pictures[0].time_base or 0)) if pictures else 0.0
 
 
 def rgb_frame(frame: av.VideoFrame) -> Frames:

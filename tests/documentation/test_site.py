@@ -12,7 +12,13 @@ from sage_grpo.config import FleetConfig, RecipeConfig
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-FRAGMENTS = {"claims/claims.md", "audit/made/audit.md", "audit/real/audit.md", "audit/composite/audit.md"}  # of pages
+FRAGMENTS = {
+    "claims/claims.md",
+    "audit/made/audit.md",
+    "audit/real/audit.md",
+    "audit/composite/audit.md",
+    "audit/sound/audit.md",
+}  # of pages
 
 
 def load_generator():

@@ -9,7 +9,7 @@ import torch
 from evaluation.stand_ins import Rank
 from rewards.clips import pan, written
 from sage_grpo.config import ConfigError, RewardConfig
-from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.protocols import Prompt, Videos
 from sage_grpo.data.prompts import PromptError
 from sage_grpo.evaluation.folder import folder_scores, number, score_videos, summarise
 from sage_grpo.evaluation.panel import Judge, ask, choose
@@ -95,7 +95,7 @@ def test_a_scorer_that_fails_is_a_mask_with_its_error():
         def score_video(self, frames, prompt):
             raise Unscorable("it has no cat in it")
 
-    clip = pan(frames=2)[None]
+    clip = Videos(pan(frames=2)[None])
     assert ask(judge(Fails()), clip, [Prompt("x")])[0].masked == {"words": "RuntimeError: planted"}
     never = judge(Never())
     for _ in range(2):  # the reason is there each time, though it is logged once

@@ -5,26 +5,11 @@ import math
 import pytest
 import torch
 
+from rewards.heard import FRAMES, RATE, moving_from, tone_from
 from sage_grpo.core.protocols import Prompt, Videos
 from sage_grpo.rewards.function import FunctionReward
 from sage_grpo.rewards.sound import Clip
 from sage_grpo.rewards.synchrony import SynchronyReward, onsets
-
-FRAMES, RATE = 24, 8.0
-
-
-def moving_from(start, until=FRAMES):
-    """A bright square that stands still, moves two pixels a frame from frame `start` on, and stops."""
-    frames = torch.zeros(FRAMES, 32, 64, 3, dtype=torch.uint8)
-    for t in range(FRAMES):
-        left = 2 * max(0, min(t, until) - start)
-        frames[t, 8:24, left : left + 12] = 220
-    return frames
-
-
-def tone_from(seconds, sample_rate=16_000, loud=0.5, length=FRAMES / RATE):
-    time = torch.arange(round(length * sample_rate)) / sample_rate
-    return torch.where(time >= seconds, loud * torch.sin(2 * math.pi * 330 * time), 0)[None]
 
 
 def synchrony(frames, wave, sample_rate=16_000):

@@ -2,6 +2,7 @@
 
 import io
 import os
+from fractions import Fraction
 from itertools import pairwise
 
 import av
@@ -70,6 +71,38 @@ def test_sound_comes_back_at_its_time(tmp_path, rate, channels):
         assert np.sqrt(np.square(back.wave[0] - again).mean()) < 0.02
         tone = np.abs(np.fft.rfft(back.wave[0])).argmax() / 0.75
         assert tone == pytest.approx(440, abs=2)
+
+
+def muxed(path, pictures_from, sound_from):
+    """Both streams begin when they are told to, in seconds; the tone is in the sound's first moment."""
+    with av.open(str(path), "w", format="matroska") as container:
+        stream = container.add_stream("libx264", rate=8)
+        stream.height, stream.width, stream.pix_fmt = *coloured().shape[1:3], "yuv420p"
+        heard = container.add_stream("pcm_f32le", rate=8000, layout="mono")
+        for i, picture in enumerate(coloured()):
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = i + round(8 * pictures_from), Fraction(1, 8)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+        tone = av.AudioFrame.from_ndarray(np.full((1, 8000), 0.5, np.float32), format="flt", layout="mono")
+        tone.sample_rate, tone.pts, tone.time_base = 8000, round(8000 * sound_from), Fraction(1, 8000)
+        container.mux([*heard.encode(tone), *heard.encode()])
+
+
+@pytest.mark.parametrize(
+    ("pictures_from", "sound_from", "begins", "samples"),
+    [(0, 0, 0, 8000), (0, 0.5, 4000, 12_000), (0.5, 0.25, 0, 6000), (0.5, 0.5, 0, 8000)],
+)
+def test_sound_is_heard_from_the_first_picture_on(tmp_path, pictures_from, sound_from, begins, samples):
+    muxed(tmp_path / "a.mkv", pictures_from, sound_from)
+    wave = read_sound(tmp_path / "a.mkv").wave
+    assert wave.shape == (1, samples)
+    assert int((wave[0] > 0).argmax()) == begins
+
+
+def test_sound_that_is_over_before_the_first_picture_is_none(tmp_path):
+    muxed(tmp_path / "a.mkv", 2.0, 0.0)
+    assert read_sound(tmp_path / "a.mkv") is None
 
 
 def test_a_video_without_sound_has_none(tmp_path):

@@ -13,7 +13,8 @@ from sage_grpo.cli.rewards_score import MEGAPIXELS, PROMPTS, REWARD, REWARDS, te
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sage_grpo.evaluation.audit.audit import AuditResult, Clip
+    from sage_grpo.evaluation.audit.audit import AuditResult
+    from sage_grpo.evaluation.audit.copies import Clip
 
 
 def audit(
@@ -30,7 +31,7 @@ def audit(
 
     A change is told in spreads, the standard deviation of the score over the clips as they are. *Gamed by*: copies that
     surely score higher. *Blind to*: copies that score neither surely higher nor lower. With --rewards and several
-    scores, their weighted sum is audited too.
+    scores, their weighted sum is audited too. Scorers that hear are also asked about spoilt sound (muted, late, …).
 
     Example: `sage-grpo rewards audit --reward motion --reward sharpness --out audit`
     """
@@ -54,7 +55,9 @@ def audit(
         write_json(out / "audit.json", result.to_json())
         atomic_write(out / "audit.md", markdown(result).encode())
         draw_audit(out / "audit.png", result)
-        _sheet(out / "copies.png", next(clip for clip in clips if clip.name == result.clips[0]), seed)
+        shown = next(clip for clip in clips if clip.name == result.clips[0])
+        _sheet(out / "copies.png", shown, seed)
+        sounds = _sounds(out / "sounds.png", shown, seed) if result.heard else ""
     if as_json:
         import json
 
@@ -63,7 +66,7 @@ def audit(
     _table(result, console)
     console.print(
         f"All numbers: {out / 'audit.md'}, {out / 'audit.json'}; picture: {out / 'audit.png'}; "
-        f"what the copies look like: {out / 'copies.png'}",
+        f"what the copies look like: {out / 'copies.png'}{sounds}",
         highlight=False,
     )
 
@@ -72,22 +75,31 @@ def _clips(videos: list[Path], prompts: Path | None, megapixels: float) -> list[
     from functools import partial
 
     from sage_grpo.config import ConfigError
-    from sage_grpo.evaluation.audit.audit import Clip
-    from sage_grpo.evaluation.clips import find_videos, open_video
+    from sage_grpo.evaluation.audit.copies import Clip
+    from sage_grpo.evaluation.clips import as_shown, find_videos, listen, open_video
     from sage_grpo.evaluation.texts import find_prompts
 
     if not videos:
         from sage_grpo.core.protocols import Prompt
         from sage_grpo.evaluation.audit.natural import clip, scenes
+        from sage_grpo.evaluation.audit.natural_sound import heard_clip
 
         if prompts:
             raise ConfigError("--prompts is for videos of your own; the clips made here have theirs")
-        return [Clip(name, Prompt(scene.prompt), partial(clip, name, scene)) for name, scene in scenes().items()]
+        return [
+            Clip(name, Prompt(scene.prompt), partial(clip, name, scene), partial(heard_clip, name, scene))
+            for name, scene in scenes().items()
+        ]
     files = find_videos(videos)
     root = videos[0] if len(videos) == 1 and videos[0].is_dir() else Path()
     texts = find_prompts(files, root, prompts)
     return [
-        Clip(str(path), text, lambda path=path: open_video(path, megapixels).frames)  # type: ignore[misc]
+        Clip(
+            str(path),
+            text,
+            lambda path=path: open_video(path, megapixels).frames,  # type: ignore[misc]
+            lambda path=path: listen(path, as_shown(open_video(path, megapixels))),  # type: ignore[misc]
+        )
         for path, text in zip(files, texts, strict=True)
     ]
 
@@ -101,6 +113,20 @@ def _sheet(path: Path, clip: Clip, seed: int) -> None:
     contact_sheet(path, rows, columns=6, title=f"{clip.name} and its spoilt copies")
 
 
+def _sounds(path: Path, clip: Clip, seed: int) -> str:
+    """A picture of the clip's sound and its copies, and a word about it."""
+    from sage_grpo.evaluation.audit.degrade_sound import SOUND_DEGRADATIONS, degrade_sound
+    from sage_grpo.evaluation.pictures import draw_sounds
+
+    videos, _ = clip.shown(hears=True)
+    if videos.sound is None or not videos.sample_rate:
+        return ""
+    wave, rate = videos.sound[0], videos.sample_rate
+    copies = [(name, degrade_sound(name, wave, rate, seed)) for name in SOUND_DEGRADATIONS]
+    draw_sounds(path, [("as it is", wave), *copies], rate, f"{clip.name}: its sound and spoilt copies")
+    return f"; and sound like: {path}"
+
+
 def _table(result: AuditResult, console: Console) -> None:
     from rich import box
     from rich.table import Table
@@ -108,7 +134,9 @@ def _table(result: AuditResult, console: Console) -> None:
 
     from sage_grpo.evaluation.folder import number
 
-    title = f"{len(result.clips)} clips, {len(result.degradations)} kinds of copies; changes in spreads of the score"
+    sounds = f", {len(result.sounds)} of their sound" if result.heard else ""
+    kinds = f"{len(result.degradations)} kinds of copies{sounds}"
+    title = f"{len(result.clips)} clips, {kinds}; changes in spreads of the score"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", show_lines=False)
     table.add_column("score", overflow="fold", ratio=3)
     table.add_column("clips", justify="right", no_wrap=True)

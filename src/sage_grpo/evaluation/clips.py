@@ -1,7 +1,7 @@
 """Videos of any folder, opened one at a time. A broken one is told by its reason and never by a crash."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import av
@@ -11,12 +11,14 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from sage_grpo.config import ConfigError
-from sage_grpo.videos import Frames, rgb_frame
+from sage_grpo.core.protocols import Videos
+from sage_grpo.videos import Frames, read_sound, rgb_frame
 
 FILMS = (".mp4", ".webm", ".mkv", ".mov", ".avi", ".m4v", ".mpg", ".mpeg", ".gif")
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 THROUGH_PILLOW = (".gif", *PICTURES)
 MEGAPIXELS = 200.0  # 600 MB of frames: 5 s of 1280 × 720 at 24 frames a second are 111
+SAMPLES = 100_000_000  # 400 MB of sound: 17 minutes in stereo at 48 kHz
 WHOLE = 0.9  # of the frames that a file declares: some count one too many, a torn file has many too few
 
 
@@ -67,6 +69,22 @@ def open_video(path: Path, megapixels: float = MEGAPIXELS) -> Video:
         raise Unreadable(f"it is not a video, or a damaged one ({_short(error)})") from error
     except Exception as error:  # decoders meet bytes that nobody thought of
         raise Unreadable(f"it cannot be decoded ({type(error).__name__}: {_short(error)})") from error
+
+
+def as_shown(video: Video) -> Videos:
+    """What scorers are asked about: a batch of one."""
+    return Videos(video.frames[None], video.fps)
+
+
+def listen(path: Path, seen: Videos) -> Videos:
+    """With the sound of its file, where that has any: for scorers that hear. A damaged one is no matter to others."""
+    if path.suffix.lower() in THROUGH_PILLOW:
+        return seen
+    try:
+        sound = read_sound(path, SAMPLES)
+    except Exception as error:  # decoders meet bytes that nobody thought of
+        raise Unreadable(f"its sound cannot be decoded ({_short(error)})") from error
+    return replace(seen, sound=torch.from_numpy(sound.wave)[None], sample_rate=sound.rate) if sound else seen
 
 
 def _short(error: Exception) -> str:

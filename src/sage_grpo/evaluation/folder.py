@@ -8,11 +8,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import torch
-
-from sage_grpo.core.protocols import Prompt
-from sage_grpo.evaluation.clips import MEGAPIXELS, Unreadable, open_video
-from sage_grpo.evaluation.panel import Answer, Judge, ask
+from sage_grpo.core.protocols import Prompt, Videos
+from sage_grpo.evaluation.clips import MEGAPIXELS, Unreadable, Video, as_shown, listen, open_video
+from sage_grpo.evaluation.panel import Answer, Judge, ask, joined
 from sage_grpo.evaluation.texts import NoPrompt
 from sage_grpo.progress import TellCount, no_count
 
@@ -61,13 +59,23 @@ def score_videos(
             continue
         row.frames, row.height, row.width = video.frames.shape[:3]
         row.fps = video.fps
+        shown, unheard = _shown(path, video, alone)
         for judge in alone:
-            row.take(ask(judge, video.frames[None], [prompt])[0])
-        del video
+            row.take(ask(judge, shown, [prompt], unheard)[0])
+        del video, shown
     tell(len(rows), len(rows), "")
     if together:
         _score_groups(videos, prompts, rows, together, megapixels)
     return rows
+
+
+def _shown(path: Path, video: Video, judges: Sequence[Judge]) -> tuple[Videos, str]:
+    """With its sound, if anybody hears it; and why there is none, where its file should have one."""
+    seen = as_shown(video)
+    try:
+        return listen(path, seen) if any(judge.hears for judge in judges) else seen, ""
+    except Unreadable as error:
+        return seen, str(error)
 
 
 def _name(path: Path, root: Path) -> str:
@@ -84,16 +92,20 @@ def _score_groups(
             groups.setdefault(row.prompt, []).append(i)
     for text, group in groups.items():
         reason = _no_group(text, [rows[i] for i in group], megapixels)
+        parts: list[tuple[Videos, str]] = []
         try:
-            stack = None if reason else torch.stack([open_video(videos[i], megapixels).frames for i in group])
+            parts = [_shown(videos[i], open_video(videos[i], megapixels), judges) for i in group if not reason]
         except (Unreadable, OSError) as error:
-            stack, reason = None, str(error)
+            parts, reason = [], str(error)
+        shown = joined([one for one, _ in parts]) if parts else None
+        unheard = next((why for _, why in parts if why), "")
+        del parts  # joined, they are held a second time
         for judge in judges:
-            if stack is None:
+            if shown is None:
                 for i in group:
                     rows[i].mask([judge], reason)
                 continue
-            for i, answer in zip(group, ask(judge, stack, [prompts[i] for i in group]), strict=True):
+            for i, answer in zip(group, ask(judge, shown, [prompts[i] for i in group], unheard), strict=True):
                 rows[i].take(answer)
 
 

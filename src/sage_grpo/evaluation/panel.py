@@ -4,14 +4,13 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from sage_grpo.config import ConfigError, RewardConfig, load_recipe
-from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.core.protocols import Prompt, Reward, Videos
 from sage_grpo.errors import UserError
 from sage_grpo.evaluation.catalogue import Entry, catalogue
 from sage_grpo.evaluation.texts import MissingPrompt, NoPrompt
@@ -19,7 +18,8 @@ from sage_grpo.rewards.frames import Unscorable
 from sage_grpo.rewards.function import FunctionReward
 from sage_grpo.training import build
 
-NO_REASON = "the scorer gives no score for it"
+NO_REASON, NO_SOUND = "the scorer gives no score for it", "it has no sound"
+UNLIKE = "it compares sounds, so every video needs one of the same length and rate"
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,10 @@ class Judge:
     @property
     def groupwise(self) -> bool:
         return self.reward.groupwise
+
+    @property
+    def hears(self) -> bool:
+        return self.reward.hears
 
 
 @dataclass(frozen=True)
@@ -132,17 +136,22 @@ def logged_messages() -> Iterator[list[str]]:
         log.propagate = before
 
 
-def ask(judge: Judge, videos: Tensor, prompts: Sequence[Prompt]) -> list[Answer]:
-    """Scores of (B, F, H, W, 3). A scorer that fails is a mask with its reason, for these videos alone."""
+def ask(judge: Judge, videos: Videos, prompts: Sequence[Prompt], unheard: str = "") -> list[Answer]:
+    """Scores of videos, asked as a run asks. A scorer that fails is a mask with its reason, for these videos alone.
+
+    One that does not hear is given frames alone. `unheard` is why a sound cannot be had: those that hear are not asked.
+    """
+    if unheard and judge.hears:
+        return [Answer({}, dict.fromkeys(judge.keys, unheard)) for _ in prompts]
     if isinstance(judge.reward, FunctionReward):  # hands all texts over, wanted or not
         prompts = [Prompt("") if isinstance(prompt, NoPrompt) else prompt for prompt in prompts]
     reasons: dict[int, str] = {}
     with logged_messages() as messages, torch.no_grad():
         try:
-            scores = judge.reward.score(videos, prompts)
+            scores = judge.reward.begin(videos if judge.hears else Videos(videos.frames), prompts)()
             values, valid = scores.values.tolist(), scores.valid.tolist()
             reasons = dict(judge.reward.reasons)
-            general = messages[-1] if messages and not reasons else NO_REASON
+            general = messages[-1] if messages and not reasons else _why_masked(judge, videos)
         except Exception as error:
             values = valid = [[False] * len(judge.keys)] * len(videos)
             if isinstance(error, MissingPrompt):  # it may have failed before it came to look at the prompt
@@ -155,6 +164,22 @@ def ask(judge: Judge, videos: Tensor, prompts: Sequence[Prompt]) -> list[Answer]
         reason = reasons.get(i, general)
         answers.append(Answer(scored, {key: reason for key in judge.keys if key not in scored}))
     return answers
+
+
+def _why_masked(judge: Judge, videos: Videos) -> str:
+    if judge.hears and videos.sound is None:
+        return UNLIKE if judge.groupwise else NO_SOUND
+    return NO_REASON
+
+
+def joined(videos: Sequence[Videos]) -> Videos:
+    """For scorers that compare: one batch, with sound where all have one of the same length, and rates alike."""
+    frames = torch.cat([one.frames for one in videos])
+    sounds = [one.sound for one in videos if one.sound is not None]
+    kinds = {(one.frame_rate, one.sample_rate, one.sound.shape if one.sound is not None else None) for one in videos}
+    if len(kinds) > 1 or not sounds:
+        return Videos(frames)
+    return replace(videos[0], frames=frames, sound=torch.cat(sounds))
 
 
 def _message(error: Exception) -> str:

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from torch import Tensor
 
 from sage_grpo.evaluation.audit.audit import AuditResult, Cell
 from sage_grpo.evaluation.folder import Row, number, summarise
@@ -79,16 +80,41 @@ def cell_text(cell: Cell) -> str:
 
 
 def draw_audit(path: Path, result: AuditResult) -> None:
-    """A heat map: scores down, copies across, red where spoiling pays."""
-    keys = result.scored
-    wide, high = len(result.degradations), len(keys)
-    figure = Figure(figsize=(0.82 * wide + 3.2, 0.46 * high + 2.3), layout="constrained")
-    ax: Axes = figure.subplots()
-    cells = [[result.cells[key][name] for name in result.degradations] for key in keys]
+    """A heat map: scores down, copies across, red where spoiling pays. Spoilt sound has one of its own below."""
+    parts = _parts(result)
+    wide, high = max(len(names) for _, names in parts), [len(keys) for keys, _ in parts]
+    inches = 0.46 * sum(high) + 2.3 + 1.5 * (len(parts) - 1)
+    figure = Figure(figsize=(0.82 * wide + 3.2, inches), layout="constrained")
+    axes: list[Axes] = figure.subplots(len(parts), squeeze=False, height_ratios=high).ravel().tolist()
+    for ax, (keys, names) in zip(axes, parts, strict=True):
+        _heat(ax, result, keys, names)
+    bar = figure.colorbar(axes[0].images[0], ax=axes, fraction=0.03, pad=0.015, ticks=[-3, -2, -1, 0, 1, 2, 3])
+    bar.set_label("change, in spreads of the score")
+    bar.outline.set_visible(False)
+    axes[0].set_title(
+        f"What spoiling a clip does to its score ({len(result.clips)} clips; how many have the score in brackets)\n"
+        "▲ the spoilt copy scores higher: gamed    = neither surely higher nor lower: blind    no mark: lower, caught",
+        fontsize=11,
+        loc="left",
+    )
+    for ax in axes[1:]:
+        ax.set_title("What spoiling its sound does to scores that hear", fontsize=11, loc="left")
+    _save(figure, path)
+
+
+def _parts(result: AuditResult) -> list[tuple[list[str], list[str]]]:
+    """Scores and kinds of copies of each table: spoilt sound, which few are asked about, apart."""
+    heard = [(result.heard, result.sounds)] if result.heard else []
+    return [(result.scored, result.degradations), *heard]
+
+
+def _heat(ax: Axes, result: AuditResult, keys: Sequence[str], names: Sequence[str]) -> None:
+    wide, high = len(names), len(keys)
+    cells = [[result.cells[key][name] for name in names] for key in keys]
     changes = np.array([[np.nan if cell.change is None else cell.change for cell in row] for row in cells])
     norm = TwoSlopeNorm(0, -STRONGEST, STRONGEST)
     ax.set_facecolor("#eeeeee")
-    image = ax.imshow(changes.clip(-STRONGEST, STRONGEST), cmap="RdBu_r", norm=norm, aspect="auto")
+    ax.imshow(changes.clip(-STRONGEST, STRONGEST), cmap="RdBu_r", norm=norm, aspect="auto")
     for y, row in enumerate(cells):
         for x, cell in enumerate(row):
             strong = cell.change is not None and abs(cell.change) > 0.6 * STRONGEST
@@ -103,31 +129,39 @@ def draw_audit(path: Path, result: AuditResult) -> None:
                 color="white" if strong else "black",
                 fontweight=weight,
             )
-    ax.set_xticks(range(wide), result.degradations, rotation=35, ha="right", rotation_mode="anchor")
+    ax.set_xticks(range(wide), names, rotation=35, ha="right", rotation_mode="anchor")
     ax.set_yticks(range(high), [f"{key}  ({result.natural[key].clips})" for key in keys])
     ax.set_xticks(np.arange(wide + 1) - 0.5, minor=True)
     ax.set_yticks(np.arange(high + 1) - 0.5, minor=True)
     ax.grid(which="minor", color="white", linewidth=1.5)
     ax.tick_params(which="both", length=0)
     ax.spines[:].set_visible(False)
-    bar = figure.colorbar(image, ax=ax, fraction=0.03, pad=0.015, ticks=[-3, -2, -1, 0, 1, 2, 3])
-    bar.set_label("change, in spreads of the score")
-    bar.outline.set_visible(False)
-    ax.set_title(
-        f"What spoiling a clip does to its score ({len(result.clips)} clips; how many have the score in brackets)\n"
-        "▲ the spoilt copy scores higher: gamed    = neither surely higher nor lower: blind    no mark: lower, caught",
-        fontsize=11,
-        loc="left",
-    )
+
+
+def draw_sounds(path: Path, waves: Sequence[tuple[str, Tensor]], rate: int, title: str) -> None:
+    """Waves (channels, samples) below each other on one scale of time and loudness, the first channel of each."""
+    figure = Figure(figsize=(8, 0.62 * len(waves) + 1.2), layout="constrained")
+    axes: list[Axes] = figure.subplots(len(waves), squeeze=False, sharex=True, sharey=True).ravel().tolist()
+    for ax, (name, wave) in zip(axes, waves, strict=True):
+        ax.plot(np.arange(wave.shape[1]) / rate, wave[0].numpy(), color=POINT, linewidth=0.4)
+        ax.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
+        ax.set_yticks([])
+        ax.spines[["top", "right", "left"]].set_visible(False)
+    axes[-1].set_xlabel("seconds", fontsize=9)
+    figure.suptitle(title, fontsize=11)
     _save(figure, path)
 
 
 def markdown(result: AuditResult) -> str:
-    """The same as a table for a page."""
-    head = ["score", "clips", *result.degradations]
+    """The same as tables for a page."""
+    return "\n".join(_rows(result, keys, names) for keys, names in _parts(result))
+
+
+def _rows(result: AuditResult, keys: Sequence[str], names: Sequence[str]) -> str:
+    head = ["score", "clips", *names]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for key in result.scored:
-        cells = [cell_text(result.cells[key][name]) for name in result.degradations]
+    for key in keys:
+        cells = [cell_text(result.cells[key][name]) for name in names]
         marked = [f"**{text}**" if text.endswith("▲") else text for text in cells]
         lines.append("| " + " | ".join([f"`{key}`", str(result.natural[key].clips), *marked]) + " |")
     return "\n".join(lines) + "\n"

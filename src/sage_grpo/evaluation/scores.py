@@ -1,6 +1,7 @@
 """Scores of the kept videos: every scorer is built once and asked once for a video; a failure is a mask with a reason.
 
-A scorer's line in a prompt's file says which pixels it saw, so that a video made anew is scored anew.
+A scorer's line in a prompt's file says which pixels it saw, and which sound it heard, so that a video made anew is
+scored anew.
 """
 
 import json
@@ -16,10 +17,11 @@ from torch import Tensor
 from sage_grpo.config import ConfigError, RewardConfig
 from sage_grpo.config.load import validate
 from sage_grpo.config.recipe import RecipeConfig
-from sage_grpo.evaluation.panel import Answer, Judge, Panel, ask, named
+from sage_grpo.core.protocols import Videos
+from sage_grpo.evaluation.panel import Answer, Judge, Panel, ask, joined, named
 from sage_grpo.evaluation.prompts import Task
 from sage_grpo.evaluation.sources import Candidate, digest
-from sage_grpo.evaluation.videos import Folder, load_frames, read_record
+from sage_grpo.evaluation.videos import Folder, load_frames, load_sound, read_record
 from sage_grpo.files import atomic_write
 from sage_grpo.training import build
 
@@ -30,7 +32,7 @@ OVERALL = "Overall"
 class VideoScores:
     """What a scorer said of one video, under its own names: those of the panel depend on which others sit in it."""
 
-    frames: str  # hash of the pixels that it was shown
+    frames: str  # hash of the pixels that it was shown, and of the sound if it hears
     scores: dict[str, float]
     masked: dict[str, str]
 
@@ -153,7 +155,7 @@ def score_task(
 ) -> bool:
     """Ask the scorers for what they have not said yet; `retry` asks again where they failed. Whether any was asked."""
     path = folder.scores(source, task.id)
-    lines, frames = read_lines(path), _Frames(folder, source, task, seeds)
+    lines, kept = read_lines(path), _Kept(folder, source, task, seeds)
     changed = False
     for judge in panel.judges:
         key = _key(judge.entry)
@@ -161,13 +163,13 @@ def score_task(
         known = {
             seed: video
             for seed, video in before.items()
-            if video.frames == frames.hashes.get(seed) and not (retry and video.masked)
+            if video.frames == kept.shown(judge, seed) and not (retry and video.masked)
         }
         todo = [seed for seed in seeds if seed not in known]
         if judge.groupwise and (todo or len(known) != len(seeds)):  # compared with others than before
             known, todo = {}, list(seeds)
-        for seed, answer in _ask(judge, task, todo, frames).items():
-            known[seed] = _video_scores(judge, answer, frames.hashes[seed])
+        for seed, answer in _ask(judge, task, todo, kept).items():
+            known[seed] = _video_scores(judge, answer, kept.shown(judge, seed))
         changed = changed or bool(todo)
         lines[key] = ScorerLine(key, judge.type, known)
     if changed:
@@ -176,28 +178,38 @@ def score_task(
     return changed
 
 
-class _Frames:
-    """Of the videos of one prompt, decoded when a scorer first asks for them."""
+class _Kept:
+    """Videos of one prompt, decoded when a scorer first asks for them, with their sound when one that hears does."""
 
     def __init__(self, folder: Folder, source: str, task: Task, seeds: Sequence[int]) -> None:
         self.folder, self.source, self.task = folder, source, task.id
-        self.loaded = dict[int, Tensor]()
+        self.frames, self.sounds = dict[int, Tensor](), dict[int, Tensor]()
         records = {seed: read_record(folder, source, task.id, seed) for seed in seeds}
-        self.hashes = {seed: record.frames for seed, record in records.items() if record}
+        self.records = {seed: record for seed, record in records.items() if record}
 
-    def __getitem__(self, seed: int) -> Tensor:
-        if seed not in self.loaded:
-            self.loaded[seed] = load_frames(self.folder, self.source, self.task, seed, self.hashes[seed])
-        return self.loaded[seed]
+    def shown(self, judge: Judge, seed: int) -> str:
+        """Hash of what it is given; nothing if there is no such video."""
+        return self.records[seed].shown(judge.hears) if seed in self.records else ""
+
+    def videos(self, judge: Judge, seed: int) -> Videos:
+        place, record = (self.folder, self.source, self.task, seed), self.records[seed]
+        if seed not in self.frames:
+            self.frames[seed] = load_frames(*place, record.frames)
+        seen, sound = self.frames[seed][None], record.sound
+        if not judge.hears or sound is None:
+            return Videos(seen)
+        if seed not in self.sounds:
+            self.sounds[seed] = torch.from_numpy(load_sound(*place, sound.samples).wave)
+        return Videos(seen, sound.frame_rate, self.sounds[seed][None], sound.sample_rate)
 
 
-def _ask(judge: Judge, task: Task, seeds: Sequence[int], frames: _Frames) -> dict[int, Answer]:
+def _ask(judge: Judge, task: Task, seeds: Sequence[int], kept: _Kept) -> dict[int, Answer]:
     if not seeds:
         return {}
     if judge.groupwise:
-        stack = torch.stack([frames[seed] for seed in seeds])
-        return dict(zip(seeds, ask(judge, stack, [task.prompt] * len(seeds)), strict=True))
-    return {seed: ask(judge, frames[seed][None], [task.prompt])[0] for seed in seeds}
+        group = joined([kept.videos(judge, seed) for seed in seeds])
+        return dict(zip(seeds, ask(judge, group, [task.prompt] * len(seeds)), strict=True))
+    return {seed: ask(judge, kept.videos(judge, seed), [task.prompt])[0] for seed in seeds}
 
 
 def _video_scores(judge: Judge, answer: Answer, frames: str) -> VideoScores:

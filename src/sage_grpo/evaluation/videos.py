@@ -1,7 +1,8 @@
 """Videos of every source, prompt and seed, made once: each with a record of what made it, so that a call goes on.
 
-A video is kept twice: as mp4 to look at, and without loss to score, for what mp4 loses would change the scores. It is
-made alone, never in a batch: rounding depends on the batch, and a seed and a prompt must always give the same video.
+A video is kept twice: as mp4 to look at, and without loss to score, for what mp4 loses would change the scores. So is
+its sound, if the model makes any. It is made alone, never in a batch: rounding depends on the batch, and a seed and a
+prompt must always give the same video.
 """
 
 import gc
@@ -9,6 +10,7 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from hashlib import blake2b, file_digest, sha256
 from pathlib import Path
 from typing import Any, Self
@@ -26,7 +28,16 @@ from sage_grpo.evaluation.sources import Candidate, digest
 from sage_grpo.files import atomic_write
 from sage_grpo.inference.sample import open_source
 from sage_grpo.progress import Tell
-from sage_grpo.videos import mp4_bytes, sound_of
+from sage_grpo.videos import DEFAULT_FPS, LAYOUTS, SoundTrack, mp4_bytes, read_sound, sound_of
+
+
+@dataclass(frozen=True)
+class SoundRecord:
+    """What is heard beside the frames, and how fast they go: scorers that hear are told both."""
+
+    samples: str  # sha256
+    sample_rate: int
+    frame_rate: float | None
 
 
 @dataclass(frozen=True)
@@ -37,13 +48,20 @@ class Record:
     frames: str  # sha256 of the pixels
     shape: tuple[int, ...]
     files: dict[str, str]  # name below the folder → sha256
+    sound: SoundRecord | None = None  # none: the model makes none
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Self:
-        return cls(row["made_from"], row["frames"], tuple(row["shape"]), row["files"])
+        sound = row.get("sound")
+        kept = SoundRecord(sound["samples"], sound["sample_rate"], sound["frame_rate"]) if sound else None
+        return cls(row["made_from"], row["frames"], tuple(row["shape"]), row["files"], kept)
+
+    def shown(self, hears: bool) -> str:
+        """Hash of what a scorer is given: the pixels, and the sound if it hears and there is any."""
+        return digest([self.frames, asdict(self.sound)]) if hears and self.sound else self.frames
 
 
 @dataclass(frozen=True)
@@ -131,12 +149,16 @@ def make_videos(
 
 def keep(folder: Folder, candidate: Candidate, task: Task, seed: int, made: Videos) -> None:
     key, video = (candidate.name, task.id, seed), made.frames[0].cpu()
-    seen = mp4_bytes(video, made.frame_rate, sound=sound_of(made.sound, made.sample_rate, 0))
-    content = {folder.video(*key): seen, folder.frames(*key): lossless(video)}
+    sound, rate = sound_of(made.sound, made.sample_rate, 0), made.frame_rate
+    content = {
+        folder.video(*key): mp4_bytes(video, rate, sound=sound),
+        folder.frames(*key): lossless(video, sound, rate),
+    }
     for path, data in content.items():
         atomic_write(path, data)
     files = {path.relative_to(folder.root).as_posix(): sha256(data).hexdigest() for path, data in content.items()}
-    record = Record(made_from(candidate, task.prompt, seed), hash_of(video), tuple(video.shape), files)
+    heard = SoundRecord(hash_of_sound(sound), sound.rate, rate) if sound else None
+    record = Record(made_from(candidate, task.prompt, seed), hash_of(video), tuple(video.shape), files, heard)
     atomic_write(folder.record(*key), json.dumps(record.to_json()).encode())
 
 
@@ -144,16 +166,31 @@ def hash_of(video: Tensor) -> str:
     return sha256(video.contiguous().numpy().tobytes()).hexdigest()
 
 
-def lossless(video: Tensor) -> bytes:
-    """H.264 in RGB at quantiser 0: a twentieth to a half of the pixels' size, and not one of them changed."""
+def hash_of_sound(sound: SoundTrack) -> str:
+    return sha256(repr(sound.wave.shape).encode() + np.ascontiguousarray(sound.wave).tobytes()).hexdigest()
+
+
+def lossless(video: Tensor, sound: SoundTrack | None = None, fps: float | None = None) -> bytes:
+    """H.264 in RGB at quantiser 0: a twentieth to a half of the pixels' size, and not one of them changed.
+
+    Sound is beside it as the numbers that the model gave, which is a small part of the file.
+    """
     out, array = io.BytesIO(), video.numpy()
     bitexact = {"fflags": "bitexact"}  # the same video is the same file: no random number of the container's own
     with av.open(out, "w", format="matroska", options=bitexact) as container:
-        stream = container.add_stream("libx264rgb", rate=8, options={"qp": "0", "preset": "veryfast"})
+        rate = Fraction(fps or DEFAULT_FPS).limit_denominator(1000) if sound else DEFAULT_FPS
+        stream = container.add_stream("libx264rgb", rate=rate, options={"qp": "0", "preset": "veryfast"})
         stream.height, stream.width, stream.pix_fmt = array.shape[1], array.shape[2], "rgb24"
+        layout = LAYOUTS[len(sound.wave)] if sound else ""
+        heard = container.add_stream("pcm_f32le", rate=sound.rate, layout=layout) if sound else None
         for picture in array:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")))
         container.mux(stream.encode())
+        if sound and heard:
+            in_turn = np.ascontiguousarray(sound.wave.T, dtype=np.float32).reshape(1, -1)  # of the channels
+            whole = av.AudioFrame.from_ndarray(in_turn, format="flt", layout=layout)
+            whole.sample_rate, whole.pts = sound.rate, 0
+            container.mux([*heard.encode(whole), *heard.encode()])
     return out.getvalue()
 
 
@@ -165,6 +202,15 @@ def load_frames(folder: Folder, source: str, task: str, seed: int, expected: str
     if hash_of(video) != expected:
         raise RuntimeError(f"{path} does not give back the frames that were made; remove it, and it is made again")
     return video
+
+
+def load_sound(folder: Folder, source: str, task: str, seed: int, expected: str) -> SoundTrack:
+    """The samples as they were made, checked by their hash."""
+    path = folder.frames(source, task, seed)
+    sound = read_sound(path)
+    if sound is None or hash_of_sound(sound) != expected:
+        raise RuntimeError(f"{path} does not give back the sound that was made; remove it, and it is made again")
+    return sound
 
 
 def refuse_sizes(folder: Folder, candidates: Sequence[Candidate], tasks: Sequence[Task], seeds: Sequence[int]) -> None:

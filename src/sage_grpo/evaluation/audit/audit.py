@@ -1,26 +1,23 @@
-"""How each score is gamed: clips against spoilt copies of themselves.
+"""How each score is gamed: clips against spoilt copies of themselves, of their sound too for scores that hear.
 
 A change is told in spreads: standard deviations of the score over the clips as they are, so that +1 is what separates
 an ordinary clip from a rather good one. Where clips do not differ, a small share of all that was seen stands in.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
-import torch
 from scipy import stats
-from torch import Tensor
 
 from sage_grpo.config import ConfigError
-from sage_grpo.core.protocols import Prompt
-from sage_grpo.evaluation.audit.degrade import DEGRADATIONS, degrade
-from sage_grpo.evaluation.clips import MEGAPIXELS, Unreadable
-from sage_grpo.evaluation.panel import Answer, Judge, Panel, ask
+from sage_grpo.evaluation.audit.asking import Values, asked, senses_of
+from sage_grpo.evaluation.audit.copies import Clip
+from sage_grpo.evaluation.audit.degrade import DEGRADATIONS
+from sage_grpo.evaluation.clips import MEGAPIXELS
+from sage_grpo.evaluation.panel import Panel
 from sage_grpo.progress import TellCount, no_count
 
 SUM = "sum"
@@ -28,15 +25,7 @@ LEAST_SPREAD = 0.005  # of the range over clips and copies
 NOTICED = 0.1  # spreads below which a change is none
 CONFIDENCE = 0.95
 
-Values = npt.NDArray[np.float64]
 Verdict = Literal["gamed", "blind", "caught", "unscored"]
-
-
-@dataclass(frozen=True)
-class Clip:
-    name: str
-    prompt: Prompt
-    load: Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
@@ -79,11 +68,18 @@ class AuditResult:
     values: dict[str, dict[str, list[float | None]]] = field(
         default_factory=dict
     )  # by score and clip: as it is, copies
+    sounds: list[str] = field(default_factory=list)  # kinds of copies that scores which hear have besides
 
     @property
     def scored(self) -> list[str]:
         """Scores that some clip has."""
         return [key for key in self.keys if self.natural[key].clips]
+
+    @property
+    def heard(self) -> list[str]:
+        """Scores that copies with a spoilt sound have."""
+        having = {key: [name for name in self.sounds if name in self.cells[key]] for key in self.scored}
+        return [key for key, names in having.items() if any(self.cells[key][name].clips for name in names)]
 
     def those(self, key: str, verdict: Verdict) -> list[str]:
         """Degradations with this verdict, the largest change first."""
@@ -92,7 +88,10 @@ class AuditResult:
 
     def to_json(self) -> dict[str, Any]:
         lists = {key: {"gamed_by": self.those(key, "gamed"), "blind_to": self.those(key, "blind")} for key in self.keys}
-        return asdict(self) | {"scores": lists, "unit": "standard deviations over the clips as they are"}
+        content = asdict(self)
+        if not self.sounds:
+            del content["sounds"]
+        return content | {"scores": lists, "unit": "standard deviations over the clips as they are"}
 
 
 def cell_of(natural: Values, copies: Values, spread: float) -> Cell:
@@ -136,42 +135,20 @@ def audit(
     megapixels: float = MEGAPIXELS,
     tell: TellCount = no_count,
 ) -> AuditResult:
-    """Every scorer on every clip and every spoilt copy of it; one clip in memory, unless a scorer compares clips."""
-    names = list(degradations or DEGRADATIONS)
-    keys = panel.keys
-    values = {key: np.full((len(clips), 1 + len(names)), np.nan) for key in keys}
-    masked: dict[str, Counter[str]] = {key: Counter() for key in keys}
-    unreadable: dict[str, str] = {}
-    alone, together = [j for j in panel.judges if not j.groupwise], [j for j in panel.judges if j.groupwise]
-
-    def note(answer: Answer, i: int, column: int) -> None:
-        for key, value in answer.scores.items():
-            values[key][i, column] = value
-        for key, reason in answer.masked.items():
-            masked[key][reason] += 1
-
-    total = len(clips) * (1 + len(names))
-    for i, clip in enumerate(clips):
-        try:
-            frames = clip.load()
-        except (Unreadable, OSError) as error:
-            unreadable[clip.name] = str(error)
-            continue
-        for column, name in enumerate([None, *names]):
-            tell(i * (1 + len(names)) + column, total, f"{clip.name} {name or 'as it is'}")
-            copy = degrade(name, frames, seed + i) if name else frames
-            for judge in alone:
-                note(ask(judge, copy[None], [clip.prompt])[0], i, column)
-    tell(total, total, "")
+    """Every scorer on every clip and every spoilt copy of it; those that hear on copies with a spoilt sound as well."""
+    names, keys = list(degradations or DEGRADATIONS), panel.keys
+    senses = senses_of(panel, names)
+    kinds = {key: sense.kinds for sense in senses for judge in sense.judges for key in judge.keys}
+    sheet = asked(clips, panel, senses, seed, megapixels, tell)
+    values, masked, unreadable = sheet.values, sheet.masked, sheet.unreadable
     if len(unreadable) == len(clips):
         name, reason = next(iter(unreadable.items()))
         raise ConfigError(f"none of the {len(clips)} videos can be read; {name}: {reason}")
     readable = [(i, clip) for i, clip in enumerate(clips) if clip.name not in unreadable]
-    if together:
-        _compare(readable, together, names, seed, megapixels, note)
     weighted = [pair for judge in panel.judges if judge.weights for pair in zip(judge.keys, judge.weights, strict=True)]
     if len(weighted) > 1 and SUM not in keys:
         values[SUM] = _sum(values, weighted, panel.advantages)
+        kinds[SUM] = max((kinds[key] for key, _ in weighted), key=len)
         keys = [*keys, SUM]
     if all(np.isnan(table[:, 0]).all() for table in values.values()):
         reasons = Counter(reason for counts in masked.values() for reason in counts)
@@ -184,7 +161,7 @@ def audit(
         {
             key: {
                 name: cell_of(values[key][:, 0], values[key][:, column], spread_of(values[key]))
-                for column, name in enumerate(names, 1)
+                for column, name in enumerate(kinds[key], 1)
             }
             for key in keys
         },
@@ -192,14 +169,21 @@ def audit(
         unreadable,
         seed,
         {key: {clip.name: _plain(values[key][i]) for i, clip in readable} for key in keys},
+        [kind for kind in max(kinds.values(), key=len) if kind not in names],
     )
 
 
 def _sum(values: dict[str, Values], weighted: Sequence[tuple[str, float]], advantages: bool) -> Values:
-    """As the recipe adds them: scores as they are, or each in its own spread."""
+    """As the recipe adds them: scores as they are, or each in its own spread.
+
+    A score that does not hear is on a copy with a spoilt sound what it is on the clip.
+    """
     units = {key: (spread_of(values[key]) or 1.0) if advantages else 1.0 for key, _ in weighted}
     whole = sum(abs(weight) for _, weight in weighted) or 1.0
-    summed: Values = np.sum([weight / units[key] * values[key] for key, weight in weighted], axis=0)
+    widest = max(values[key].shape[1] for key, _ in weighted)
+    parts = [(weight / units[key], values[key]) for key, weight in weighted]
+    wide = [(weight, np.hstack([x, np.repeat(x[:, :1], widest - x.shape[1], axis=1)])) for weight, x in parts]
+    summed: Values = np.sum([weight * x for weight, x in wide], axis=0)
     return summed / whole if advantages else summed
 
 
@@ -215,32 +199,3 @@ def _natural(values: Values) -> NaturalScores:
         float(plain.std(ddof=1)) if len(plain) > 1 else None,
         spread_of(values),
     )
-
-
-def _compare(
-    clips: Sequence[tuple[int, Clip]],
-    judges: Sequence[Judge],
-    names: Sequence[str],
-    seed: int,
-    megapixels: float,
-    note: Callable[[Answer, int, int], None],
-) -> None:
-    """Scorers that compare get all clips as the group of one prompt, all as they are or all spoilt alike.
-
-    Its scores hang together, so the group's mean counts as one clip.
-    """
-    loaded = [clip.load() for _, clip in clips]
-    same = len({frames.shape for frames in loaded}) == 1 and len(loaded) > 1
-    if not same or sum(frames.numel() for frames in loaded) / 3e6 > megapixels:
-        reason = "it compares clips, which needs several of one size and within --megapixels together"
-        for judge in judges:
-            note(Answer({}, dict.fromkeys(judge.keys, reason)), clips[0][0], 0)
-        return
-    prompts = [clips[0][1].prompt] * len(loaded)
-    for column, name in enumerate([None, *names]):
-        group = [degrade(name, x, seed + i) if name else x for (i, _), x in zip(clips, loaded, strict=True)]
-        for judge in judges:
-            answers = ask(judge, torch.stack(group), prompts)
-            scores = {key: [a.scores[key] for a in answers if key in a.scores] for key in judge.keys}
-            missing = {key: reason for a in answers for key, reason in a.masked.items() if not scores[key]}
-            note(Answer({key: fmean(some) for key, some in scores.items() if some}, missing), clips[0][0], column)

@@ -1,0 +1,112 @@
+"""What every scorer says of every clip and its copies."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from statistics import fmean
+
+import numpy as np
+import numpy.typing as npt
+
+from sage_grpo.evaluation.audit.copies import Clip, spoilt
+from sage_grpo.evaluation.audit.degrade_sound import SOUND_DEGRADATIONS
+from sage_grpo.evaluation.clips import Unreadable
+from sage_grpo.evaluation.panel import Answer, Judge, Panel, ask, joined
+from sage_grpo.progress import TellCount
+
+Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Sense:
+    """Scorers that are shown the same, and the kinds of copies that they are asked about."""
+
+    hears: bool
+    judges: list[Judge]
+    kinds: list[str]
+
+    @property
+    def alone(self) -> list[Judge]:
+        return [judge for judge in self.judges if not judge.groupwise]
+
+    @property
+    def together(self) -> list[Judge]:
+        return [judge for judge in self.judges if judge.groupwise]
+
+
+def senses_of(panel: Panel, names: Sequence[str]) -> list[Sense]:
+    """Spoilt sound is nothing to those that do not hear: they are not asked about it."""
+    deaf = Sense(False, [judge for judge in panel.judges if not judge.hears], list(names))
+    hearing = Sense(True, [judge for judge in panel.judges if judge.hears], [*names, *SOUND_DEGRADATIONS])
+    return [sense for sense in (deaf, hearing) if sense.judges]
+
+
+@dataclass
+class Sheet:
+    """Of every score a row a clip: as it is, then its copies."""
+
+    values: dict[str, Values]
+    masked: dict[str, Counter[str]]
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+    def note(self, answer: Answer, row: int, column: int) -> None:
+        for key, value in answer.scores.items():
+            self.values[key][row, column] = value
+        for key, reason in answer.masked.items():
+            self.masked[key][reason] += 1
+
+
+def asked(
+    clips: Sequence[Clip], panel: Panel, senses: Sequence[Sense], seed: int, megapixels: float, tell: TellCount
+) -> Sheet:
+    """One clip in memory, unless a scorer compares clips."""
+    width = {key: 1 + len(sense.kinds) for sense in senses for judge in sense.judges for key in judge.keys}
+    values = {key: np.full((len(clips), width[key]), np.nan) for key in panel.keys}
+    sheet = Sheet(values, {key: Counter() for key in panel.keys})
+    steps = sum(1 + len(sense.kinds) for sense in senses)
+    for i, clip in enumerate(clips):
+        step = count(i * steps)
+        for sense in senses:
+            try:
+                videos, unheard = clip.shown(sense.hears)
+            except (Unreadable, OSError) as error:
+                sheet.unreadable[clip.name] = str(error)
+                break
+            for column, name in enumerate([None, *sense.kinds]):
+                tell(next(step), len(clips) * steps, f"{clip.name} {name or 'as it is'}")
+                if (copy := spoilt(name, videos, seed + i)) is None:
+                    continue
+                for judge in sense.alone:
+                    sheet.note(ask(judge, copy, [clip.prompt], unheard)[0], i, column)
+    tell(len(clips) * steps, len(clips) * steps, "")
+    readable = [(i, clip) for i, clip in enumerate(clips) if clip.name not in sheet.unreadable]
+    for sense in senses:
+        if readable and sense.together:
+            _compare(readable, sense, seed, megapixels, sheet)
+    return sheet
+
+
+def _compare(clips: Sequence[tuple[int, Clip]], sense: Sense, seed: int, megapixels: float, sheet: Sheet) -> None:
+    """Scorers that compare get all clips as the group of one prompt, all as they are or all spoilt alike.
+
+    Its scores hang together, so the group's mean counts as one clip.
+    """
+    first = clips[0][0]
+    shown = [clip.shown(sense.hears) for _, clip in clips]
+    loaded, unheard = [videos for videos, _ in shown], next((why for _, why in shown if why), "")
+    same = len({videos.frames.shape for videos in loaded}) == 1 and len(loaded) > 1
+    if not same or sum(videos.frames.numel() for videos in loaded) / 3e6 > megapixels:
+        reason = "it compares clips, which needs several of one size and within --megapixels together"
+        for judge in sense.together:
+            sheet.note(Answer({}, dict.fromkeys(judge.keys, reason)), first, 0)
+        return
+    prompts = [clips[0][1].prompt] * len(loaded)
+    for column, name in enumerate([None, *sense.kinds]):
+        copies = [spoilt(name, videos, seed + i) for (i, _), videos in zip(clips, loaded, strict=True)]
+        group = [copy for copy in copies if copy is not None]
+        for judge in sense.together if len(group) == len(loaded) else []:
+            answers = ask(judge, joined(group), prompts, unheard)
+            scores = {key: [a.scores[key] for a in answers if key in a.scores] for key in judge.keys}
+            missing = {key: reason for a in answers for key, reason in a.masked.items() if not scores[key]}
+            sheet.note(Answer({key: fmean(some) for key, some in scores.items() if some}, missing), first, column)
