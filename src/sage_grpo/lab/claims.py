@@ -123,8 +123,8 @@ def _direct(direct: dict[str, Any]) -> list[Claim]:
         ("noisy", "Rollouts with SAGE's kernel stay nearer to the manifold than FlowGRPO's, last step noisy"),
         ("clean", "The same with a deterministic last step"),
     ):
-        names = f"flow-{ending}", f"sage-{ending}"
-        difference = paired(*(direct["quality"][name] for name in names), LEVEL)
+        flow, sage = f"flow-{ending}", f"sage-{ending}"
+        difference = paired(direct["quality"][flow], direct["quality"][sage], LEVEL)
         claims.append(
             Claim(
                 statement,
@@ -132,7 +132,7 @@ def _direct(direct: dict[str, Any]) -> list[Claim]:
                 f"distance flow − sage {difference}",
                 "paired t over rollouts",
                 verdict(difference, margin=MARGINS["distance"]),
-                measured_on=names,
+                measured_on=(flow, sage),
             )
         )
     raw, equal = (max(direct["gradient"][k]["norm"]) / min(direct["gradient"][k]["norm"]) for k in ("raw", "equalized"))

@@ -41,8 +41,8 @@ def measure_directly(
             kind: Measure(f"gradient-{kind}", gradient_by_step, {"kernel": "sage", "equalize": kind == "equalized"})
             for kind in ("raw", "equalized")
         },
-        "quality": {f"{kernel}-{end}": distances(kernel, end) for kernel in KERNELS for end in ("noisy", "clean")},
-        "again": {name: distances(*name.split("-"), first=ROLLOUTS) for name in again},
+        "quality": {name: distances(name) for kernel in KERNELS for name in (f"{kernel}-noisy", f"{kernel}-clean")},
+        "again": {name: distances(name, first=ROLLOUTS) for name in again},
         "matched": {
             kernel: Measure(f"matched-{kernel}", match_exploration, {"kernel": kernel, "reference": reference})
             for kernel, reference in MATCHED.items()
@@ -56,6 +56,7 @@ def measure_directly(
     return found
 
 
-def distances(kernel: str, ending: str, first: int = 0) -> Measure:
+def distances(name: str, first: int = 0) -> Measure:
+    kernel, _, ending = name.partition("-")
     settings = {"kernel": kernel, "noisy_end": ending == "noisy", "first": first, "count": ROLLOUTS}
-    return Measure(f"distance-{kernel}-{ending}", rollout_distances, settings)
+    return Measure(f"distance-{name}", rollout_distances, settings)

@@ -1,5 +1,6 @@
 """Direct measurements on the base model: no training, so they take seconds and have tight intervals."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,9 +87,9 @@ def match_exploration(kernel: str, reference: str) -> float:
     if not spread(kernel, low) < target < spread(kernel, high):
         raise ValueError(f"no η from {low} to {high} lets {kernel} explore as far as {reference} does")
     for _ in range(6):
-        middle = (low * high) ** 0.5
+        middle = math.sqrt(low * high)
         low, high = (middle, high) if spread(kernel, middle) < target else (low, middle)
-    return round((low * high) ** 0.5, 3)
+    return round(math.sqrt(low * high), 3)
 
 
 class _Norms(Callback):
