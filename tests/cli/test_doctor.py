@@ -3,6 +3,7 @@
 import json
 import socket
 import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
 
 import pytest
@@ -90,7 +91,10 @@ def test_a_package_that_is_missing():
 
 
 def test_a_full_disk(tmp_path):
-    with small_disk(tmp_path / "disk", 1) as disk:
+    with small_disk(tmp_path / "disk", 2) as disk:
+        with suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
         findings = list(doctor.room(disk / "runs"))
     written, space = findings[:2]
     assert (written.state, written.found) == ("broken", "No space left on device")

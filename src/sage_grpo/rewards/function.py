@@ -72,6 +72,7 @@ class CompositeReward(Reward):
         self.lower_is_better = tuple(name for reward in rewards for name in reward.lower_is_better)
         self.laboratory = any(reward.laboratory for reward in rewards)
         self.device_bytes = sum(reward.device_bytes for reward in rewards)
+        self.goes_with_videos = any(reward.goes_with_videos for reward in rewards)
         self.monitor_only = next((reward.monitor_only for reward in rewards if reward.monitor_only), None)
         twice = {name for name in self.names if self.names.count(name) > 1}
         if twice:
