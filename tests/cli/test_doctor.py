@@ -121,7 +121,7 @@ def test_a_port_that_is_taken():
 
 @pytest.mark.slow
 def test_a_hub_that_does_not_answer(monkeypatch):
-    constants = pytest.importorskip("huggingface_hub").constants
+    constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
