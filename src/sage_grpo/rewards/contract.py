@@ -17,6 +17,11 @@ from sage_grpo.registry import resolve_reward, rewards
 from sage_grpo.rewards.frames import VideoScorer
 
 TEXTS = ('a shop sign that says "open late"', 'a red cat beside the words "good day"', 'a door with the number "42"')
+REQUIRED: Sequence[list[dict[str, Any]]] = (  # for a scorer that reads what must be there
+    [{"class": "shop", "count": 1}, {"class": "sign", "count": 1, "position": ["above", 0]}],
+    [{"class": "cat", "count": 1, "color": "red"}],
+    [{"class": "door", "count": 2}],
+)
 FRAMES, HEIGHT, WIDTH = 5, 72, 128
 FRAME_RATE, SAMPLE_RATE = 8, 8000
 Numbers = Sequence[float | None]  # of one video
@@ -32,7 +37,8 @@ def scorers() -> list[type[VideoScorer]]:
 def material() -> tuple[Tensor, list[Prompt]]:
     """Three videos that differ in text, colours, texture and motion, with their prompts."""
     videos = [_video(i, words) for i, words in enumerate(("open late", "good", ""))]
-    return torch.stack(videos), [Prompt(text, {"number": i}) for i, text in enumerate(TEXTS)]
+    columns = [{"number": i, "include": required} for i, required in enumerate(REQUIRED)]
+    return torch.stack(videos), [Prompt(text, row) for text, row in zip(TEXTS, columns, strict=True)]
 
 
 def heard(frames: Tensor, prompts: Sequence[Prompt]) -> Videos:
