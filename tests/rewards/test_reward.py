@@ -20,6 +20,7 @@ def test_a_wrapper_passes_everything_on():
     class Part(Reward):
         names, lower_is_better, reasons = ("part",), ("part",), {1: "it is dark"}
         groupwise, hears, laboratory, monitor_only, device_bytes = True, True, True, "it is held out", 7
+        goes_with_videos = True
 
         def score(self, videos, prompts):
             return Scores.of(torch.arange(2.0)[:, None])

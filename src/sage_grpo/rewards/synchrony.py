@@ -40,8 +40,9 @@ class SynchronyReward(SoundScorer):
         pictures = shrunk(clip.frames, SIDE).double()
         motion = (pictures.diff(dim=0).abs().mean((1, 2, 3)) - STILL).clamp_min(0)
         times = torch.arange(1, len(pictures), dtype=torch.float64) / clip.frame_rate
-        loudness = (clip.loudness(times, 1 / clip.frame_rate) - SILENT).clamp_min(0)
-        return [float(F.cosine_similarity(onsets(motion), onsets(loudness), dim=0))]
+        loudness = clip.loudness(times, 1 / clip.frame_rate)
+        heard = loudness * (loudness.max() >= SILENT)  # nothing is taken off, or a faint sound would be a clearer one
+        return [float(F.cosine_similarity(onsets(motion), onsets(heard), dim=0))]
 
     @classmethod
     def tiny(cls) -> Self:

@@ -24,7 +24,7 @@ BASE = {"VQ": (-1.346, 0.438), "MQ": (-0.082, 0.038), "TA": (-3.749, 2.650)}
 WORTH = (-6.0, -0.69)
 
 
-def centres(mass: Tensor) -> Tensor:
+def _centres(mass: Tensor) -> Tensor:
     """Centre of the light in each frame, (N, F, 2), in [-1, 1]."""
     axis = (torch.arange(SIZE, dtype=mass.dtype) + 0.5) / SIZE * 2 - 1
     weight = mass.sum((2, 3)).clamp(min=1e-3)
@@ -42,7 +42,7 @@ def visual_quality(light: Tensor) -> Tensor:
 def motion_quality(light: Tensor) -> Tensor:
     """Minus jerks of the centre and flicker of the light, each relative to its own scale."""
     mass = light.amax(4)
-    centre, amount = centres(mass.square()), mass.sum((2, 3))
+    centre, amount = _centres(mass.square()), mass.sum((2, 3))
     jerk = centre.diff(n=2, dim=1).square().sum(2).mean(1).sqrt()
     flicker = amount.std(1, correction=0) / amount.mean(1).clamp(min=1)
     return -(10 * jerk + 3 * flicker)
@@ -56,7 +56,7 @@ def text_alignment(light: Tensor, prompts: Sequence[Prompt]) -> Tensor:
     tint = tint / tint.amax(1, keepdim=True).clamp(min=1e-3)
     by_colour = -torch.cdist(tint, PALETTE.to(tint)).square() / 0.05
     time = torch.linspace(-1, 1, FRAMES)
-    centre = centres(mass.square())
+    centre = _centres(mass.square())
     velocity = (centre * time[:, None]).sum(1) / time.square().sum()
     by_direction = velocity @ STEPS.T / 0.05
     by_shape = -4 * _template_distances(mass, centre)
@@ -84,7 +84,7 @@ def _template_distances(mass: Tensor, centre: Tensor) -> Tensor:
     numbers[..., 3] = radius[:, None]
     templates = coverage(torch.arange(3).repeat(n), still, numbers.flatten(0, 1), frames=1)[:, 0]
     # a template's light is centred like the video's: a triangle's is not at its middle
-    middle = centres(templates[:, None].square())[:, 0].view(n, 3, 2)
+    middle = _centres(templates[:, None].square())[:, 0].view(n, 3, 2)
     numbers[..., :2] = -middle
     templates = coverage(torch.arange(3).repeat(n), still, numbers.flatten(0, 1), frames=1)[:, 0].view(n, 3, SIZE, SIZE)
     apart = (templates[:, 0] - templates[:, 1]).square().sum((1, 2)).clamp(min=1e-3)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from sage_grpo.core.protocols import Prompt
-from sage_grpo.lab.shapes.reward import centres
 from sage_grpo.lab.tones.world import MIDDLE, OCTAVES
 from sage_grpo.registry import reward
 from sage_grpo.rewards.sound import Clip, SoundScorer
@@ -29,8 +28,10 @@ def heard(wave: Tensor, sample_rate: int, frames: int) -> Tensor:
 
 def seen(frames: Tensor) -> Tensor:
     """The pitch that each frame asks for: of the height of its light."""
-    light = frames[None].float().amax(4) / 255
-    return -OCTAVES * centres(light.square())[0, :, 1]
+    light = (frames.float().amax(3) / 255).square().sum(2)
+    rows = light.shape[1]
+    below = (torch.arange(rows) + 0.5) / rows * 2 - 1  # from the middle of the picture
+    return -OCTAVES * (light * below).sum(1) / light.sum(1).clamp_min(1e-3)
 
 
 @reward("tones")
