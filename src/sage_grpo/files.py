@@ -39,3 +39,9 @@ def sweep(folder: Path) -> None:
     """Remove what writers that were killed left; nobody may be writing there."""
     for left in folder.glob(f".*{NEW}"):
         left.unlink(missing_ok=True)
+
+
+def nearest_folder(path: Path) -> Path:
+    """The folder, or the first one above it that is there."""
+    path = path.absolute()
+    return next(folder for folder in (path, *path.parents) if folder.exists())

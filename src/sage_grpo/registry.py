@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, distribution, requires
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -54,7 +54,7 @@ class Registered:
     def missing(self) -> str | None:
         """The first package that it needs and that is not installed."""
         needed = [Requirement(self.install.split()[-1]).name] if self.install else packages_of(self.extra)
-        return next((name for name in needed if not _installed(name)), None)
+        return next((name for name in needed if installed_version(name) is None), None)
 
 
 @cache
@@ -86,11 +86,12 @@ def packages_of(extra: str | None) -> list[str]:
     return [r.name for r in asked if r.marker and r.marker.evaluate({"extra": extra or ""})]
 
 
-def _installed(package: str) -> bool:
+def installed_version(package: str) -> str | None:
+    """None: it is not installed."""
     try:
-        return bool(distribution(package))
+        return version(package)
     except PackageNotFoundError:
-        return False
+        return None
 
 
 def _read(kind: Kind) -> dict[str, Registered]:

@@ -47,46 +47,52 @@ def test_json_has_every_finding(offline, tmp_path):
     found = json.loads(ask("--folder", tmp_path, "--json").stdout)
     assert found["broken"] == 0
     rows = [row for section in found["sections"].values() for row in section]
-    assert {row["state"] for row in rows} <= {"ok", "optional", "broken"}
-    assert all(row["fix"] for row in rows if row["state"] != "ok")
-    assert not any(row["fix"] for row in rows if row["state"] == "ok")
+    assert all(row["fix"] for row in rows if not row["ok"])
+    assert all(row["ok"] or not row["needed"] for row in rows)
 
 
 def test_without_extras_each_has_its_install_line(monkeypatch):
     there = brought(("sage-grpo",))
 
     def version(name):
-        if name.lower().replace("_", "-") not in there:
-            raise PackageNotFoundError(name)
-        return "99"
+        return "99" if name.lower().replace("_", "-") in there else None
 
-    monkeypatch.setattr(doctor, "version", version)
-    monkeypatch.setattr(registry, "_installed", lambda name: name.lower().replace("_", "-") in there)
+    for module in (doctor, registry):
+        monkeypatch.setattr(module, "installed_version", version)
     models = named(doctor.software(), "extra models")
-    assert (models.state, models.fix) == ("optional", "pip install 'sage-grpo[models]'")
+    assert (models.ok, models.needed, models.fix) == (False, False, "pip install 'sage-grpo[models]'")
     scorers = {finding.name: finding for finding in doctor.scorers()}
     assert scorers["ocr"].fix == "pip install 'sage-grpo[ocr]'"
-    assert scorers["motion"].state == "ok"
+    assert scorers["motion"].ok
 
 
 def test_a_wrong_torch(monkeypatch):
     found = doctor.package(Requirement("torch>=99"))
-    assert found.state == "broken"
+    assert found.broken
     assert "pip install 'torch>=99'" in found.fix
     monkeypatch.setattr(doctor, "requires", lambda name: ["torch>=99", "nobody-has-this>=1; extra == 'models'"])
-    assert [f.name for f in doctor.software() if f.state == "broken"] == ["torch"]
+    assert [f.name for f in doctor.software() if f.broken] == ["torch"]
+
+
+def test_a_checkout_that_is_not_installed(monkeypatch):
+    def requires(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "requires", requires)
+    found = named(doctor.software(), "sage-grpo")
+    assert (found.ok, found.broken, found.fix) == (False, False, "pip install .")
 
 
 def test_a_torch_that_cannot_be_imported(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     (only,) = doctor.devices()
-    assert (only.name, only.state) == ("torch", "broken")
+    assert (only.name, only.broken) == ("torch", True)
     assert "reinstall" in only.fix
 
 
 def test_a_package_that_is_missing():
     found = doctor.package(Requirement("nobody-has-this>=1"))
-    assert (found.state, found.found) == ("broken", "not installed")
+    assert (found.broken, found.found) == (True, "not installed")
     assert found.fix == "pip install 'nobody-has-this>=1'"
 
 
@@ -97,14 +103,14 @@ def test_a_full_disk(tmp_path):
                 pass
         findings = list(doctor.room(disk / "runs"))
     written, space = findings[:2]
-    assert (written.state, written.found) == ("broken", "No space left on device")
+    assert (written.broken, written.found) == (True, "No space left on device")
     assert "run.out=DIR" in written.fix
-    assert space.state == "optional"
+    assert (space.ok, space.broken) == (False, False)
 
 
 def test_a_folder_that_cannot_be_written():
     first = next(doctor.room(doctor.Path("/proc/runs")))
-    assert first.state == "broken"
+    assert first.broken
     assert "--folder DIR" in first.fix
 
 
@@ -114,9 +120,9 @@ def test_a_port_that_is_taken():
         other.listen(1)
         number = other.getsockname()[1]
         taken = doctor.port(number)
-    assert taken.state == "optional"
+    assert (taken.ok, taken.broken) == (False, False)
     assert f"--master-port={number + 1}" in taken.fix
-    assert doctor.port(number).state == "ok"
+    assert doctor.port(number).ok
 
 
 @pytest.mark.slow
@@ -127,7 +133,7 @@ def test_a_hub_that_does_not_answer(monkeypatch):
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{nobody.getsockname()[1]}")
         hub = named(doctor.network(), "hub")
-    assert hub.state == "optional"
+    assert (hub.ok, hub.broken) == (False, False)
     assert "HF_ENDPOINT" in hub.fix
 
 

@@ -60,8 +60,8 @@ def test_list_as_json_has_every_scorer():
 
 
 def test_list_says_how_to_install_what_is_missing(monkeypatch):
-    there = registry._installed
-    monkeypatch.setattr(registry, "_installed", lambda name: name != "rapidocr-onnxruntime" and there(name))
+    there = registry.installed_version
+    monkeypatch.setattr(registry, "installed_version", lambda n: None if n == "rapidocr-onnxruntime" else there(n))
     result = invoke("list")
     assert result.exit_code == 0
     assert "pip install 'sage-grpo[ocr]'" in result.stdout

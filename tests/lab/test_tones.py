@@ -7,6 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from sage_grpo.cli import app
+from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt, Videos
 from sage_grpo.lab.clips import as_frames
 from sage_grpo.lab.shapes.model import ShapesModel
@@ -109,6 +110,12 @@ def test_save_and_load_are_bit_equal(tmp_path):
     again, condition = TonesModel.from_pretrained(tmp_path), model.encode([Prompt("a red circle moving up")])
     x = torch.randn(1, *model.latent_shape(Prompt("")))
     assert torch.equal(model.clean(x, torch.ones(1), condition), again.clean(x, torch.ones(1), condition))
+
+
+def test_a_checkpoint_of_another_world_is_told(tmp_path):
+    ShapesModel.from_pretrained().save_pretrained(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"another world than tones; .*lab pretrain --world tones"):
+        TonesModel.from_pretrained(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import typer
 
 from sage_grpo.cli.errors import user_errors
 
-MARKS = {"ok": "[green]✓[/]", "optional": "[yellow]![/]", "broken": "[red]✗[/]"}
+GOOD, LACKING, BROKEN = "[green]✓[/]", "[yellow]![/]", "[red]✗[/]"
 
 
 def doctor(
@@ -37,14 +37,13 @@ def doctor(
     if as_json:
         print(json.dumps(found, indent=1, ensure_ascii=False))
     else:
-        for name, findings in sections.items():
+        for name, checks in sections.items():
             console.print(f"\n[bold]{name}[/]")
-            for finding in findings:
-                console.print(
-                    f"  {MARKS[finding.state]} {escape(finding.name)}: {escape(finding.found)}", highlight=False
-                )
-                if finding.fix:
-                    console.print(f"      [dim]→ {escape(finding.fix)}[/]", highlight=False)
+            for check in checks:
+                mark = GOOD if check.ok else BROKEN if check.broken else LACKING
+                console.print(f"  {mark} {escape(check.name)}: {escape(check.found)}", highlight=False)
+                if not check.ok:
+                    console.print(f"      [dim]→ {escape(check.fix)}[/]", highlight=False)
         end = f"{found['broken']} to be mended" if found["broken"] else "nothing is broken"
         console.print(f"\n{end}. Next: `sage-grpo lab`, or `sage-grpo rehearse RECIPE`", highlight=False)
     if found["broken"]:

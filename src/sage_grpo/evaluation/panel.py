@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -174,12 +174,8 @@ def _why_masked(judge: Judge, videos: Videos) -> str:
 
 def joined(videos: Sequence[Videos]) -> Videos:
     """For scorers that compare: one batch, with sound where all have one of the same length, and rates alike."""
-    frames = torch.cat([one.frames for one in videos])
-    sounds = [one.sound for one in videos if one.sound is not None]
     kinds = {(one.frame_rate, one.sample_rate, one.sound.shape if one.sound is not None else None) for one in videos}
-    if len(kinds) > 1 or not sounds:
-        return Videos(frames)
-    return replace(videos[0], frames=frames, sound=torch.cat(sounds))
+    return Videos.joined(videos if len(kinds) == 1 else [Videos(one.frames) for one in videos])
 
 
 def _message(error: Exception) -> str:

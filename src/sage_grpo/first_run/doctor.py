@@ -5,19 +5,20 @@ import platform
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlparse
 
 from packaging.requirements import Requirement
 
 from sage_grpo.evaluation.catalogue import catalogue
-from sage_grpo.registry import packages_of
+from sage_grpo.files import nearest_folder
+from sage_grpo.first_run.check import Check
+from sage_grpo.registry import installed_version, packages_of
 
-State = Literal["ok", "optional", "broken"]
 OLDEST = (3, 11)
 LITTLE = 20e9  # bytes on disk: a checkpoint of adapters, samples and a report need less
 LITTLE_SHARED = 1e9  # bytes of /dev/shm, through which processes and loaders hand on tensors
@@ -26,80 +27,65 @@ PATIENCE = 3.0  # seconds for an answer of the hub
 EXTRAS = ("models", "serve", "parquet", "wandb", "trackio")  # scorers are told by themselves
 
 
-@dataclass(frozen=True)
-class Finding:
-    name: str
-    state: State
-    found: str
-    fix: str = ""
-
-
-def examine(folder: Path) -> dict[str, list[Finding]]:
+def examine(folder: Path) -> dict[str, list[Check]]:
     """By section. `folder` is where runs shall be written."""
-    sections: dict[str, Callable[[], Iterator[Finding]]] = {
+    sections: dict[str, Callable[[], Iterator[Check]]] = {
         "Software": software,
         "Devices": devices,
         "Room": lambda: room(folder),
         "Network": network,
         "Scorers": scorers,
     }
-    return {name: list(find()) for name, find in sections.items()}
+    return {name: list(look()) for name, look in sections.items()}
 
 
-def summary(sections: dict[str, list[Finding]]) -> dict[str, Any]:
+def summary(sections: Mapping[str, list[Check]]) -> dict[str, Any]:
     """As JSON, with the number of those that must be mended."""
-    found = {name: [asdict(finding) for finding in findings] for name, findings in sections.items()}
-    broken = sum(finding.state == "broken" for findings in sections.values() for finding in findings)
-    return {"sections": found, "broken": broken}
-
-
-def judge(name: str, good: bool, found: str, fix: str, otherwise: State = "broken") -> Finding:
-    return Finding(name, "ok", found) if good else Finding(name, otherwise, found, fix)
+    found = {name: [asdict(check) for check in checks] for name, checks in sections.items()}
+    return {"sections": found, "broken": sum(check.broken for checks in sections.values() for check in checks)}
 
 
 # Software --------------------------------------------------------------------------------------------------------
 
 
-def software() -> Iterator[Finding]:
+def software() -> Iterator[Check]:
     here = platform.python_version()
     wanted = ".".join(map(str, OLDEST))
     newer = tuple(map(int, platform.python_version_tuple()[:2])) >= OLDEST
-    yield judge("Python", newer, here, f"install Python {wanted} or newer")
-    for line in requires("sage-grpo") or ():
+    yield Check("Python", newer, here, f"install Python {wanted} or newer")
+    try:
+        lines = requires("sage-grpo") or []
+    except PackageNotFoundError:
+        lines = []
+        yield Check("sage-grpo", False, "runs from a folder, and is not installed", "pip install .", needed=False)
+    for line in lines:
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            finding = package(requirement)
-            if finding.state != "ok" or requirement.name == "torch":
-                yield finding
+            check = package(requirement)
+            if not check.ok or requirement.name == "torch":
+                yield check
     for extra in EXTRAS:
-        missing = [name for name in packages_of(extra) if installed(name) is None]
+        missing = [name for name in packages_of(extra) if installed_version(name) is None]
         line = f"pip install 'sage-grpo[{extra}]'"
-        yield judge(f"extra {extra}", not missing, f"no {missing[0]}" if missing else "installed", line, "optional")
+        yield Check(f"extra {extra}", not missing, f"no {missing[0]}" if missing else "installed", line, needed=False)
     compiler = next((found for name in ("g++", "clang++") if (found := shutil.which(name))), None)
     fix = "apt-get install g++, or leave tuning.compile off"
-    yield judge("compiler", compiler is not None, Path(compiler).name if compiler else "none", fix, "optional")
+    yield Check("compiler", compiler is not None, Path(compiler).name if compiler else "none", fix, needed=False)
 
 
-def package(requirement: Requirement) -> Finding:
-    here = installed(requirement.name)
+def package(requirement: Requirement) -> Check:
+    here = installed_version(requirement.name)
     fix = f"pip install '{requirement.name}{requirement.specifier}'"
     if here is None:
-        return Finding(requirement.name, "broken", "not installed", fix)
+        return Check(requirement.name, False, "not installed", fix)
     good = requirement.specifier.contains(here, prereleases=True)
-    return judge(requirement.name, good, here, f"{fix} ({here} is not tested with this version)")
-
-
-def installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    return Check(requirement.name, good, here, f"{fix} ({here} is not tested with this version)")
 
 
 # Devices ---------------------------------------------------------------------------------------------------------
 
 
-def devices() -> Iterator[Finding]:
+def devices() -> Iterator[Check]:
     try:
         import torch  # noqa: PLC0415 - a broken one is found here, not when this file is read
 
@@ -108,79 +94,80 @@ def devices() -> Iterator[Finding]:
         from sage_grpo.first_run.machine import device_memory, device_name  # noqa: PLC0415
     except (ImportError, OSError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        yield Finding("torch", "broken", first, "pip install --force-reinstall torch")
+        yield Check("torch", False, first, "pip install --force-reinstall torch")
         return
     device = choose_device()
     built = torch.version.cuda or torch.version.hip
     if device == HOST:
         reason = f"torch is built for {built}, and finds none" if built else "torch is built for CPUs"
         fix = "check the driver with nvidia-smi" if built else "on a GPU machine install torch's CUDA build"
-        yield Finding("GPUs", "optional", f"none ({reason})", f"{fix}; the laboratory and rehearsals need none")
+        yield Check("GPUs", False, f"none ({reason})", f"{fix}; the laboratory and rehearsals need none", needed=False)
     else:
         count = torch.accelerator.device_count()
-        yield Finding("GPUs", "ok", f"{count} × {device_name(device)}, {device_memory(device) / 1e9:.0f} GB each")
+        yield Check("GPUs", True, f"{count} × {device_name(device)}, {device_memory(device) / 1e9:.0f} GB each")
         kind = torch.get_device_module(device)
-        fix = "tuning.precision=float32: this GPU has no bfloat16"
-        yield judge("bfloat16", bool(kind.is_bf16_supported()), "in hardware", fix, "optional")
+        fix = "tuning.precision=float32"
+        half = bool(kind.is_bf16_supported())
+        yield Check("bfloat16", half, "in hardware" if half else "not in hardware", fix, needed=False)
     names = sorted(backends())
     good = device == HOST or len(names) > 1
-    yield judge("processes", good, ", ".join(names), "install a build of torch with NCCL: more GPUs than one need it")
+    fix = "install a build of torch with NCCL: more GPUs than one need it"
+    yield Check("processes", good, ", ".join(names), fix, needed=False)
     rows = [row for row in attention_report(device) if not row["mask"]]
     works = [row["kernel"] for row in rows if row["equal"] is not None]
-    yield judge("attention", bool(works), ", ".join(works) or "none", "pip install --force-reinstall torch")
+    yield Check("attention", bool(works), ", ".join(works) or "none", "pip install --force-reinstall torch")
     memory = device_memory(HOST)
-    yield Finding("host", "ok", f"{os.cpu_count()} cores, {memory / 1e9:.0f} GB of memory")
+    yield Check("host", True, f"{os.cpu_count()} cores, {memory / 1e9:.0f} GB of memory")
 
 
 # Room ------------------------------------------------------------------------------------------------------------
 
 
-def room(folder: Path) -> Iterator[Finding]:
-    there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
-    name = f"folder {folder}"
+def room(folder: Path) -> Iterator[Check]:
+    there, name = nearest_folder(folder), f"folder {folder}"
     try:
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"0" * 4096)
             file.flush()
             os.fsync(file.fileno())
-        yield Finding(name, "ok", "can be written")
+        yield Check(name, True, "can be written")
     except OSError as error:
         fix = f"give another one: sage-grpo doctor --folder DIR, run.out=DIR (or chmod u+w {there})"
-        yield Finding(name, "broken", error.strerror or str(error), fix)
+        yield Check(name, False, error.strerror or str(error), fix)
     free = shutil.disk_usage(there).free
-    yield judge("disk", free >= LITTLE, f"{free / 1e9:.1f} GB free", "free some, or choose another folder", "optional")
+    yield Check("disk", free >= LITTLE, f"{free / 1e9:.1f} GB free", "free some, or choose another", needed=False)
     shared = Path("/dev/shm")
     if shared.exists():
         size = shutil.disk_usage(shared).total
         fix = "docker run --shm-size=8g …: processes of one machine talk through it"
-        yield judge("shared memory", size >= LITTLE_SHARED, f"{size / 1e9:.1f} GB", fix, "optional")
+        yield Check("shared memory", size >= LITTLE_SHARED, f"{size / 1e9:.1f} GB", fix, needed=False)
 
 
 # Network ---------------------------------------------------------------------------------------------------------
 
 
-def network() -> Iterator[Finding]:
+def network() -> Iterator[Check]:
     yield port(int(os.environ.get("MASTER_PORT", PORT)))
     try:
         from huggingface_hub import constants, get_token  # noqa: PLC0415 - comes with the extra `models`
     except ImportError:
-        yield Finding("hub", "optional", "no library for it", "pip install 'sage-grpo[models]'")
+        yield Check("hub", False, "no library for it", "pip install 'sage-grpo[models]'", needed=False)
         return
     token = get_token() is not None
-    yield judge("hub token", token, "found" if token else "none", "HF_TOKEN=…, for checkpoints that ask", "optional")
+    yield Check("hub token", token, "found" if token else "none", "HF_TOKEN=…, for checkpoints that ask", needed=False)
     if constants.HF_HUB_OFFLINE:
-        yield Finding("hub", "optional", "switched off (HF_HUB_OFFLINE)", "unset HF_HUB_OFFLINE to download weights")
+        yield Check("hub", False, "switched off (HF_HUB_OFFLINE)", "unset it to download weights", needed=False)
         return
     address = urlparse(constants.ENDPOINT)
     try:
         socket.create_connection((address.hostname or "", address.port or 443), PATIENCE).close()
-        yield Finding("hub", "ok", "answers")
+        yield Check("hub", True, "answers")
     except OSError as error:
         fix = "set HTTPS_PROXY or HF_ENDPOINT, or copy checkpoints and name their folder (model.path)"
-        yield Finding("hub", "optional", f"does not answer ({error.strerror or error})", fix)
+        yield Check("hub", False, f"does not answer ({error.strerror or error})", fix, needed=False)
 
 
-def port(number: int) -> Finding:
+def port(number: int) -> Check:
     """Whether processes can meet there."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as free:
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -189,20 +176,20 @@ def port(number: int) -> Finding:
             free.listen(1)
         except OSError as error:
             fix = f"torchrun --master-port={number + 1}, or --standalone on one machine"
-            return Finding(f"port {number}", "optional", error.strerror or str(error), fix)
-    return Finding(f"port {number}", "ok", "free for torchrun")
+            return Check(f"port {number}", False, error.strerror or str(error), fix, needed=False)
+    return Check(f"port {number}", True, "free for torchrun")
 
 
 # Scorers ---------------------------------------------------------------------------------------------------------
 
 
-def scorers() -> Iterator[Finding]:
+def scorers() -> Iterator[Check]:
     for entry in catalogue():
         if entry.laboratory:
             continue
         if entry.missing:
-            yield Finding(entry.name, "optional", f"no {entry.missing}", entry.install or "")
+            yield Check(entry.name, False, f"no {entry.missing}", entry.install or "", needed=False)
         elif entry.required:
-            yield Finding(entry.name, "ok", f"installed; a recipe gives it {', '.join(entry.required)}")
+            yield Check(entry.name, True, f"installed; a recipe gives it {', '.join(entry.required)}")
         else:
-            yield Finding(entry.name, "ok", "weights come from the hub" if entry.downloads else "ready")
+            yield Check(entry.name, True, "weights come from the hub" if entry.downloads else "ready")

@@ -3,26 +3,19 @@
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from sage_grpo.config import ConfigError, RecipeConfig
 from sage_grpo.distributed.device import HOST, choose_device
+from sage_grpo.files import nearest_folder
+from sage_grpo.first_run.check import Check
 from sage_grpo.plan.memory import Memory
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.training import build
 
 ROOM = 0.92  # of a device's memory that a plan may use
-
-
-@dataclass(frozen=True)
-class Check:
-    name: str
-    ok: bool
-    found: str
-    fix: str = ""
 
 
 def machine_checks(config: RecipeConfig, plan: Memory, disk: float) -> Iterator[Check]:
@@ -71,12 +64,6 @@ def files_checks(config: RecipeConfig) -> Iterator[Check]:
         yield Check("rewards", True, ", ".join(entry.type for entry in config.rewards))
     except (ConfigError, RewardError, OSError) as error:
         yield Check("rewards", False, str(error).splitlines()[0], "see docs/rewards.md")
-
-
-def nearest_folder(path: Path) -> Path:
-    """The folder, or the first one above it that is there."""
-    path = path.absolute()
-    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def device_name(device: torch.device) -> str:

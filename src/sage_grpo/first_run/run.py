@@ -13,7 +13,8 @@ from sage_grpo.distributed.launch import ProcessFailure, launch
 from sage_grpo.files import atomic_write
 from sage_grpo.first_run import iterations
 from sage_grpo.first_run.attention import attention_report
-from sage_grpo.first_run.machine import Check, device_name, files_checks, machine_checks
+from sage_grpo.first_run.check import Check
+from sage_grpo.first_run.machine import device_name, files_checks, machine_checks
 from sage_grpo.plan.calibration import Calibration, calibrate, write_calibration
 from sage_grpo.plan.estimate import Plan, estimate
 from sage_grpo.plan.hardware import GPUS, find_gpu

@@ -1,4 +1,4 @@
-"""What the reports of both worlds have in common: shares and rows before and after, progress, curves."""
+"""What the reports of all worlds have in common: shares and rows before and after, progress, curves."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from sage_grpo.report.svg import Curve
+from sage_grpo.report.svg import Chart, Curve
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.statistics import effect, share
 from sage_grpo.training.trackers import read_metrics
@@ -80,3 +80,21 @@ def curve_reader(folder: str) -> Callable[[str, str], Curve]:
         return Curve(name, [row["step"] for row in rows], [row[key] for row in rows])
 
     return curve
+
+
+def policy_charts(curve: Callable[[str, str], Curve]) -> list[Chart]:
+    """How far it went from where it was."""
+    return [
+        Chart(
+            "Distance of the policy",
+            "iteration",
+            "KL per element",
+            [curve("kl_moving", "to the moving anchor"), curve("drift/kl_initial", "to the initial policy")],
+        ),
+        Chart(
+            "Drift, relative to the start",
+            "iteration",
+            "ratio",
+            [curve("drift/base_error", "base model's error"), curve("drift/diversity", "diversity in a group")],
+        ),
+    ]

@@ -208,7 +208,13 @@ class LabModel(VideoModel):
                 "leave model.path out for the checkpoint that ships, or make one by `sage-grpo lab pretrain`"
             )
         module = cls.network(**config["architecture"])
-        module.load_state_dict(load_file(folder / "model.safetensors"))
+        try:
+            module.load_state_dict(load_file(folder / "model.safetensors"))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"{folder} is the checkpoint of another world than {cls.world}; leave model.path out for the one that "
+                f"ships, or make one by `sage-grpo lab pretrain --world {cls.world}`"
+            ) from error
         autoencoder = Autoencoder(**config["autoencoder"])
         pictures = Path(str(files(cls.pictures) / "base")) if cls.pictures else folder
         autoencoder.load_state_dict(load_file(pictures / "autoencoder.safetensors"))

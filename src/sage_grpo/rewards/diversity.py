@@ -25,6 +25,7 @@ class DiversityReward(Reward):
     """Of each video its mean distance to the others of its prompt, from 0 for copies; a video alone is masked."""
 
     names = ("diversity",)
+    goes_with_videos = True
     groupwise = True
 
     def __init__(self, *, frames: int = 4, side: int = 256, device: str | None = None) -> None:

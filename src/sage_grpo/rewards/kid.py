@@ -118,6 +118,7 @@ class KIDMonitor(Reward):
     """Minus the distance, the same for all videos of a call: 0, the best, downwards."""
 
     names = ("kid",)
+    goes_with_videos = True
     monitor_only = "it judges all videos together, which says nothing of one"
 
     def __init__(self, reference: str, *, frames: int = 4, device: str | None = None) -> None:

@@ -5,12 +5,12 @@ import platform
 import subprocess
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
 from sage_grpo import __version__
+from sage_grpo.registry import installed_version
 from sage_grpo.runs.private import clean_command
 
 PACKAGES = (
@@ -39,7 +39,7 @@ def describe_environment() -> dict[str, Any]:
         "sage_grpo": __version__,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "packages": {name: installed for name in PACKAGES if (installed := _version(name))},
+        "packages": {name: installed for name in PACKAGES if (installed := installed_version(name))},
         "cuda": torch.version.cuda if cuda else None,
         "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else ["cpu"],
         "cpu_count": os.cpu_count(),
@@ -47,13 +47,6 @@ def describe_environment() -> dict[str, Any]:
         "command": clean_command(sys.argv),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _git_commit() -> str | None:

@@ -13,7 +13,15 @@ from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_rng
 from sage_grpo.files import atomic_write
-from sage_grpo.lab.comparison import Share, counting, curve_reader, diversity_row, most_telling, paired_rows
+from sage_grpo.lab.comparison import (
+    Share,
+    counting,
+    curve_reader,
+    diversity_row,
+    most_telling,
+    paired_rows,
+    policy_charts,
+)
 from sage_grpo.lab.digits.evaluate import Evaluation, evaluate, evaluate_run
 from sage_grpo.report.animation import Shown, before_after
 from sage_grpo.report.page import Headline, Page, PageTable, Picture, VideoPair, write_page
@@ -218,18 +226,7 @@ def make_page(result: TextResult, before: Evaluation, after: Evaluation, config:
             "share or standard deviation",
             [curve("reward/std", "standard deviation"), curve("zero_std_ratio", "groups without a difference")],
         ),
-        Chart(
-            "Distance of the policy",
-            "iteration",
-            "KL per element",
-            [curve("kl_moving", "to the moving anchor"), curve("drift/kl_initial", "to the initial policy")],
-        ),
-        Chart(
-            "Drift, relative to the start",
-            "iteration",
-            "ratio",
-            [curve("drift/base_error", "base model's error"), curve("drift/diversity", "diversity in a group")],
-        ),
+        *policy_charts(curve),
     ]
     pairs = [
         VideoPair(

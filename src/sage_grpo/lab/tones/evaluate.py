@@ -23,7 +23,7 @@ class Evaluation:
     """One row a video; rows of equal index share prompt and seed. Only `scores` were ever trained on."""
 
     pictures: shapes.Evaluation
-    sound: Videos
+    videos: Videos
     gap: Tensor  # octaves between what is heard and what the nearest real clip sounds like
     scores: Tensor
 

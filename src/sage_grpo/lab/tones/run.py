@@ -8,7 +8,15 @@ import torch
 from rich.console import Console
 
 from sage_grpo.config import RecipeConfig, load_recipe
-from sage_grpo.lab.comparison import Share, counting, curve_reader, diversity_row, most_telling, paired_rows
+from sage_grpo.lab.comparison import (
+    Share,
+    counting,
+    curve_reader,
+    diversity_row,
+    most_telling,
+    paired_rows,
+    policy_charts,
+)
 from sage_grpo.lab.tones.evaluate import NEAR, Evaluation, evaluate, evaluate_run
 from sage_grpo.report.page import Headline, Page, PageTable, VideoPair, write_page
 from sage_grpo.report.svg import Chart, Curve
@@ -141,18 +149,7 @@ def make_page(result: SoundResult, before: Evaluation, after: Evaluation, config
             note="Fresh videos in order of their gap: the curve shows how many are off, and by how much.",
         ),
         Chart("Reward of the rollouts", "iteration", "pitch", [curve("reward/mean", "reward")]),
-        Chart(
-            "Distance of the policy",
-            "iteration",
-            "KL per element",
-            [curve("kl_moving", "to the moving anchor"), curve("drift/kl_initial", "to the initial policy")],
-        ),
-        Chart(
-            "Drift, relative to the start",
-            "iteration",
-            "ratio",
-            [curve("drift/base_error", "base model's error"), curve("drift/diversity", "diversity in a group")],
-        ),
+        *policy_charts(curve),
     ]
     headlines = [
         Headline(
@@ -198,5 +195,5 @@ def make_page(result: SoundResult, before: Evaluation, after: Evaluation, config
 
 def heard(evaluation: Evaluation, i: int) -> bytes:
     """One video with its sound."""
-    videos = evaluation.sound
+    videos = evaluation.videos
     return mp4_bytes(videos.frames[i], videos.frame_rate, sound=sound_of(videos.sound, videos.sample_rate, i))
