@@ -13,7 +13,7 @@ ROUNDS ?= 24
 HOURS  ?= 2
 GROUPS ?= once four-times twice stale-1 stale-2 stale-4 guided text
 
-.PHONY: setup quick check lint format types test sweeps bare docs configuration figures trust-regions lab claims efficiency eval audit chaos chaos-alone fleet-chaos soak fleet-speed report-pictures plan-check plan-all same-weights overhead peers wheel sbom licences audit-dependencies clean
+.PHONY: setup quick check lint format types test sweeps bare prose docs configuration figures trust-regions lab claims efficiency eval audit chaos chaos-alone fleet-chaos soak fleet-speed report-pictures plan-check plan-all same-weights overhead peers wheel sbom licences audit-dependencies clean
 setup:            ## virtual environment with the pinned versions
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install torch==2.13.0
@@ -53,6 +53,9 @@ bare:             ## the quick tests where only the package and pytest are insta
 	$(BARE)/bin/pip install --quiet -c constraints.txt --no-build-isolation -e . pytest
 	$(BARE)/bin/pytest -m '' --collect-only -qq
 	$(MAKE) quick PYTHON=$(BARE)/bin/python
+
+prose:            ## pages, help texts and messages against docs/style.yaml
+	$(RUN) -m pytest -q tests/documentation/test_prose.py
 
 docs:             ## the documentation as a site: open site/index.html
 	$(BIN)/zensical build --clean --strict

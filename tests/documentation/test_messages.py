@@ -1,29 +1,16 @@
 """Every message that docs/troubleshooting.md quotes stands in the source, word for word."""
 
 import ast
-import re
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from documentation.blocks import ROOT, blocks
+from documentation.messages import GAP, template
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
 QUOTED = [line for block in blocks(PAGE) if block.language == "text" for line in block.code.splitlines() if line]
-GAP = "…"
-
-
-def template(node: ast.AST) -> str | None:
-    """A string of the source with … for what is filled in."""
-    if isinstance(node, ast.JoinedStr):
-        return "".join(str(part.value) if isinstance(part, ast.Constant) else GAP for part in node.values)
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return re.sub(r"%[-.\d]*[srdgf]", GAP, node.value)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        left, right = template(node.left), template(node.right)
-        return None if left is None and right is None else (left or GAP) + (right or GAP)
-    return None
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The audit of scorers that hear: spoilt sound is found where the truth is known, and is nothing to the others."""
+"""The audit of scorers that hear: degraded sound is found where the truth is known, and is nothing to the others."""
 
 import json
 
@@ -111,7 +111,7 @@ def test_those_that_do_not_hear_are_audited_as_without_the_others():
 
 
 def test_a_sum_with_a_part_that_hears_is_audited_on_spoilt_sound():
-    """What does not hear is as on the clip: of a spoilt sound the sum has the change of the part that hears."""
+    """What does not hear is as on the clip: of a degraded sound the sum has the change of the part that hears."""
     result = audit(CLIPS, Panel([judge(Sees(), 2.0), judge(Hears(), 3.0, 0.0)]), ["static"])
     for i, name in enumerate(SOUND_DEGRADATIONS, 2):
         for clip in result.clips:
@@ -127,7 +127,7 @@ def test_without_a_sound_it_is_masked_and_never_a_number():
     never = Clip("never", Prompt("x"), lambda: moving_from(5))
     result = audit([silent, never], Panel([judge(Sees()), judge(Hears())]), ["static"])
     assert result.scored == ["light"]
-    assert result.masked["loud"] == {"it has no sound": 4}  # two clips and their copies; there is no sound to spoil
+    assert result.masked["loud"] == {"it has no sound": 4}  # two clips and their copies; there is no sound to degrade
     assert result.heard == []
     assert markdown(result).count("| score |") == 1
 

@@ -1,4 +1,4 @@
-"""Each way to spoil a sound does what it says, and only that; and the clips that can be heard sound as they move."""
+"""Each way to degrade a sound does what it says, and only that; and the clips that can be heard sound as they move."""
 
 import numpy as np
 import pytest

@@ -191,7 +191,7 @@ def test_the_page_fits_eighty_columns():
 @pytest.mark.parametrize(
     ("version", "platform", "message"),
     [
-        ({"cuda": "12.6", "__version__": "2.13.0+cu126"}, "linux", "built for CUDA 12.6; use a virtual environment"),
+        ({"cuda": "12.6", "__version__": "2.13.0+cu126"}, "linux", "built for CUDA 12.6. Use a virtual environment"),
         ({"hip": "6.3", "__version__": "2.13.0+rocm"}, "linux", "built for HIP 6.3"),
         ({}, "darwin", "only tried on Linux"),
     ],

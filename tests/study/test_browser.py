@@ -133,7 +133,7 @@ class Person:
         return max(SOURCES, key=lambda name: mean[list(SOURCES).index(name)]), sum(spread) / 3
 
     def choices(self):
-        """Sides for the three dimensions: by colour, or of two alike the one that is not spoilt."""
+        """Sides for the three dimensions: by colour, or of two alike the one that is not degraded."""
         (left, calm_left), (right, calm_right) = self.see("left"), self.see("right")
         if left == right:
             whole = 48  # the spread of a clip as it was made; a flat copy has none, a noisy one more
@@ -239,7 +239,7 @@ def second_rater(person, study, running):
 
 
 def third_rater(person):
-    """A phone; tells the spoilt copies to be better."""
+    """A phone; tells the degraded copies to be better."""
     assert no_overflow(person.page)
     person.consent()
     assert no_overflow(person.page)

@@ -18,7 +18,7 @@ def doctor(
 ) -> None:
     """Say what this machine can do: software, GPUs, attention, disk, ports, hub and scorers, each with its fix.
 
-    A tick is good. An exclamation mark is something that you may do without. A cross must be mended, and ends the
+    A tick is good. An exclamation mark is something that you may do without. A cross must be fixed, and ends the
     command with 1. Nothing is downloaded or kept.
 
     Example: `sage-grpo doctor --folder /data/runs`

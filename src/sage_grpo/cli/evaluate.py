@@ -54,7 +54,7 @@ def evaluate(
     """Make videos with every source from the same prompts and seeds, score them, and compare in pairs.
 
     The untrained model of the first run is the base unless you name one: base=RECIPE. Columns are the rewards and
-    monitors of the recipes, and what --scorer and --scorers add. Stopped and called again, it goes on.
+    monitors of the recipes, and what --scorer and --scorers add. Stopped and called again, it continues.
 
     Several GPUs: `torchrun --nproc-per-node=8 -m sage_grpo eval …` shares the prompts.
 

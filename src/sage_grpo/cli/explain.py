@@ -34,9 +34,9 @@ def explain(
 ) -> None:
     """Show a kernel's table: the three numbers per step that the whole method follows from.
 
-    A step is x' = a·x + b·v + s·ε. The table shows the noise level σ, the noise s = √Σ that a step adds, the
-    weight |b| of the velocity, the gradient scale N = |b|/√Σ, and the equalizer S = median(N)/N that balances
-    it. With --order 2 a step is x' = a·x + b·v + e·x̂0₋ + s·ε, where x̂0₋ is the clean estimate of the step before.
+    A step is x' = a·x + b·v + s·ε. The table shows the noise level σ, the noise s = √Σ that a step adds, and the
+    weight |b| of the velocity. N = |b|/√Σ is the gradient scale, and S = median(N)/N the equalizer that balances it.
+    With --order 2 a step is x' = a·x + b·v + e·x̂0₋ + s·ε, where x̂0₋ is the clean estimate of the step before.
 
     Example: `sage-grpo explain --kernel sage --steps 20 --shift 5 --eta 0.7 --plot kernels.png`
     """

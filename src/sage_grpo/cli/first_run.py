@@ -22,9 +22,9 @@ def first_run(
 ) -> None:
     """Run a few real iterations of a recipe on this machine, and write one report that can be sent back.
 
-    Looks at devices, memory, disk, checkpoint, prompts and rewards; asks every attention kernel whether it gives the
-    same bits with and without gradient; runs the iterations with as many processes as the recipe has; times each phase,
-    and calibrates the plan. The report names no person and no machine.
+    Looks at devices, memory, disk, checkpoint, prompts and rewards. Asks every attention kernel whether it gives the
+    same bits with and without gradient. Then runs the iterations with as many processes as the recipe has, times each
+    phase, and calibrates the plan. The report names no person and no machine.
 
     Example: `sage-grpo first-run wan-1.3b-24gb-lora prompts.path=prompts.txt`
     """

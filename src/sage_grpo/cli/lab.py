@@ -13,7 +13,7 @@ from sage_grpo.cli.errors import user_errors
 
 
 def one_thread() -> None:
-    """The laboratory's matrices are small: two threads gain little, and beside a busy core they wait for each other."""
+    """The laboratory's matrices are small: a second thread gains little, and waits where cores are busy."""
     import torch
 
     torch.set_num_threads(1)
@@ -36,7 +36,7 @@ def lab(
     """Train a small real video generator in minutes, without a GPU, and see what improved.
 
     Writes report.html with videos before and after, and before_after.webp to show around. If interrupted, the same
-    command goes on.
+    command continues.
 
     Example: `sage-grpo lab --out runs/lab`
     """
@@ -81,7 +81,7 @@ def text(
     """Teach a small video generator to write numbers, with real OCR as its reward, without a GPU.
 
     Compares before and after on numbers that no training saw, and writes report.html with videos of both.
-    If interrupted, the same command goes on. docs/text-rendering.md names its CPU minutes and what to expect.
+    If interrupted, the same command continues. docs/text-rendering.md names its CPU minutes and what to expect.
 
     Example: `sage-grpo lab text --out runs/text`
     """
@@ -130,7 +130,7 @@ def sound(
     """Teach a small generator of video and sound to let both fit, with a reward that listens, without a GPU.
 
     Compares before and after on fresh videos, and writes report.html with videos of both, with their sound. If
-    interrupted, the same command goes on.
+    interrupted, the same command continues.
 
     Example: `sage-grpo lab sound --out runs/sound`
     """
@@ -197,7 +197,7 @@ def reproduce(
 ) -> None:
     """Check the paper's claims: every experiment over several seeds, each claim with its interval and verdict.
 
-    Takes CPU hours (docs/claims.md names them). If killed, the same command goes on where it was.
+    Takes CPU hours (docs/claims.md names them). If killed, the same command continues.
 
     Example: `sage-grpo lab reproduce --out runs/claims --seeds 10`
     """
@@ -222,14 +222,14 @@ def efficiency(
     out: Annotated[Path, typer.Option(help="Folder for runs, results.json, efficiency.md and the figure.")],
     seeds: Annotated[int, typer.Option(min=2, help="Seeds of every setting.")] = 10,
     samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate the end of each run on.")] = 240,
-    only: Annotated[list[str] | None, typer.Option(help="This setting, beside the paper's choices.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="This setting, next to the paper's choices.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measure what each saving brings: passes of the network until a run is as good as the paper's choices.
 
     Learning rates are found by the same small search for every setting, on seeds of their own. Takes CPU hours
-    (docs/efficiency.md names them). If killed, the same command goes on where it was.
+    (docs/efficiency.md names them). If killed, the same command continues.
 
     Example: `sage-grpo lab efficiency --out runs/efficiency --seeds 10 --only fast`
     """
@@ -257,7 +257,7 @@ def compare(
     out: Annotated[Path, typer.Option(help="Folder for runs, results.json, compare.md and figures.")],
     seeds: Annotated[int, typer.Option(min=2, help="Seeds of every objective.")] = 10,
     samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate the end of each run on.")] = 240,
-    only: Annotated[list[str] | None, typer.Option(help="This objective, beside grpo.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="This objective, next to grpo.")] = None,
     group: Annotated[
         list[str] | None,
         typer.Option(
@@ -270,7 +270,7 @@ def compare(
 ) -> None:
     """Compare objectives at equal passes of the network, with settings found by the same search for each.
 
-    Takes CPU hours (docs/objectives.md names them). If killed, the same command goes on where it was.
+    Takes CPU hours (docs/objectives.md names them). If killed, the same command continues.
 
     Example: `sage-grpo lab compare --out runs/compare --seeds 10 --only nft`
     """

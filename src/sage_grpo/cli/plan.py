@@ -81,7 +81,7 @@ def plan(
 
 
 def checked(recipe: str, changes: list[str], *, as_json: bool) -> RecipeConfig:
-    """The recipe, if its layout works; else the nearest layouts that do are told."""
+    """The recipe, if its layout works; else an error that names the nearest layouts that do."""
     import json
 
     from sage_grpo.config import ConfigError, load_recipe

@@ -24,7 +24,7 @@ def rehearse(
         typer.Option(
             "--full-size",
             help="The real number of weights, random ones, with a tiny video: memory and seconds of loading, "
-            "training, saving, resuming and exporting, beside the plan. Needs the memory.",
+            "training, saving, resuming and exporting, next to the plan. Needs the memory.",
         ),
     ] = False,
     fake_cuda: Annotated[

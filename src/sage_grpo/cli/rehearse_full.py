@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def rehearse_full(recipe: Path, overrides: list[str], out: Path | None, as_json: bool) -> None:
-    """Memory and seconds of loading, training, resuming and exporting, beside the plan."""
+    """Memory and seconds of loading, training, resuming and exporting, next to the plan."""
     import json
     import tempfile
     from contextlib import nullcontext

@@ -27,11 +27,11 @@ def audit(
     megapixels: Annotated[float, MEGAPIXELS] = 200.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Find out how scorers are gamed: score clips and spoilt copies of them (static, blurred, shuffled, …).
+    """Find out how scorers are gamed: score clips and degraded copies of them (static, blurred, shuffled, …).
 
-    A change is told in spreads, the standard deviation of the score over the clips as they are. *Gamed by*: copies that
-    surely score higher. *Blind to*: copies that score neither surely higher nor lower. With --rewards and several
-    scores, their weighted sum is audited too. Scorers that hear are also asked about spoilt sound (muted, late, …).
+    A change is given in spreads, the standard deviation of the score over the clips as they are. *Gamed by*: copies
+    that surely score higher. *Blind to*: copies that score neither surely higher nor lower. With --rewards and several
+    scores, their weighted sum is audited too. Scorers that hear are also asked about degraded sound (muted, late, …).
 
     Example: `sage-grpo rewards audit --reward motion --reward sharpness --out audit`
     """
@@ -110,7 +110,7 @@ def _sheet(path: Path, clip: Clip, seed: int) -> None:
 
     frames = clip.load()
     rows = [("as it is", frames), *((name, degrade(name, frames, seed)) for name in DEGRADATIONS)]
-    contact_sheet(path, rows, columns=6, title=f"{clip.name} and its spoilt copies")
+    contact_sheet(path, rows, columns=6, title=f"{clip.name} and its degraded copies")
 
 
 def _sounds(path: Path, clip: Clip, seed: int) -> str:
@@ -123,7 +123,7 @@ def _sounds(path: Path, clip: Clip, seed: int) -> str:
         return ""
     wave, rate = videos.sound[0], videos.sample_rate
     copies = [(name, degrade_sound(name, wave, rate, seed)) for name in SOUND_DEGRADATIONS]
-    draw_sounds(path, [("as it is", wave), *copies], rate, f"{clip.name}: its sound and spoilt copies")
+    draw_sounds(path, [("as it is", wave), *copies], rate, f"{clip.name}: its sound and degraded copies")
     return f"; and sound like: {path}"
 
 

@@ -20,7 +20,7 @@ REWARDS = typer.Option("--rewards", help="YAML with `rewards:` as in a recipe, o
 PROMPTS = typer.Option(
     "--prompts",
     help="txt, jsonl, csv or parquet; rows find their video by its name in a column `file` (in txt: before a tab), "
-    "or by a file named after the prompt. Without it: the .txt beside each video.",
+    "or by a file named after the prompt. Without it: the .txt next to each video.",
 )
 MEGAPIXELS = typer.Option(
     "--megapixels", min=0.001, help="Frames × width × height, in millions, above which a video is not decoded."

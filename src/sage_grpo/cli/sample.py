@@ -17,7 +17,7 @@ def sample(
     out: Annotated[Path, typer.Option(help="Folder for videos and contact sheet.")] = Path("samples"),
     seed: Annotated[int, typer.Option(help="Prompt i gets seed + i.")] = 0,
     count: Annotated[int, typer.Option(help="Without --prompt: how many of the recipe's own prompts.", min=1)] = 4,
-    compare: Annotated[bool, typer.Option("--compare", help="The untrained model beside it, same seeds.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="The untrained model next to it, same seeds.")] = False,
     last: Annotated[bool, typer.Option("--last", help="The last weights, even if the run averaged them.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the files as JSON.")] = False,
 ) -> None:

@@ -51,7 +51,7 @@ def run(
         bool, typer.Option("--json", help="Print the address as JSON, and progress at the end.")
     ] = False,
 ) -> None:
-    """Ask raters, until Ctrl-C. Every answer is on the disk before the page goes on; a restart loses none.
+    """Ask raters, until Ctrl-C. Every answer is on the disk before the next page is shown; a restart loses none.
 
     Example: `sage-grpo study run study --raters 29`
     """
@@ -149,7 +149,7 @@ def results(
         print(json.dumps(figures.to_json(), ensure_ascii=False))
         return
     _tell(figures, console)
-    console.print(f"Everything: {target / 'results.html'}, results.md and results.json beside it", highlight=False)
+    console.print(f"Everything: {target / 'results.html'}, results.md and results.json next to it", highlight=False)
 
 
 def _tell(figures: StudyResults, console: Console) -> None:

@@ -19,7 +19,7 @@ def make(
         list[str] | None, typer.Option(help="name=folder of equally named mp4 files; once for each source.")
     ] = None,
     texts: Annotated[
-        Path | None, typer.Option(help="Prompts for --videos: txt, jsonl, csv; without it the .txt beside a video.")
+        Path | None, typer.Option(help="Prompts for --videos: txt, jsonl, csv; without it the .txt next to a video.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("study"),
     method: Annotated[str | None, typer.Option(help="Compare this source with each other.")] = None,

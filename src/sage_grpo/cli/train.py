@@ -20,7 +20,7 @@ def train(
 ) -> None:
     """Post-train a model as a recipe says, going on where an earlier run of the same folder stopped.
 
-    Ctrl-C finishes the iteration, saves and exits; the same command goes on from there.
+    Ctrl-C finishes the iteration, saves and exits; the same command continues from there.
 
     Several GPUs: `torchrun --nproc-per-node=8 -m sage_grpo train hunyuan15-8gpu-lora`
 

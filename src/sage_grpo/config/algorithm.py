@@ -109,7 +109,7 @@ class PolicyConfig(Settings):
     points: int | None = Field(
         None,
         ge=1,
-        description="noise levels at which an objective that noises videos anew asks for each; none for the others",
+        description="noise levels for each video, for an objective that adds fresh noise; none for the others",
     )
     clip: float | None = Field(
         None,

@@ -18,7 +18,7 @@ class ScorerConfig(Settings):
     gpus: float = Field(0.0, ge=0, description="of each replica; 0.5 puts two on one GPU")
     batch: int = Field(8, ge=1, description="videos scored in one call, put together from several requests")
     batch_wait: float = Field(0.02, ge=0, description="seconds that a request waits for others to share its call")
-    queue: int = Field(64, ge=1, description="requests that wait for a replica; more are told to come again")
+    queue: int = Field(64, ge=1, description="requests that wait for a replica; further ones are asked to come again")
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:

@@ -27,7 +27,7 @@ class ModelConfig(Settings):
 class TuningConfig(Settings):
     """What is trained, and how it fits into memory."""
 
-    mode: Literal["full", "lora"] = Field("full", description="all weights, or low-rank adapters beside frozen ones")
+    mode: Literal["full", "lora"] = Field("full", description="all weights, or low-rank adapters on frozen ones")
     rank: int = Field(64, ge=1, description="of the adapters")
     alpha: float | None = Field(None, gt=0, description="adapters are scaled by alpha/rank; none means alpha = rank")
     targets: tuple[str, ...] | None = Field(None, description="layers with adapters; none means the model's list")
@@ -112,7 +112,7 @@ class RunConfig(Settings):
 
     out: str = Field("runs/latest", description="folder of the run")
     iterations: int = Field(100, ge=1, description="rollouts in all, each with its updates")
-    resume: Literal["auto", "never"] = Field("auto", description="`auto` goes on from the newest whole checkpoint")
+    resume: Literal["auto", "never"] = Field("auto", description="`auto` continues from the newest whole checkpoint")
     save_every: int = Field(10, ge=1, description="iterations between checkpoints")
     keep: int = Field(2, ge=1, description="checkpoints kept")
     checkpoints: str | None = Field(None, description="a folder or s3://bucket/folder; none means run.out/checkpoints")

@@ -171,8 +171,8 @@ class Saver:
         last = self.storage.steps()[-1:] or ["none"]
         raise CheckpointError(
             f"the checkpoint of iteration {step} could not be written to {self.storage.root}: {failure}; the last "
-            f"whole one is {last[0]}. Make room or name another place (run.checkpoints); the same command goes on from "
-            "there"
+            f"whole one is {last[0]}. Make room or name another place (run.checkpoints); the same command continues "
+            "from there"
         )
 
 

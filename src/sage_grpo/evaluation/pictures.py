@@ -1,4 +1,4 @@
-"""Pictures of scores: how they are distributed, and what they change by on spoilt copies."""
+"""Pictures of scores: how they are distributed, and what they change by on degraded copies."""
 
 import io
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ def cell_text(cell: Cell) -> str:
 
 
 def draw_audit(path: Path, result: AuditResult) -> None:
-    """A heat map: scores down, copies across, red where spoiling pays. Spoilt sound has one of its own below."""
+    """A heat map: scores down, copies across, red where degrading pays. Degraded sound has one of its own below."""
     parts = _parts(result)
     wide, high = max(len(names) for _, names in parts), [len(keys) for keys, _ in parts]
     inches = 0.46 * sum(high) + 2.3 + 1.5 * (len(parts) - 1)
@@ -92,18 +92,18 @@ def draw_audit(path: Path, result: AuditResult) -> None:
     bar.set_label("change, in spreads of the score")
     bar.outline.set_visible(False)
     axes[0].set_title(
-        f"What spoiling a clip does to its score ({len(result.clips)} clips; how many have the score in brackets)\n"
-        "▲ the spoilt copy scores higher: gamed    = neither surely higher nor lower: blind    no mark: lower, caught",
+        f"What degrading a clip does to its score ({len(result.clips)} clips; how many have the score in brackets)\n"
+        "▲ the copy scores higher: gamed    = neither surely higher nor lower: blind    no mark: lower, caught",
         fontsize=11,
         loc="left",
     )
     for ax in axes[1:]:
-        ax.set_title("What spoiling its sound does to scores that hear", fontsize=11, loc="left")
+        ax.set_title("What degrading its sound does to scores that hear", fontsize=11, loc="left")
     _save(figure, path)
 
 
 def _parts(result: AuditResult) -> list[tuple[list[str], list[str]]]:
-    """Scores and kinds of copies of each table: spoilt sound, which few are asked about, apart."""
+    """Scores and kinds of copies of each table: degraded sound, which few are asked about, apart."""
     heard = [(result.heard, result.sounds)] if result.heard else []
     return [(result.scored, result.degradations), *heard]
 

@@ -106,5 +106,5 @@ def _having(tasks: list[Task], tags: Sequence[str]) -> list[Task]:
         allowed.setdefault(key, set()).add(value)
     chosen = [task for task in tasks if all(task.tags.get(key) in values for key, values in allowed.items())]
     if not chosen:
-        raise ConfigError(f"no prompt has {' and '.join(tags)} at once; leave one out")
+        raise ConfigError(f"no prompt has {' and '.join(tags)} together; leave one out")
     return chosen

@@ -34,7 +34,7 @@ def check_build(version: dict[str, Any], platform: str = sys.platform) -> None:
         if built := version.get(toolkit.lower()):
             raise ConfigError(
                 f"--fake-cuda pretends a GPU on a CPU build of torch, and torch {version['__version__']} is built for "
-                f"{toolkit} {built}; use a virtual environment with the CPU build, or on a machine with a GPU "
+                f"{toolkit} {built}. Use a virtual environment with the CPU build, or on a machine with a GPU "
                 "the plain `sage-grpo rehearse`"
             )
 

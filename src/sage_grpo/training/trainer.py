@@ -231,7 +231,9 @@ class Trainer:
             if self.processes:  # asked together: the first process writes the log as soon as it begins
                 held = any(self.processes.everybody(held))
             if held:
-                raise ConfigError(f"{self.folder} holds a run already; use resume: auto to go on, or another run.out")
+                raise ConfigError(
+                    f"{self.folder} holds a run already; use resume: auto to continue, or another run.out"
+                )
             return False
         newest = load_newest(self.files.checkpoints(self.config), self.processes, self._sharded)
         if newest is None:
@@ -240,7 +242,9 @@ class Trainer:
         for problem in problems:
             self.console.print(f"[yellow]passed over a damaged checkpoint:[/] {problem}")
         if state["prompts"] != self.prompts.fingerprint:
-            raise ConfigError(f"the prompts are not those of {name}; restore them, or start anew with another run.out")
+            raise ConfigError(
+                f"the prompts are not those of {name}; restore them, or choose another run.out to start again"
+            )
         self.loop.load_state_dict(state["loop"])
         self.gauge.load_state_dict(state["parts"]["gauge"])
         self.random.load_state_dict(state["parts"].get("random", {}))  # older checkpoints have none

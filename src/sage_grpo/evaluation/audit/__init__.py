@@ -1,1 +1,1 @@
-"""How scores are gamed: clips against spoilt copies of themselves."""
+"""How scores are gamed: clips against degraded copies of themselves."""

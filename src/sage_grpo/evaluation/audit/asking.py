@@ -9,7 +9,7 @@ from statistics import fmean
 import numpy as np
 import numpy.typing as npt
 
-from sage_grpo.evaluation.audit.copies import Clip, spoilt
+from sage_grpo.evaluation.audit.copies import Clip, degraded
 from sage_grpo.evaluation.audit.degrade_sound import SOUND_DEGRADATIONS
 from sage_grpo.evaluation.clips import Unreadable
 from sage_grpo.evaluation.panel import Answer, Judge, Panel, ask, joined
@@ -36,7 +36,7 @@ class Sense:
 
 
 def senses_of(panel: Panel, names: Sequence[str]) -> list[Sense]:
-    """Spoilt sound is nothing to those that do not hear: they are not asked about it."""
+    """Degraded sound is nothing to those that do not hear: they are not asked about it."""
     deaf = Sense(False, [judge for judge in panel.judges if not judge.hears], list(names))
     hearing = Sense(True, [judge for judge in panel.judges if judge.hears], [*names, *SOUND_DEGRADATIONS])
     return [sense for sense in (deaf, hearing) if sense.judges]
@@ -75,7 +75,7 @@ def asked(
                 break
             for column, name in enumerate([None, *sense.kinds]):
                 tell(next(step), len(clips) * steps, f"{clip.name} {name or 'as it is'}")
-                if (copy := spoilt(name, videos, seed + i)) is None:
+                if (copy := degraded(name, videos, seed + i)) is None:
                     continue
                 for judge in sense.alone:
                     sheet.note(ask(judge, copy, [clip.prompt], unheard)[0], i, column)
@@ -88,7 +88,7 @@ def asked(
 
 
 def _compare(clips: Sequence[tuple[int, Clip]], sense: Sense, seed: int, megapixels: float, sheet: Sheet) -> None:
-    """Scorers that compare get all clips as the group of one prompt, all as they are or all spoilt alike.
+    """Scorers that compare get all clips as the group of one prompt, all as they are or all degraded alike.
 
     Its scores hang together, so the group's mean counts as one clip.
     """
@@ -103,7 +103,7 @@ def _compare(clips: Sequence[tuple[int, Clip]], sense: Sense, seed: int, megapix
         return
     prompts = [clips[0][1].prompt] * len(loaded)
     for column, name in enumerate([None, *sense.kinds]):
-        copies = [spoilt(name, videos, seed + i) for (i, _), videos in zip(clips, loaded, strict=True)]
+        copies = [degraded(name, videos, seed + i) for (i, _), videos in zip(clips, loaded, strict=True)]
         group = [copy for copy in copies if copy is not None]
         for judge in sense.together if len(group) == len(loaded) else []:
             answers = ask(judge, joined(group), prompts, unheard)

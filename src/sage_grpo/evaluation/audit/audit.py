@@ -1,4 +1,4 @@
-"""How each score is gamed: clips against spoilt copies of themselves, of their sound too for scores that hear.
+"""How each score is gamed: clips against degraded copies of themselves, of their sound too for scores that hear.
 
 A change is told in spreads: standard deviations of the score over the clips as they are, so that +1 is what separates
 an ordinary clip from a rather good one. Where clips do not differ, a small share of all that was seen stands in.
@@ -77,7 +77,7 @@ class AuditResult:
 
     @property
     def heard(self) -> list[str]:
-        """Scores that copies with a spoilt sound have."""
+        """Scores that copies with a degraded sound have."""
         having = {key: [name for name in self.sounds if name in self.cells[key]] for key in self.scored}
         return [key for key, names in having.items() if any(self.cells[key][name].clips for name in names)]
 
@@ -135,7 +135,7 @@ def audit(
     megapixels: float = MEGAPIXELS,
     tell: TellCount = no_count,
 ) -> AuditResult:
-    """Every scorer on every clip and every spoilt copy of it; those that hear on copies with a spoilt sound as well."""
+    """Every scorer on every clip and every degraded copy of it; those that hear on degraded sound as well."""
     names, keys = list(degradations or DEGRADATIONS), panel.keys
     senses = senses_of(panel, names)
     kinds = {key: sense.kinds for sense in senses for judge in sense.judges for key in judge.keys}
@@ -176,7 +176,7 @@ def audit(
 def _sum(values: dict[str, Values], weighted: Sequence[tuple[str, float]], advantages: bool) -> Values:
     """As the recipe adds them: scores as they are, or each in its own spread.
 
-    A score that does not hear is on a copy with a spoilt sound what it is on the clip.
+    A score that does not hear is on a copy with a degraded sound what it is on the clip.
     """
     units = {key: (spread_of(values[key]) or 1.0) if advantages else 1.0 for key, _ in weighted}
     whole = sum(abs(weight) for _, weight in weighted) or 1.0

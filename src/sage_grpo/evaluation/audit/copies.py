@@ -1,4 +1,4 @@
-"""A clip as scorers are shown it, and its spoilt copies."""
+"""A clip as scorers are shown it, and its degraded copies."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,8 +29,8 @@ class Clip:
         return Videos(self.load()[None]), ""
 
 
-def spoilt(name: str | None, videos: Videos, seed: int) -> Videos | None:
-    """A copy of one clip with its picture or its sound spoilt; none if there is no sound to spoil."""
+def degraded(name: str | None, videos: Videos, seed: int) -> Videos | None:
+    """A copy of one clip with its picture or its sound degraded; none if there is no sound to degrade."""
     if name is None:
         return videos
     if name in DEGRADATIONS:

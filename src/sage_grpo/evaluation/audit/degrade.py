@@ -1,4 +1,4 @@
-"""Ways to spoil a clip: what a sound score should fall on. A new one is one function under `@degradation`.
+"""Ways to degrade a clip: what a sound score should fall on. A new one is one function under `@degradation`.
 
 Each takes uint8 frames (F, H, W, 3) and gives as many of the same size. Sizes are relative to the shorter side, so that
 a copy looks as bad in 720p as in a thumbnail. Chance comes from the generator that is handed in.
@@ -22,7 +22,7 @@ def degradation(function: Degradation) -> Degradation:
 
 
 def degrade(name: str, frames: Tensor, seed: int = 0) -> Tensor:
-    """A spoilt copy; the frames stay as they are, and the same seed gives the same copy."""
+    """A degraded copy; the frames stay as they are, and the same seed gives the same copy."""
     if frames.dtype != torch.uint8 or frames.dim() != 4 or frames.shape[-1] != 3 or not frames.numel():
         raise ValueError(f"a clip is uint8 (frames, height, width, 3), not {frames.dtype} {tuple(frames.shape)}")
     return DEGRADATIONS[name](frames, torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""Ways to spoil a sound, each at a few strengths: what a score that hears should fall on. The pictures stay.
+"""Ways to degrade a sound, each at a few strengths: what a score that hears should fall on. The pictures stay.
 
 Each takes a wave (channels, samples) with its rate and gives one as long. Loudness is relative to the sound's own, so
 that a copy sounds as bad of a quiet clip as of a loud one. Chance comes from the generator that is handed in.
@@ -60,7 +60,7 @@ SOUND_DEGRADATIONS: dict[str, SoundDegradation] = {
 
 
 def degrade_sound(name: str, wave: Tensor, rate: int, seed: int = 0) -> Tensor:
-    """A spoilt copy; the wave stays as it is, and the same seed gives the same copy."""
+    """A degraded copy; the wave stays as it is, and the same seed gives the same copy."""
     if wave.dim() != 2 or not wave.is_floating_point() or not wave.numel():
         raise ValueError(f"a sound is floats (channels, samples), not {wave.dtype} {tuple(wave.shape)}")
     return SOUND_DEGRADATIONS[name](wave.float(), rate, torch.Generator().manual_seed(seed))

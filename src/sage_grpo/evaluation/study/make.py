@@ -1,4 +1,4 @@
-"""Makes a study out of videos: chooses prompts, strips what could tell a source, spoils copies for checks."""
+"""Makes a study out of videos: chooses prompts, strips what could tell a source, degrades copies for checks."""
 
 import io
 import json
@@ -130,7 +130,7 @@ def stripped(path: Path, data: bytes | None = None) -> bytes:
     return out.getvalue()
 
 
-def spoilt(path: Path, kind: str, seed: int) -> bytes:
+def degraded(path: Path, kind: str, seed: int) -> bytes:
     try:
         video = open_video(path)
     except Unreadable as error:
@@ -191,7 +191,7 @@ def make_study(
     tests = []
     for i, which in enumerate(np.resize(random.permutation(len(drawn)), checks)):
         original, name, kind = drawn[which], used[int(random.integers(len(used)))], SPOILT[i % len(SPOILT)]
-        copy = folder.keep(spoilt(original.version[name], kind, seed + i), f"check {i + 1}")
+        copy = folder.keep(degraded(original.version[name], kind, seed + i), f"check {i + 1}")
         tests.append(original.check(f"k{i:04}", name, copy, kind))
     odd = ", ".join(item.item.id for item in drawn if len({_shape(item.version[name]) for name in used}) > 1)
     plan = StudyPlan(
@@ -227,7 +227,7 @@ class DrawnItem:
         return self._comparison(key, self._clip(first), self._clip(second))
 
     def check(self, key: str, source: str, copy: str, kind: str) -> Comparison:
-        return self._comparison(key, self._clip(source), Clip(source="spoilt copy", video=copy), kind)
+        return self._comparison(key, self._clip(source), Clip(source="degraded copy", video=copy), kind)
 
     def _clip(self, source: str) -> Clip:
         return Clip(source=source, video=self.videos[source])
@@ -238,7 +238,7 @@ class DrawnItem:
 
 def _rule(first: str, max_failed: float) -> str:
     return (
-        f"An attention check is passed if the original is called better in {first!r} and its spoilt copy in no "
+        f"An attention check is passed if the original is called better in {first!r} and its degraded copy in no "
         f"dimension. Who answers no check, or fails more than {max_failed:.0%} of those answered, is left out; both "
         "results are told. A repeated pair counts once, as it was first shown."
     )

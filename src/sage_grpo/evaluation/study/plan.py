@@ -33,14 +33,14 @@ class Clip(Part):
 
 
 class Comparison(Part):
-    """Two videos of one prompt. Of an attention check the first is the original and the second its spoilt copy."""
+    """Two videos of one prompt. Of an attention check the first is the original and the second its degraded copy."""
 
     id: str
     prompt_id: str
     prompt: str
     first: Clip
     second: Clip
-    check: str = ""  # how the copy is spoilt
+    check: str = ""  # how the copy is degraded
 
 
 class StudyPlan(Part):

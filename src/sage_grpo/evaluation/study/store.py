@@ -123,7 +123,7 @@ def read_rater(path: Path, plan_hash: str, mend: bool = False) -> Rater | None:
         except ConfigError:
             raise
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path} line {i} is damaged ({error!r}); mend it, or remove the line") from error
+            raise ConfigError(f"{path} line {i} is damaged ({error!r}); fix it, or remove the line") from error
     return rater
 
 
@@ -228,7 +228,7 @@ class Store:
                 file.write(json.dumps(line.to_json()).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError:  # a full disk: what was half written must not spoil the next line
+        except OSError:  # a full disk: what was half written must not damage the next line
             if path.exists():
                 os.truncate(path, before)
             raise

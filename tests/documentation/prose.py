@@ -1,0 +1,95 @@
+"""Sentences of pages, help texts and messages, and what docs/style.yaml says of them."""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from documentation.blocks import ROOT
+from documentation.messages import GAP, template
+
+STYLE = ROOT / "docs" / "style.yaml"
+CODE = re.compile(r"`[^`]*`")
+END = re.compile(r"(?<=[.!?])[)*\"']*\s+(?=[^a-z\s])")
+FORMULA = re.compile(r"\$[^$]+\$|\\\(.+?\\\)")
+SHOWN = {"help", "description", "short_help", "epilog"}  # arguments that people read
+SPEAKS = re.compile(r"\w*(Error|Exception|Warning)|print|warn|Check|warning|fail|refuse\w*|say|tell")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    path: Path
+    line: int
+    text: str
+
+
+def sentences(path: Path, line: int, text: str) -> Iterator[Sentence]:
+    for part in END.split(text):
+        yield Sentence(path, line, part.strip())
+
+
+def page(path: Path) -> Iterator[Sentence]:
+    """All that is read on a page: its paragraphs, headings, lists, cells and alt texts, without code."""
+    source = re.sub(r"\A---\n.*?\n---\n", lambda found: "\n" * found[0].count("\n"), path.read_text(), flags=re.S)
+    line = 0
+    for token in MarkdownIt().enable("table").parse(source):
+        line = token.map[0] + 1 if token.map else line
+        if token.type == "inline":
+            yield from sentences(path, line, _plain(token))
+            for image in (child for child in token.children or () if child.type == "image"):
+                yield from sentences(path, line, image.content)
+
+
+def _plain(token: Token) -> str:
+    """A word for each piece of code or formula."""
+    said = {"text": lambda part: part.content, "code_inline": lambda part: GAP, "softbreak": lambda part: " "}
+    text = "".join(said[part.type](part) for part in token.children or () if part.type in said)
+    return FORMULA.sub(GAP, text)
+
+
+def module(path: Path) -> Iterator[Sentence]:
+    """The help texts and messages of a module."""
+    tree = ast.parse(path.read_text())
+    commands = path.parent.name == "cli"  # the docstring of a command is its help
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            for text in _said(node):
+                for line in (template(text) or "").splitlines():
+                    yield from sentences(path, text.lineno, CODE.sub(GAP, line))
+        elif commands and isinstance(node, ast.FunctionDef) and (help_text := ast.get_docstring(node)):
+            for paragraph in help_text.split("\n\n"):
+                yield from sentences(path, node.lineno, CODE.sub(GAP, paragraph))
+
+
+def _said(call: ast.Call) -> Iterator[ast.expr]:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if SPEAKS.fullmatch(name):
+        yield from call.args
+    yield from (keyword.value for keyword in call.keywords if keyword.arg in SHOWN)
+
+
+@cache
+def _style() -> tuple[int, list[tuple[re.Pattern[str], str]]]:
+    style = yaml.safe_load(STYLE.read_text())
+    rules = (style["terms"] | style["idiom"]).items()
+    return style["words_per_sentence"], [(re.compile(rf"\b({bad})\b", re.I), good) for bad, good in rules]
+
+
+def problems(found: Iterator[Sentence]) -> Iterator[str]:
+    """One line for each, with its place."""
+    longest, rules = _style()
+    for sentence in found:
+        place = f"{sentence.path.relative_to(ROOT)}:{sentence.line}"
+        words = [word for word in sentence.text.split() if re.search(r"[\w…]", word)]
+        if len(words) > longest:
+            yield f"{place}: {len(words)} words, {longest} at most: {sentence.text}"
+        for bad, good in rules:
+            for word in bad.finditer(sentence.text):
+                around = sentence.text[max(0, word.start() - 40) : word.end() + 40]
+                yield f"{place}: {word[0]!r}; write: {good}: {around}"

@@ -1,0 +1,48 @@
+"""Pages, help texts and messages are written as docs/style.yaml says."""
+
+import pytest
+
+from documentation.blocks import PAGES, ROOT
+from documentation.prose import Sentence, module, page, problems
+
+PROSE = [*PAGES, ROOT / "CHANGELOG.md"]
+MODULES = sorted((ROOT / "src").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_page(path):
+    assert not list(problems(page(path)))
+
+
+def test_help_texts_and_messages():
+    assert not [problem for path in MODULES for problem in problems(module(path))]
+
+
+@pytest.mark.parametrize(
+    ("planted", "seen"),
+    [
+        ("It simply works.", "'simply'"),
+        ("The run goes on where it was.", "'goes on'"),
+        ("A reward model says so.", "'reward model'"),
+        (" ".join(["word"] * 31) + ".", "31 words"),
+    ],
+)
+def test_a_planted_fault_is_seen(planted, seen):
+    (problem,) = problems(iter([Sentence(ROOT / "README.md", 1, planted)]))
+    assert seen in problem
+
+
+def test_a_page_is_read_without_its_code(tmp_path):
+    path = tmp_path / "page.md"
+    code, table, image = "```sh\nsimply run\n```\n", "| a |\n|---|\n| b |\n", "![Colours](a.png)\n"
+    path.write_text("\n".join(["Say `just this`. Then\nthat.\n", code, table, image]))
+    found = [(sentence.line, sentence.text) for sentence in page(path) if sentence.text]
+    assert found == [(1, "Say …."), (1, "Then that."), (8, "a"), (10, "b"), (12, "Colours")]
+
+
+def test_a_module_is_read_where_it_speaks(tmp_path):
+    path = tmp_path / "cli" / "command.py"
+    path.parent.mkdir()
+    lines = "def run(x):", '"""Does it."""', 'y = "not said"', 'raise ValueError(f"{x} is bad. Give `y`.")'
+    path.write_text("\n    ".join(lines))
+    assert [(found.line, found.text) for found in module(path)] == [(1, "Does it."), (4, "… is bad."), (4, "Give ….")]
