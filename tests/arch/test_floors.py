@@ -18,7 +18,7 @@ FLOORS = {
             ("training",),
             ("plan", "serve", "inference", "lab"),
             ("evaluation",),
-            ("rehearsal", "first_run"),
+            ("rehearsal", "first_run", "tune"),
             ("cli",),
             ("__main__",),
         ]

@@ -17,6 +17,7 @@ from sage_grpo.cli.report import report
 from sage_grpo.cli.sample import sample
 from sage_grpo.cli.serve import serve
 from sage_grpo.cli.train import train
+from sage_grpo.cli.tune import tune
 
 app = typer.Typer(
     name="sage-grpo",
@@ -50,6 +51,7 @@ def _root(
 app.add_typer(lab.app, name="lab")
 app.command()(doctor)
 app.command()(train)
+app.command()(tune)
 app.command()(plan)
 app.command()(report)
 app.command()(rehearse)

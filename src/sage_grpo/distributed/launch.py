@@ -1,4 +1,4 @@
-"""Several processes started from one: torchrun on this machine, watched until all have ended."""
+"""Processes started from one on this machine, by torchrun if there are several, and watched until all have ended."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,16 +20,31 @@ class ProcessFailure(UserError, RuntimeError):
 
 
 def launch(
-    processes: int, module: str, arguments: Sequence[str], folder: Path, look: Callable[[], None] = lambda: None
+    processes: int,
+    module: str,
+    arguments: Sequence[str],
+    folder: Path,
+    look: Callable[[], None] = lambda: None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    files: Sequence[int] = (),
 ) -> None:
-    """Run `python -m module` that many times; `look` is called now and then. What they print goes to a log."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    """Run `python -m module` that many times; `look` is called now and then. What they print goes to a log.
+
+    `environment` is added to this process's own, and `files` are descriptors that stay open in what is started.
+    """
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
+    command = [sys.executable, *torchrun]
     # what this process can import, the others can: a reward of the user's may lie beside the recipe
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    settings = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": paths}
+    settings = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": paths} | dict(environment or {})
     with (folder / LOG).open("wb") as log:
         started = subprocess.Popen(
-            [*command, "-m", module, *arguments], env=settings, stdout=log, stderr=subprocess.STDOUT
+            [*command, "-m", module, *arguments],
+            env=settings,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            pass_fds=files,
         )
         try:
             while started.poll() is None:

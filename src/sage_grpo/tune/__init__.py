@@ -1,0 +1,1 @@
+"""A search for settings: many short runs, fewer longer ones, one whole."""

@@ -1,0 +1,89 @@
+"""The runs of a search. Their folders are its whole state, so a search that was killed continues from them."""
+
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from threading import Event
+from typing import Any
+
+from sage_grpo.config import RecipeConfig, dump_recipe
+from sage_grpo.core.passes import forward_passes
+from sage_grpo.distributed.launch import ProcessFailure, launch
+from sage_grpo.files import atomic_write
+from sage_grpo.runs.folder import CHECKPOINTS, RunFolder
+from sage_grpo.runs.read import number, read_json
+from sage_grpo.training.trackers import read_metrics
+from sage_grpo.tune import one
+from sage_grpo.tune.halving import tail_mean
+
+PHASES = ("rollout", "score", "update")
+
+
+class Stopped(Exception):
+    """The search is to end; its runs have saved."""
+
+
+@dataclass
+class CandidateRun:
+    """One candidate's run, as far as it is."""
+
+    name: str
+    config: RecipeConfig
+    folder: Path
+    failure: str | None = None
+    passes_of_iteration: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.passes_of_iteration = forward_passes(self.config)
+
+    @property
+    def files(self) -> RunFolder:
+        return RunFolder(self.folder)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return read_metrics(self.files.log) if self.files.log.exists() else []
+
+    def last(self, key: str) -> float:
+        values = [number(row.get(key)) for row in self.rows()]
+        return next((value for value in reversed(values) if math.isfinite(value)), math.nan)
+
+    def reward(self, iterations: int) -> float:
+        """What it had reached after so many; nan if it has not come so far."""
+        rewards = [number(row.get("reward/mean")) for row in self.rows()[:iterations]]
+        return tail_mean(rewards) if len(rewards) >= iterations else math.nan
+
+    def seconds_per_pass(self) -> float:
+        """Without the first iteration, which warms up."""
+        seconds = [sum(number(row.get(f"seconds/{phase}")) for phase in PHASES) for row in self.rows()[1:]]
+        return median(seconds) / self.passes_of_iteration
+
+    def advance(self, iterations: int, stop: Event, lock: int, devices: Mapping[str, str] | None = None) -> None:
+        """Bring it to so many iterations, from wherever it is. A failure is written down, and ends only this run."""
+        if len(self.rows()) >= iterations:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        settings = {"out": str(self.folder), "iterations": iterations, "save_every": iterations, "keep": 1}
+        run = self.config.run.model_copy(update=settings | {"resume": "auto", "checkpoints": None, "trackers": ()})
+        atomic_write(self.folder / one.RECIPE, dump_recipe(self.config.model_copy(update={"run": run})).encode())
+
+        def look() -> None:
+            if stop.is_set():
+                raise Stopped
+
+        arguments = [str(self.folder), str(os.getpid())]
+        count = self.config.parallel.processes
+        try:
+            launch(count, one.__name__, arguments, self.folder, look, environment=devices, files=[lock])
+        except ProcessFailure as failure:
+            self.failure = str(failure)
+        if self.failure is None and (done := len(self.rows())) < iterations:
+            reason = (read_json(self.files.end) or {}).get("stop_reason")
+            self.failure = f"stopped after {done} of {iterations} iterations: {reason or 'nothing says why'}"
+
+    def forget_weights(self) -> None:
+        """Of a run that is out: its curves stay, its checkpoints would fill the disk."""
+        shutil.rmtree(self.folder / CHECKPOINTS, ignore_errors=True)

@@ -1,0 +1,234 @@
+"""`sage-grpo tune`: which settings of a recipe earn the most reward, for a fraction of what a grid costs."""
+
+import json
+import math
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, current_thread, main_thread
+from typing import Any
+
+from sage_grpo.config import ConfigError, dump_recipe, load_recipe
+from sage_grpo.files import atomic_write, write_json
+from sage_grpo.progress import Progress, no_progress
+from sage_grpo.tune.candidates import make_candidates, settings_of
+from sage_grpo.tune.halving import KEEP, Rung, Scores, best, cost, rungs, search, whole_within
+from sage_grpo.tune.lock import locked
+from sage_grpo.tune.runs import CandidateRun
+
+SEARCH, RESULT, BEST, RUNS = "search.json", "tune.json", "best.yaml", "runs"
+LEAST = 2  # iterations of the first rung: fewer are noise
+TIMED = 3  # iterations by which hours become passes
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What became of a candidate."""
+
+    name: str
+    folder: str
+    iterations: int
+    passes: float
+    rewards: list[float]  # at the end of each rung that it reached
+    kl: float
+    alarms: int
+    failure: str | None
+
+    @property
+    def reward(self) -> float:
+        return self.rewards[-1] if self.rewards else math.nan
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of a search."""
+
+    tried: list[Tried]  # best first
+    ladder: list[Rung]
+    passes: float  # that were made
+    grid: float  # passes of all candidates, had each run whole
+    recipe: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, which has no nan."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)), parse_constant=lambda name: None)
+        return plain
+
+
+class Search:
+    """The runs of one search, and how they climb from rung to rung."""
+
+    def __init__(self, runs: Sequence[CandidateRun], lock: int, stop: Event, workers: int, progress: Progress) -> None:
+        self.runs = {run.name: run for run in runs}
+        self.lock, self.stop, self.progress, self.workers = lock, stop, progress, workers
+        self.rewards: dict[str, list[float]] = {name: [] for name in self.runs}
+        processes = runs[0].config.parallel.processes
+        self.slots: SimpleQueue[dict[str, str]] = SimpleQueue()
+        for worker in range(workers):
+            self.slots.put(devices_of(worker, processes) if workers > 1 else {})
+
+    def iterations(self, name: str, rung: Rung) -> int:
+        return max(LEAST, round(rung.passes / self.runs[name].passes_of_iteration))
+
+    def climb(self, names: list[str], rung: Rung) -> Scores:
+        """Bring the named runs to the end of a rung, and give up the others."""
+        for name, run in self.runs.items():
+            if name not in names:
+                run.forget_weights()
+        goals = {name: self.iterations(name, rung) for name in names}
+        self.advance(goals, f"{len(names)} of {len(self.runs)} candidates")
+        scores = {name: self.runs[name].reward(goal) for name, goal in goals.items()}
+        if not best(scores, 1):
+            first = next((run.failure for run in self.runs.values() if run.failure), "no run has a reward")
+            raise ConfigError(f"every candidate failed; the first one: {first}")
+        for name, score in scores.items():
+            self.rewards[name].append(score)
+        return scores
+
+    def advance(self, goals: dict[str, int], what: str) -> None:
+        """Several at a time, as many as there are workers; raises what ends the search when all have saved."""
+        total = sum(goals.values())
+        with self.progress(what) as tell, ThreadPoolExecutor(self.workers) as pool:
+            waiting = {pool.submit(self._advance, name, goal) for name, goal in goals.items()}
+            try:
+                while waiting:
+                    ended, waiting = wait(waiting, timeout=1.0)
+                    for future in ended:
+                        future.result()
+                    done = {name: min(len(self.runs[name].rows()), goal) for name, goal in goals.items()}
+                    now = next((name for name, goal in goals.items() if done[name] < goal), "")
+                    tell(sum(done.values()), total, now)
+            except BaseException:
+                self.stop.set()
+                raise
+
+    def _advance(self, name: str, goal: int) -> None:
+        devices = self.slots.get()
+        try:
+            if not self.stop.is_set():
+                self.runs[name].advance(goal, self.stop, self.lock, devices)
+        finally:
+            self.slots.put(devices)
+
+    def seconds_per_pass(self) -> float:
+        """From a few iterations of the first candidate, which are the beginning of its run."""
+        run = next(iter(self.runs.values()))
+        self.advance({run.name: TIMED}, "timing")
+        if run.failure:
+            raise ConfigError(f"{run.name} failed: {run.failure}")
+        return run.seconds_per_pass()
+
+    def outcome(self) -> list[Tried]:
+        """Those that went further first, and among them those with more reward."""
+        tried = [
+            Tried(
+                name=run.name,
+                folder=str(run.folder),
+                iterations=(count := len(run.rows())),
+                passes=count * run.passes_of_iteration,
+                rewards=self.rewards[run.name],
+                kl=run.last("approx_kl"),
+                alarms=sum(row.get("drift/alarms") or 0 for row in run.rows()),
+                failure=run.failure,
+            )
+            for run in self.runs.values()
+        ]
+        return sorted(tried, key=lambda t: (-len(t.rewards), -t.reward if math.isfinite(t.reward) else math.inf))
+
+
+def devices_of(worker: int, processes: int) -> dict[str, str]:
+    """GPUs of its own for each run that goes on next to others."""
+    return {"CUDA_VISIBLE_DEVICES": ",".join(str(worker * processes + i) for i in range(processes))}
+
+
+def tune(
+    source: str | Path,
+    overrides: Sequence[str],
+    tried: Sequence[str],
+    folder: Path,
+    *,
+    passes: float | None = None,
+    hours: float | None = None,
+    keep: int = KEEP,
+    workers: int = 1,
+    progress: Progress = no_progress,
+) -> Found:
+    """Search, and write what was found into `folder`. The budget is of the whole search; none: the recipe's own run.
+
+    Raises:
+        ConfigError: If the recipe, a candidate or the budget is wrong, or the folder holds another search.
+    """
+    candidates = make_candidates(source, overrides, tried)
+    runs = [CandidateRun(c.name, settings_of(source, overrides, c), folder / RUNS / c.folder) for c in candidates]
+    own = load_recipe(source, list(overrides))
+    asked = {"recipe": dump_recipe(own), "candidates": [c.name for c in candidates], "keep": keep}
+    budget = {"passes": passes, "hours": hours}
+    with locked(folder, lambda text: None) as lock, stopping() as stop:
+        before = checked(folder, asked)
+        climbing = Search(runs, lock, stop, workers, progress)
+        if before.get("budget") == budget:
+            whole = before["whole"]
+        else:
+            whole = whole_run(climbing, own.run.iterations, passes, hours, keep)
+        ladder = rungs(len(runs), whole, keep)
+        check_first(ladder, runs)
+        write_json(folder / SEARCH, asked | {"budget": budget, "whole": whole})
+        search(ladder, list(climbing.runs), climbing.climb)
+    rows = climbing.outcome()
+    winner = next(c for c in candidates if c.name == rows[0].name)
+    atomic_write(folder / BEST, dump_recipe(settings_of(source, overrides, winner)).encode())
+    found = Found(rows, ladder, sum(row.passes for row in rows), len(runs) * whole, str(folder / BEST))
+    write_json(folder / RESULT, found.as_dict())
+    return found
+
+
+def checked(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """What an earlier call wrote down; another search is refused."""
+    path = folder / SEARCH
+    before: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    if before and any(before.get(key) != value for key, value in asked.items()):
+        raise ConfigError(f"{folder} holds a search of another recipe or other candidates; choose another --out")
+    return before
+
+
+def whole_run(climbing: Search, iterations: int, passes: float | None, hours: float | None, keep: int) -> float:
+    """Passes of the run that wins."""
+    runs = list(climbing.runs.values())
+    if hours is not None:
+        passes = hours * 3600 * climbing.workers / climbing.seconds_per_pass()
+    if passes is None:
+        return iterations * runs[0].passes_of_iteration
+    return whole_within(passes, len(runs), keep)
+
+
+def check_first(ladder: Sequence[Rung], runs: Sequence[CandidateRun]) -> None:
+    """The first rung must be long enough to tell candidates apart."""
+    longest = max(run.passes_of_iteration for run in runs)
+    if ladder[0].passes < LEAST * longest:
+        least = math.ceil(cost(ladder) * LEAST * longest / ladder[0].passes)
+        raise ConfigError(
+            f"the budget is too small for {len(runs)} candidates: the first rung would be shorter than {LEAST} "
+            f"iterations. Give --passes {least} or more, or try fewer values"
+        )
+
+
+@contextmanager
+def stopping() -> Iterator[Event]:
+    """SIGTERM ends a search as Ctrl-C does: its runs save first."""
+    stop = Event()
+    if current_thread() is not main_thread():
+        yield stop
+        return
+
+    def handle(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
