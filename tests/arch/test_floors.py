@@ -16,9 +16,10 @@ FLOORS = {
             ("core", "registry", "runs", "videos"),
             ("models", "rewards", "data", "distributed", "weights", "report"),
             ("training",),
+            ("tune",),
             ("plan", "serve", "inference", "lab"),
             ("evaluation",),
-            ("rehearsal", "first_run", "tune"),
+            ("rehearsal", "first_run"),
             ("cli",),
             ("__main__",),
         ]

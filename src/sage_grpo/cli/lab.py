@@ -253,6 +253,43 @@ def efficiency(
 
 
 @app.command()
+def settings(
+    out: Annotated[Path, typer.Option(help="Folder for runs, results.json and figures.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of every value.")] = 3,
+    samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate the end of each run on.")] = 240,
+    workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Show what runs look like when a setting is too low or too high, and compare `tune` with a whole grid.
+
+    Takes half a CPU hour. If killed, the same command continues.
+
+    Example: `sage-grpo lab settings --out runs/settings`
+    """
+    from rich.console import Console
+
+    from sage_grpo.lab.settings import settings as run
+
+    console = Console(stderr=as_json)
+    one_thread()
+    found = run(out, seeds=seeds, samples=samples, workers=workers, console=console)
+    if as_json:
+        print(json.dumps(found))
+        return
+    for row in found["settings"]:
+        mean, low, high = row["ends"]["reward"]
+        console.print(
+            f"{row['setting']:<28} {row['value']:<10g} reward {mean:.3f} [{low:.3f}, {high:.3f}]", highlight=False
+        )
+    for row in found["tune"]:
+        console.print(
+            f"seed {row['seed']}: tune chooses {row['chosen']}, reward {row['reward']:.3f}; "
+            f"the best of the grid is {row['best']}, {row['best_reward']:.3f}",
+            highlight=False,
+        )
+
+
+@app.command()
 def compare(
     out: Annotated[Path, typer.Option(help="Folder for runs, results.json, compare.md and figures.")],
     seeds: Annotated[int, typer.Option(min=2, help="Seeds of every objective.")] = 10,

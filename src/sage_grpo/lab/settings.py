@@ -1,0 +1,182 @@
+"""`sage-grpo lab settings`: what runs look like when one of the settings that matter is too low or too high.
+
+The learning rates are those that `sage-grpo tune` tries by default, so its choice can be compared with a whole grid.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from sage_grpo.config import RecipeConfig, load_recipe
+from sage_grpo.core.passes import forward_passes
+from sage_grpo.files import draft_of, write_json
+from sage_grpo.lab.grid import Experiment, Job, run_grid
+from sage_grpo.statistics import effect
+from sage_grpo.tune.candidates import AROUND
+from sage_grpo.tune.halving import best, rungs, search, tail_mean
+
+RECIPE = "lab-paper-fast"
+KEPT = ("reward/mean", "reward/std", "approx_kl", "drift/base_error", "drift/diversity")
+MEASURED = ("reward", "accuracy", "distance", "diversity")
+SMOOTH = 12  # iterations that a point of a curve is the mean of
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Values of one setting, from too low to too high, and what goes along with each."""
+
+    key: str
+    title: str
+    values: tuple[float, ...]
+    along: tuple[tuple[str, ...], ...] = ()
+    drawn: tuple[int, ...] = ()  # places of the values that the figure shows; none for all
+
+    def overrides(self, place: int) -> tuple[str, ...]:
+        """None for the recipe's own value, so that its run is made once."""
+        changed = (f"{self.key}={self.values[place]:g}", *(self.along[place] if self.along else ()))
+        return () if load_recipe(RECIPE, list(changed)) == load_recipe(RECIPE) else changed
+
+
+def _around(rate: float) -> tuple[float, ...]:
+    return tuple(float(f"{rate * factor:.2g}") for factor in AROUND)
+
+
+BASE = load_recipe(RECIPE)
+RATE = Setting("optimizer.lr", "Learning rate", _around(BASE.optimizer.lr), drawn=(0, 2, 4, 6, 8))
+SETTINGS = (
+    RATE,
+    Setting(
+        "policy.prompts_per_iteration",
+        "Prompts an iteration, of eight videos each",
+        (1, 4, 16),
+        (("policy.batch_size=4",), (), ()),
+    ),
+    Setting("kl.high", "Weight of the KL", (0.005, 0.5, 50)),
+    Setting("sampling.eta", "Exploration η", (0.1, 0.7, 1.5)),
+    Setting("policy.num_iterations", "Updates of a rollout", (1, 4, 16)),
+)
+
+
+def iterations_of(config: RecipeConfig) -> int:
+    """As many passes as the recipe's own run."""
+    return round(BASE.run.iterations * forward_passes(BASE) / forward_passes(config))
+
+
+@dataclass(frozen=True)
+class SettingRun:
+    """A value of a setting, on one seed; as a `Run` of a grid."""
+
+    overrides: tuple[str, ...]
+    seed: int
+    samples: int
+    out: Path
+
+    @property
+    def job(self) -> Job:
+        iterations = iterations_of(load_recipe(RECIPE, list(self.overrides)))
+        experiment = Experiment(self.overrides, recipe=RECIPE)
+        return Job(
+            self.overrides[0] if self.overrides else "base", experiment, self.seed, iterations, self.samples, self.out
+        )
+
+    @property
+    def key(self) -> str:
+        return self.job.key
+
+    def run(self) -> dict[str, Any]:
+        result = self.job.run()
+        curves = {key: [value for _, value in points] for key, points in result["curves"].items() if key in KEPT}
+        return result | {"curves": curves, "alarms": len(result["alarms"])}
+
+
+def choice(runs: dict[str, Sequence[float]]) -> str:
+    """What successive halving chooses among runs whose rewards are known whole."""
+    length = min(len(rewards) for rewards in runs.values())
+    ladder = rungs(len(runs), length)
+    done = search(ladder, list(runs), lambda names, rung: {n: tail_mean(runs[n][: round(rung.passes)]) for n in names})
+    return best(done[-1], 1)[0]
+
+
+def settings(
+    out: Path, *, seeds: int = 3, samples: int = 240, workers: int | None = None, console: Console | None = None
+) -> dict[str, Any]:
+    """Run all values on all seeds; figures, results.json, and how far `tune` is from the best of the whole grid."""
+    values = {(setting.key, i): setting.overrides(i) for setting in SETTINGS for i in range(len(setting.values))}
+    asked = {(which, seed): SettingRun(values[which], seed, samples, out) for which in values for seed in range(seeds)}
+    jobs = list({run.key: run for run in asked.values()}.values())
+    made = dict(zip((job.key for job in jobs), run_grid(jobs, out, workers, console), strict=True))
+    done = {which: made[run.key] for which, run in asked.items()}
+    rows = []
+    for setting in SETTINGS:
+        runs = [[done[(setting.key, i), seed] for seed in range(seeds)] for i in range(len(setting.values))]
+        draw(setting, runs, out / f"{setting.key}.png")
+        for value, of_value in zip(setting.values, runs, strict=True):
+            ends = {name: [run["evaluation"][name] for run in of_value] for name in MEASURED}
+            rows.append({"setting": setting.key, "value": value, "ends": {k: _interval(v) for k, v in ends.items()}})
+    found = {"seeds": seeds, "samples": samples, "settings": rows, "tune": tuned(done, seeds)}
+    write_json(out / "results.json", found)
+    return found
+
+
+def _interval(values: Sequence[float]) -> list[float]:
+    if len(values) < 2:
+        return [values[0]] * 3
+    found = effect(values)
+    return [round(number, 4) for number in (found.mean, found.low, found.high)]
+
+
+def tuned(done: dict[Any, dict[str, Any]], seeds: int) -> list[dict[str, Any]]:
+    """Of each seed: what `tune` chooses among the learning rates, and its reward next to the best of the grid.
+
+    A run that is continued is bit-equal to one that was never stopped, so its choice can be read off whole runs.
+    """
+    rows = []
+    for seed in range(seeds):
+        runs = {f"{value:g}": done[(RATE.key, i), seed] for i, value in enumerate(RATE.values)}
+        ends = {name: run["evaluation"]["reward"] for name, run in runs.items()}
+        chosen = choice({name: run["curves"]["reward/mean"] for name, run in runs.items()})
+        top = max(ends, key=ends.__getitem__)
+        rows.append({"seed": seed, "chosen": chosen, "reward": ends[chosen], "best": top, "best_reward": ends[top]})
+    return rows
+
+
+def draw(setting: Setting, runs: Sequence[Sequence[dict[str, Any]]], path: Path) -> None:
+    """Reward, KL and diversity over a run: a line for each value, the mean of its seeds."""
+    places = setting.drawn or tuple(range(len(setting.values)))
+    colours = colormaps["viridis"](np.linspace(0.05, 0.88, len(places)))
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    panels = (
+        ("reward/mean", "reward of rollouts"),
+        ("approx_kl", "KL to the anchor"),
+        ("drift/diversity", "diversity"),
+    )
+    for ax, (key, label) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+        for colour, place in zip(colours, places, strict=True):
+            for curve in (curves := [run["curves"].get(key, []) for run in runs[place]]):
+                ax.plot(*smoothed(curve), color=colour, alpha=0.25, linewidth=0.7)
+            length = min(map(len, curves))
+            mean = np.mean([curve[:length] for curve in curves], axis=0)
+            ax.plot(*smoothed(mean), color=colour, linewidth=2, label=f"{setting.values[place]:g}")
+        if key == "approx_kl":
+            ax.set_yscale("log")
+        ax.set_xlabel("share of the run")
+        ax.set_title(label, fontsize=10)
+        ax.grid(alpha=0.25)
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].legend(title=setting.key, fontsize=8, title_fontsize=8, frameon=False)
+    figure.suptitle(setting.title, fontsize=12)
+    with draft_of(path) as draft_file:
+        figure.savefig(draft_file, dpi=120, format="png")
+
+
+def smoothed(curve: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Places between 0 and 1, and means over the iterations around each."""
+    width = min(SMOOTH, max(1, len(curve) // 4))
+    means = np.convolve(curve, np.ones(width) / width, mode="valid") if len(curve) else np.array([])
+    return np.linspace(0, 1, len(means)), means
