@@ -27,7 +27,7 @@ names the nearest one. `section.key=value` on the command line overrides a recip
 sage-grpo train lab --check policy.clip=1e-5 'optimizer.betas=[0.9, 0.95]'
 ```
 
-A recipe may build on another, a shipped one or a file beside it: `extends: hunyuan15-64gpu` and what is different.
+A recipe may build on another, a shipped one or a file next to it: `extends: hunyuan15-64gpu` and what is different.
 Sections are filled up; values and lists take the place of the other's.
 
 `--check` prints the recipe in full and starts nothing. A run keeps its own in `config.yaml` of its folder.
@@ -112,7 +112,7 @@ def sentence(text: str) -> str:
 def page() -> str:
     recipes = ", ".join(f"`{name}`" for name in shipped_recipes())
     parts = [HEAD.format(recipes=recipes)]
-    parts += [section("Top level", RecipeConfig, "Beside the sections that follow:")]
+    parts += [section("Top level", RecipeConfig, "Besides the sections that follow:")]
     shown: dict[type[BaseModel], str] = {}
     for name, field in RecipeConfig.model_fields.items():
         schema = inner(field.annotation)

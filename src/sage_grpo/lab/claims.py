@@ -120,7 +120,7 @@ def _direct(direct: dict[str, Any]) -> list[Claim]:
         )
     )
     for ending, statement in (
-        ("noisy", "Rollouts with SAGE's kernel stay nearer to the manifold than FlowGRPO's, last step noisy"),
+        ("noisy", "Rollouts with SAGE's kernel stay closer to the manifold than FlowGRPO's, last step noisy"),
         ("clean", "The same with a deterministic last step"),
     ):
         flow, sage = f"flow-{ending}", f"sage-{ending}"
@@ -250,7 +250,7 @@ def _weight(results: Results) -> list[Claim]:
             signs,
         ),
         claim(
-            "With the Lagrangian sign the KL ends nearer to its target than with the printed one",
+            "With the Lagrangian sign the KL ends closer to its target than with the printed one",
             "ours",
             *signs,
             off_target,

@@ -92,7 +92,7 @@ def as_markdown(outcomes: Sequence[Compared]) -> str:
         ends = [f"{with_error(end)}{STAR if o.p[key] < 0.05 else ''}" for key, end in o.ends.items()]
         rows.append(f"| {' | '.join([f'`{o.name}`', f'{o.passes_per_video:.1f}', until, *ends])} |")
         found.append(f"`{o.name}` {', '.join(map(short, o.found))}")
-    return "\n".join(rows) + f"\n\nSettings found: {'; '.join(found)}.\n"
+    return "\n".join(rows) + f"\n\n**Settings found.** {'. '.join(found)}.\n"
 
 
 def short(override: str) -> str:
