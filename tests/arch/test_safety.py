@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from sage_grpo.rewards.remote.wire import WireError, unpack_answer, unpack_request
+from support import Trap
 
 ROOT = Path(__file__).parents[2] / "src" / "sage_grpo"
 RUN_CODE = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib", "jsonpickle"}  # modules that may on reading
@@ -68,14 +69,9 @@ def test_a_planted_fault_is_seen(source):
     assert faults(source)
 
 
-class Planted:
-    def __reduce__(self):
-        return exec, ("raise SystemExit('a pickle ran')",)
-
-
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickle_on_the_wire_runs_nothing(protocol):
-    bad = pickle.dumps(Planted(), protocol)
+def test_a_pickle_on_the_wire_runs_nothing(protocol, tmp_path):
+    bad = pickle.dumps(Trap(tmp_path / "ran"), protocol)
     for data in (bad, len(bad).to_bytes(8, "little") + bad):
         with pytest.raises(WireError):
             unpack_request(data)
@@ -83,9 +79,17 @@ def test_a_pickle_on_the_wire_runs_nothing(protocol):
             unpack_answer(data, ["score"], ["id"])
         with pytest.raises(SafetensorError):
             load(data)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_pickle_in_place_of_weights_runs_nothing(tmp_path):
-    (tmp_path / "model.pth").write_bytes(pickle.dumps(Planted()))
+    (tmp_path / "model.pth").write_bytes(pickle.dumps(Trap(tmp_path / "ran")))
     with pytest.raises(pickle.UnpicklingError):
         torch.load(tmp_path / "model.pth", weights_only=True)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_trap_springs(tmp_path):
+    """Else nothing that is refused above would mean anything."""
+    pickle.loads(pickle.dumps(Trap(tmp_path / "ran")))  # noqa: S301
+    assert (tmp_path / "ran").exists()

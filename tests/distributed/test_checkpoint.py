@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import pickle
 from uuid import uuid4
 
@@ -20,6 +19,7 @@ from sage_grpo.distributed.checkpoint import (
 )
 from sage_grpo.distributed.index import from_json
 from sage_grpo.distributed.storage import Storage, StorageError
+from support import Trap
 
 STATE = {
     "weights": {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(3)},
@@ -208,20 +208,12 @@ def test_errors_of_the_storages_own_kind_are_told(method, tmp_path):
     assert checkpoints(tmp_path) == ["step-00000001"]
 
 
-class Planted:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.system, (f"touch {self.path}",)
-
-
 @pytest.mark.parametrize("name", ["index.json", ".metadata", "__0_0.distcp"])
 def test_a_pickle_in_a_checkpoint_runs_nothing(name, tmp_path):
     """Whoever can change a file can change its hash as well: hashes are for accidents."""
     path = tmp_path / save_checkpoint(tmp_path, 1, STATE)
     planted = path / "tensors" / name
-    bad = pickle.dumps(Planted(tmp_path / "pwned"))
+    bad = pickle.dumps(Trap(tmp_path / "pwned"))
     if name == "__0_0.distcp":
         index = json.loads((path / "tensors" / "index.json").read_text())
         start, length = next(iter(index.values()))["pieces"][0][3:]

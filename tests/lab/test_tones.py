@@ -1,20 +1,24 @@
 """Shapes with sound: the world by hand, what hears it, the generator of both, and the command at a small size."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from sage_grpo.cli import app
-from sage_grpo.config import ConfigError
+from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.protocols import Prompt, Videos
 from sage_grpo.lab.clips import as_frames
+from sage_grpo.lab.shapes import evaluate as shapes_evaluation
 from sage_grpo.lab.shapes.model import ShapesModel
-from sage_grpo.lab.shapes.world import FRAMES, Scene, random_scene, render
+from sage_grpo.lab.shapes.world import FRAMES, Scene, parse_prompt, random_scene, render
 from sage_grpo.lab.tones import world as tones
+from sage_grpo.lab.tones.evaluate import NEAR, evaluate
 from sage_grpo.lab.tones.model import TonesModel
 from sage_grpo.lab.tones.reward import TonesReward, heard
+from sage_grpo.lab.tones.run import compare
 from sage_grpo.lab.tones.yardstick import by_phase, gaps
 
 SAMPLES = 48
@@ -66,6 +70,40 @@ def test_real_clips_fit_and_those_of_another_do_not():
     assert other.values.mean() < 0.4
     assert gaps(waves, scene).max() < 0.02
     assert gaps(waves.roll(1, 0), scene).mean() > 0.3
+
+
+class RealClips:
+    """A generator without a flaw, but for the sound: each video may be given that of another."""
+
+    def __init__(self, dub=lambda pitches: pitches):
+        self.dub = dub
+
+    def render(self, prompts):
+        asked = torch.tensor([parse_prompt(prompt.text) for prompt in prompts])
+        numbers = random_scene(len(prompts), torch.Generator().manual_seed(0)).numbers
+        scene = Scene(*asked.T, numbers)
+        sound = tones.tone(self.dub(tones.pitches(scene)))
+        return Videos(as_frames(render(scene)), tones.FRAME_RATE, sound, tones.SAMPLE_RATE)
+
+
+@pytest.mark.slow
+def test_the_evaluation_is_not_deaf(monkeypatch):
+    """Real clips, then the same ones with the sound of others: the sound alone is blamed, and all of it."""
+    monkeypatch.setattr(shapes_evaluation, "generate", lambda model, prompts, config, seeds: prompts)
+    config = load_recipe("sound")
+    real = evaluate(RealClips(), config, SAMPLES)
+    dubbed = evaluate(RealClips(lambda pitches: pitches.roll(1, 0)), config, SAMPLES)
+    assert real.gap.max() < NEAR / 2
+    told = compare(real, dubbed, config, 0, (0.0, 0.0), Path("report.html"))
+    assert (told.fits.before, told.never_seen.before) == (1, 1)
+    assert told.fits.after < 0.2
+    assert told.never_seen.after < 0.3
+    assert told.gap_delta > 0.3
+    assert told.gap_standard_errors < -5  # by how many it fell
+    assert told.gap_never_seen_standard_errors < -3
+    assert (real.scores - dubbed.scores).mean() > 0.5
+    assert torch.equal(real.pictures.distance, dubbed.pictures.distance)
+    assert (told.followed.before, told.followed.after) == (1, 1)
 
 
 def test_without_sound_there_is_no_score():

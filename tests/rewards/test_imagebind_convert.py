@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 
 import pytest
 
@@ -20,6 +19,7 @@ from sage_grpo.rewards.imagebind import convert as imagebind_convert
 from sage_grpo.rewards.imagebind.convert import convert
 from sage_grpo.rewards.imagebind.model import ImageBindReward
 from sage_grpo.training import build
+from support import Trap
 
 pytestmark = pytest.mark.slow
 
@@ -50,18 +50,8 @@ def test_every_tensor_has_its_place(change, message, tmp_path):
     assert not (tmp_path / "converted").exists()
 
 
-class Opens:
-    """A pickle that makes a file when it is read."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
-
-
 def test_a_pickle_that_runs_code_is_refused(tmp_path):
-    source = release(tmp_path, {"a": Opens(tmp_path / "ran")})
+    source = release(tmp_path, {"a": Trap(tmp_path / "ran")})
     with pytest.raises(RewardError, match=r"imagebind_huge\.pth is refused: it holds more than tensors"):
         convert(source, tmp_path / "converted", sizes=SIZES)
     assert not (tmp_path / "ran").exists()

@@ -1,7 +1,6 @@
 """The released checkpoint becomes a folder that is whole, safe to read and the same network; mistakes are told."""
 
 import json
-import os
 import pickle
 import sys
 
@@ -24,6 +23,7 @@ from sage_grpo.rewards.videoalign import convert as videoalign_convert
 from sage_grpo.rewards.videoalign.convert import convert
 from sage_grpo.rewards.videoalign.model import VideoAlign
 from sage_grpo.training import build
+from support import Trap
 from videoalign_original import RUBRIC, release, weights
 
 pytestmark = pytest.mark.slow
@@ -57,23 +57,13 @@ def test_every_tensor_has_its_place(change, message, tmp_path):
     assert not (tmp_path / "converted").exists()
 
 
-class Opens:
-    """A pickle that makes a file when it is read."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
-
-
 def plain_pickle(value, path):
     path.write_bytes(pickle.dumps(value, protocol=2))
 
 
 @pytest.mark.parametrize("save", [torch.save, plain_pickle])
 def test_a_pickle_that_runs_code_is_refused(save, source, tmp_path):
-    save({"a": Opens(tmp_path / "ran")}, source / "checkpoint-11352" / "model.pth")
+    save({"a": Trap(tmp_path / "ran")}, source / "checkpoint-11352" / "model.pth")
     with pytest.raises(RewardError, match=r"model\.pth is refused: it holds more than tensors"):
         convert(source, tmp_path / "converted")
     assert not (tmp_path / "ran").exists()
