@@ -22,6 +22,13 @@ class Effect:
     n: int
     level: float = 0.95
 
+    @property
+    def standard_errors(self) -> float:
+        """How many the mean is from 0; where all values are equal, none or infinitely many."""
+        if self.se:
+            return self.mean / self.se
+        return math.copysign(math.inf, self.mean) if self.mean else 0.0
+
     def __str__(self) -> str:
         return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}], n = {self.n}"
 

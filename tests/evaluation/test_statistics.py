@@ -1,5 +1,7 @@
 """Intervals over prompts against closed forms, definitions and simulated truth."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -8,7 +10,7 @@ from sage_grpo.core.protocols import Prompt
 from sage_grpo.evaluation.prompts import Task
 from sage_grpo.evaluation.results import as_array, by_prompt, compare, compute, flag, tag_rows, wins, with_overall
 from sage_grpo.evaluation.scores import Score
-from sage_grpo.statistics import bootstrap, discoveries, p_of_zero
+from sage_grpo.statistics import bootstrap, discoveries, effect, p_of_zero
 
 
 @pytest.mark.slow
@@ -130,3 +132,8 @@ def test_results_of_a_known_effect():
 def test_tags_keep_their_order():
     tasks = [Task("0", Prompt("a"), {"x": "1", "y": "1"}), Task("1", Prompt("b"), {"x": "2", "y": "1"})]
     assert list(tag_rows(tasks).items()) == [(("x", "1"), [0]), (("x", "2"), [1]), (("y", "1"), [0, 1])]
+
+
+@pytest.mark.parametrize(("values", "errors"), [([1.0, 3.0], 2.0), ([2.0, 2.0], math.inf), ([0.0, 0.0], 0.0)])
+def test_a_mean_in_standard_errors(values, errors):
+    assert effect(values).standard_errors == pytest.approx(errors)

@@ -108,7 +108,7 @@ def measured(config: RecipeConfig, folder: Path, plan: Plan) -> dict[str, Any]:
     planned = {
         "rollout": plan.seconds["rollout"] + plan.seconds["decode"],
         "score": plan.seconds["score"],
-        "update": plan.seconds["anchor"] + plan.seconds["train"],
+        "update": plan.seconds["anchor"] + plan.seconds["old policy"] + plan.seconds["train"],
     }
     peaks = [json.loads(path.read_text()) for path in sorted(folder.glob(iterations.MEMORY.format("*")))]
     return {
