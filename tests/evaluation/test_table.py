@@ -110,7 +110,7 @@ def test_differences_wins_and_tags():
 
 
 def test_what_got_worse_is_said():
-    assert losses(evaluated()) == "Worse than base by a difference that stands (●): distance, held out (best)."
+    assert losses(evaluated()) == "Significantly worse than base (●): distance, held out (best)."
 
 
 def test_a_score_without_any_value_is_a_dash():

@@ -10,9 +10,9 @@ from sage_grpo.evaluation.scores import Score
 MARKS = {1: "**{}**", 2: "<u>{}</u>", 3: "*{}*"}  # of markdown
 STANDS, ALONE = "●", "○"
 KEY = (
-    f"{STANDS} the interval excludes 0, and the difference stands among all of this kind at a false discovery rate "
-    f"of 5 % (Benjamini-Hochberg, p by Student's t over prompts); {ALONE} the interval excludes 0, but among so many "
-    "comparisons that may be chance."
+    f"{STANDS} The interval excludes 0, and the difference is significant among all comparisons of its kind, at a "
+    f"false discovery rate of 5 % (Benjamini-Hochberg). {ALONE} The interval excludes 0, but with so many comparisons "
+    "the difference may be chance. The p-values come from Student's t over prompts."
 )
 
 
@@ -122,7 +122,10 @@ def differences(results: EvaluationResults) -> Iterator[Grid]:
         if row.against == reference
     }
     names = [name for name in results.sources if name != reference]
-    notes = [f"Pairs of one prompt and seed; 95 % intervals by bootstrap over prompts (BCa). {KEY}", losses(results)]
+    notes = [
+        f"Each pair has the same prompt and seed. Intervals: 95 %, bootstrap over prompts (BCa). {KEY}",
+        losses(results),
+    ]
     for trained, kind in ((True, "trained on"), (False, "held out")):
         scores = [score for score in results.scores if score.trained == trained]
         if scores:
@@ -144,7 +147,7 @@ def losses(results: EvaluationResults) -> str:
         ]
         if names:
             parts.append(f"{score.name}{'' if score.trained else ', held out'} ({', '.join(names)})")
-    worse = f"Worse than {results.reference} by a difference that stands ({STANDS}): {'; '.join(parts)}."
+    worse = f"Significantly worse than {results.reference} ({STANDS}): {'; '.join(parts)}."
     return worse if parts else ""
 
 
@@ -155,7 +158,7 @@ def win_rates(results: EvaluationResults) -> Grid:
     }
     names = [name for name in results.sources if name != reference]
     rows = [[name, *(cells[name, score.name] for score in results.scores)] for name in names]
-    note = "Share of the pairs of one prompt and seed in which the source is better; ties count a half."
+    note = "Share of pairs (same prompt and seed) in which the source is better. A tie counts as half a win."
     return Grid(f"Win rate against {reference}, %", ["source", *map(heading, results.scores)], rows, note)
 
 
@@ -186,7 +189,7 @@ def by_tag(results: EvaluationResults) -> Iterator[Grid]:
     digits = digits_of(results)
     whole = sum(bool(score.weight) for score in results.scores) > 1
     scores = [score for score in results.scores if not (whole and score.trained) or score is results.scores[0]]
-    aside = "All but Overall are held out; its parts are in results.json. "
+    aside = "All scores except Overall are held out. The parts of Overall are in results.json. "
     header = [heading(scores[0]), *map(arrow if whole else heading, scores[1:])]
     note = f"{aside if whole else ''}{KEY}"
     for name in results.sources:
