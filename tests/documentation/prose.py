@@ -67,6 +67,19 @@ def module(path: Path) -> Iterator[Sentence]:
                 yield from sentences(path, node.lineno, CODE.sub(GAP, paragraph))
 
 
+def template_page(path: Path) -> Iterator[Sentence]:
+    """The text of an HTML page that the software writes, without what is filled in."""
+    source = path.read_text()
+    for hidden in (r"<(script|style)\b.*?</\1>", r"<!--.*?-->", r"\{#.*?#\}"):
+        source = re.sub(hidden, lambda found: "\n" * found[0].count("\n"), source, flags=re.S)
+    source = re.sub(r"\{\{.*?\}\}|<(code|kbd)>.*?</\1>", GAP, re.sub(r"\{%.*?%\}", "", source))
+    for number, line in enumerate(source.splitlines(), 1):
+        for block in re.split(
+            r"</?(?:p|li|td|th|h\d|div|summary|details|section|button|label|figcaption)\b[^>]*>", line
+        ):
+            yield from sentences(path, number, re.sub(r"<[^>]*>", "", block).strip())
+
+
 def _said(call: ast.Call) -> Iterator[ast.expr]:
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     if SPEAKS.fullmatch(name):

@@ -3,10 +3,11 @@
 import pytest
 
 from documentation.blocks import PAGES, ROOT
-from documentation.prose import Sentence, module, page, problems
+from documentation.prose import Sentence, module, page, problems, template_page
 
 PROSE = [*PAGES, ROOT / "CHANGELOG.md"]
 MODULES = sorted((ROOT / "src").rglob("*.py"))
+TEMPLATES = sorted((ROOT / "src").rglob("*.html"))
 
 
 @pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
@@ -16,6 +17,10 @@ def test_page(path):
 
 def test_help_texts_and_messages():
     assert not [problem for path in MODULES for problem in problems(module(path))]
+
+
+def test_pages_that_the_software_writes():
+    assert not [problem for path in TEMPLATES for problem in problems(template_page(path))]
 
 
 @pytest.mark.parametrize(
