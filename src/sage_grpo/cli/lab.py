@@ -256,6 +256,7 @@ def efficiency(
 def settings(
     out: Annotated[Path, typer.Option(help="Folder for runs, results.json and figures.")],
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of every value.")] = 3,
+    iterations: Annotated[int, typer.Option(min=2, help="Of the recipe; fewer for a quick look.")] = 117,
     samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate the end of each run on.")] = 240,
     workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
@@ -272,7 +273,7 @@ def settings(
 
     console = Console(stderr=as_json)
     one_thread()
-    found = run(out, seeds=seeds, samples=samples, workers=workers, console=console)
+    found = run(out, seeds=seeds, iterations=iterations, samples=samples, workers=workers, console=console)
     if as_json:
         print(json.dumps(found))
         return

@@ -63,9 +63,9 @@ SETTINGS = (
 )
 
 
-def iterations_of(config: RecipeConfig) -> int:
-    """As many passes as the recipe's own run."""
-    return round(BASE.run.iterations * forward_passes(BASE) / forward_passes(config))
+def iterations_of(config: RecipeConfig, of_base: int) -> int:
+    """As many passes as so many iterations of the recipe make."""
+    return max(2, round(of_base * forward_passes(BASE) / forward_passes(config)))
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,13 @@ class SettingRun:
 
     overrides: tuple[str, ...]
     seed: int
+    iterations: int  # of the recipe; others make as many passes
     samples: int
     out: Path
 
     @property
     def job(self) -> Job:
-        iterations = iterations_of(load_recipe(RECIPE, list(self.overrides)))
+        iterations = iterations_of(load_recipe(RECIPE, list(self.overrides)), self.iterations)
         experiment = Experiment(self.overrides, recipe=RECIPE)
         return Job(
             self.overrides[0] if self.overrides else "base", experiment, self.seed, iterations, self.samples, self.out
@@ -104,11 +105,21 @@ def choice(runs: dict[str, Sequence[float]]) -> str:
 
 
 def settings(
-    out: Path, *, seeds: int = 3, samples: int = 240, workers: int | None = None, console: Console | None = None
+    out: Path,
+    *,
+    seeds: int = 3,
+    iterations: int = BASE.run.iterations,
+    samples: int = 240,
+    workers: int | None = None,
+    console: Console | None = None,
 ) -> dict[str, Any]:
     """Run all values on all seeds; figures, results.json, and how far `tune` is from the best of the whole grid."""
     values = {(setting.key, i): setting.overrides(i) for setting in SETTINGS for i in range(len(setting.values))}
-    asked = {(which, seed): SettingRun(values[which], seed, samples, out) for which in values for seed in range(seeds)}
+    asked = {
+        (which, seed): SettingRun(overrides, seed, iterations, samples, out)
+        for which, overrides in values.items()
+        for seed in range(seeds)
+    }
     jobs = list({run.key: run for run in asked.values()}.values())
     made = dict(zip((job.key for job in jobs), run_grid(jobs, out, workers, console), strict=True))
     done = {which: made[run.key] for which, run in asked.items()}
@@ -154,7 +165,7 @@ def draw(setting: Setting, runs: Sequence[Sequence[dict[str, Any]]], path: Path)
     panels = (
         ("reward/mean", "reward of rollouts"),
         ("approx_kl", "KL to the anchor"),
-        ("drift/diversity", "diversity"),
+        ("drift/diversity", "diversity, relative to the start"),
     )
     for ax, (key, label) in zip(figure.subplots(1, len(panels)), panels, strict=True):
         for colour, place in zip(colours, places, strict=True):
@@ -169,7 +180,8 @@ def draw(setting: Setting, runs: Sequence[Sequence[dict[str, Any]]], path: Path)
         ax.set_title(label, fontsize=10)
         ax.grid(alpha=0.25)
         ax.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].legend(title=setting.key, fontsize=8, title_fontsize=8, frameon=False)
+    lines, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(lines, labels, title=setting.key.replace(".", ".\n"), loc="outside right center", frameon=False)
     figure.suptitle(setting.title, fontsize=12)
     with draft_of(path) as draft_file:
         figure.savefig(draft_file, dpi=120, format="png")
