@@ -49,6 +49,45 @@ def test_your_own_reward(tmp_path):
     assert not list(tmp_path.iterdir()), "a notebook leaves nothing beside itself"
 
 
+@pytest.mark.timeout(300)
+def test_your_own_model(tmp_path):
+    what = (
+        "{'tops': [height(x, None) for x in (before, after)], 'ratios': updates.ratios, 'said': said, 'errors': errors}"
+    )
+    seen = values("your-own-model", tmp_path, what)
+    old, new = (sum(tops) / len(tops) for tops in seen["tops"])
+    assert new > old + 0.05  # on seeds that were not trained on
+    assert all(ratio == 1 for ratio in seen["ratios"][0::2])
+    assert any(ratio != 1 for ratio in seen["ratios"][1::2])
+    assert "dropout" in seen["said"]["dropout"]
+    assert "no_grad" in seen["said"]["no_grad"]
+    assert "forgotten.weight" in seen["said"]["spare"]
+    right, wrong = seen["errors"]
+    assert right < 0.3
+    assert wrong > 3
+    assert not list(tmp_path.iterdir()), "a notebook leaves nothing beside itself"
+
+
+@pytest.mark.timeout(300)
+def test_reading_a_run(tmp_path):
+    what = (
+        "{'alarms': [sorted({a.measure for a in alarms_of(run)}) for run in runs], 'size': page.stat().st_size, "
+        "'columns': {k: [run.column(k).tolist() for run in runs] for k in ('reward/mean', 'approx_kl', 'clip_frac')}}"
+    )
+    seen = values("reading-a-run", tmp_path, what)
+    quiet, ringing = seen["alarms"]
+    assert not quiet
+    assert {"base_error", "diversity"} <= set(ringing)
+    steady, wild = seen["columns"]["reward/mean"]
+    assert sum(steady[-5:]) / 5 > steady[0] + 0.3
+    assert min(wild[1:3]) < wild[0] - 1
+    for key in ("approx_kl", "clip_frac"):  # what the text says of both
+        low, high = seen["columns"][key]
+        assert sum(high) > 2 * sum(low)
+    assert seen["size"] > 100_000
+    assert not list(tmp_path.iterdir()), "a notebook leaves nothing beside itself"
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=names_of)
 def test_what_a_notebook_shows_is_kept(path):
     """A reader on the web sees pictures, small ones, and no trace of the machine that drew them."""
@@ -75,5 +114,5 @@ def test_commands_of_a_notebook_exist(path):
             check(words, {}, whole=False)
 
 
-def test_there_are_two():
-    assert set(BY_NAME) == {"a-kernel", "your-own-reward"}
+def test_there_are_four():
+    assert set(BY_NAME) == {"a-kernel", "reading-a-run", "your-own-model", "your-own-reward"}
