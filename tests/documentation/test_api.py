@@ -2,8 +2,6 @@
 
 import re
 import shutil
-import subprocess
-import sys
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -61,16 +59,9 @@ def test_katex_is_whole_and_fetches_nothing():
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The site as `make docs` builds it, in a folder of its own, behind an address."""
-    pytest.importorskip("zensical")
-    folder = tmp_path_factory.mktemp("site")
-    shutil.copy(ROOT / "mkdocs.yml", folder)
-    for name in ("docs", "src"):  # not links: the tool would follow them, and build over there
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    tool = str(Path(sys.executable).with_name("zensical"))
-    subprocess.run([tool, "build", "--strict"], cwd=folder, check=True, capture_output=True)
-    handler = partial(SimpleHTTPRequestHandler, directory=str(folder / "site"))
+def site(built):
+    """The address of the site."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(built))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
