@@ -136,7 +136,7 @@ def test_other_mistakes():
         find_tasks("videos", "wan", ["subject=animals"])
     with pytest.raises(ConfigError, match="have the tags camera, count, emotion, motion, subject, text"):
         find_tasks("videos", "wan", ["size=large"])
-    with pytest.raises(ConfigError, match="at once"):
+    with pytest.raises(ConfigError, match="together"):
         find_tasks(None, "shapes", ["shape=circle"], limit=None) and find_tasks(
             "videos", "wan", ["emotion=anger", "motion=change"]
         )
