@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -57,7 +58,7 @@ def test_killed_and_called_again_it_continues(tmp_path):
     # climbing from rung to rung changes nothing: the best run is what `train` makes of the best recipe
     config = load_recipe(tmp_path / "cut" / "best.yaml", [f"run.out={tmp_path / 'plain'}", "run.trackers=[]"])
     Trainer(config=config, console=Console(quiet=True)).train()
-    assert rewards(tmp_path / "plain") == rewards(again["tried"][0]["folder"])
+    assert rewards(tmp_path / "plain") == rewards(Path(again["tried"][0]["folder"]))
 
 
 @pytest.mark.parametrize(
