@@ -70,6 +70,7 @@ def tune(
                 keep=keep,
                 workers=workers,
                 progress=lambda what: progress_of(what, console),
+                tell=console.print,
             )
         except KeyboardInterrupt:
             console.print("stopped; the same command continues", highlight=False)
@@ -85,18 +86,20 @@ def show(found: Found, out: Path, console: Console) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title, side in (("candidate", "left"), ("iterations", "right"), ("reward", "right"), ("KL", "right")):
-        table.add_column(title, justify="left" if side == "left" else "right")
+    table = Table(box=None, padding=(0, 2, 0, 0), show_footer=True, footer_style="dim")
+    table.add_column("candidate", footer="passes")
+    for rung in found.ladder:
+        table.add_column("reward", footer=f"{rung.passes:,.0f}", justify="right")
     table.add_column("")
     for place, row in enumerate(found.tried):
         said = "best" if not place else ""
         if row.failure:
             said = f"failed: {row.failure.splitlines()[-1][:60]}"
         elif row.alarms:
-            said += f"{', ' if said else ''}drift alarms: {row.alarms:.0f}"
+            said += f"{', ' if said else ''}drift alarms: {row.alarms}"
         style = "bold" if not place else None
-        cells = (row.name, f"{row.iterations}", f"{row.reward:.3f}", f"{row.kl:.2g}", said)
+        rewards = [f"{reward:.3f}" for reward in row.rewards]
+        cells = (row.name, *rewards, *[""] * (len(found.ladder) - len(rewards)), said)
         table.add_row(*map(escape, cells), style=style)
     console.print(table)
     share = found.passes / found.grid
@@ -106,5 +109,7 @@ def show(found: Found, out: Path, console: Console) -> None:
         f"The best run is trained already: sage-grpo report {found.tried[0].folder}",
         highlight=False,
     )
+    if found.tried[0].reward <= found.tried[0].rewards[0]:
+        console.print("Its reward does not rise: give more passes, or try other values.", style="yellow")
     if found.tried[0].alarms:
         console.print("The best run has drift alarms: look at its videos before you take it.", style="yellow")

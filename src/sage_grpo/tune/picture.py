@@ -66,7 +66,7 @@ def _values(ax: Axes, found: Found, order: Sequence[Tried], colours: Mapping[str
         ax.set_xlabel(order[0].name.partition("=")[0])
     else:
         ax.set_xticks(range(len(order)), [row.name for row in order], rotation=30, ha="right", fontsize=7)
-    ax.set_ylabel("reward at the end of a rung (its passes beside it)")
+    ax.set_ylabel("reward at the end of a rung (passes next to it)")
     _plain(ax)
 
 

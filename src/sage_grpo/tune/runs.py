@@ -47,10 +47,6 @@ class CandidateRun:
     def rows(self) -> list[dict[str, Any]]:
         return read_metrics(self.files.log) if self.files.log.exists() else []
 
-    def last(self, key: str) -> float:
-        values = [number(row.get(key)) for row in self.rows()]
-        return next((value for value in reversed(values) if math.isfinite(value)), math.nan)
-
     def reward(self, iterations: int) -> float:
         """What it had reached after so many; nan if it has not come so far."""
         rewards = [number(row.get("reward/mean")) for row in self.rows()[:iterations]]

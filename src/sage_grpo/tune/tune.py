@@ -14,7 +14,7 @@ from typing import Any
 
 from sage_grpo.config import ConfigError, dump_recipe, load_recipe
 from sage_grpo.files import atomic_write, write_json
-from sage_grpo.progress import Progress, no_progress
+from sage_grpo.progress import Progress, Tell, no_progress
 from sage_grpo.tune.candidates import make_candidates, settings_of
 from sage_grpo.tune.halving import KEEP, Rung, Scores, best, cost, rungs, search, whole_within
 from sage_grpo.tune.lock import locked
@@ -34,7 +34,6 @@ class Tried:
     iterations: int
     passes: float
     rewards: list[float]  # at the end of each rung that it reached
-    kl: float
     alarms: int
     failure: str | None
 
@@ -131,8 +130,7 @@ class Search:
                 iterations=(count := len(run.rows())),
                 passes=count * run.passes_of_iteration,
                 rewards=self.rewards[run.name],
-                kl=run.last("approx_kl"),
-                alarms=sum(row.get("drift/alarms") or 0 for row in run.rows()),
+                alarms=sum(int(row.get("drift/alarms") or 0) for row in run.rows()),
                 failure=run.failure,
             )
             for run in self.runs.values()
@@ -141,7 +139,7 @@ class Search:
 
 
 def devices_of(worker: int, processes: int) -> dict[str, str]:
-    """GPUs of its own for each run that goes on next to others."""
+    """GPUs for one of several runs at a time; no two share one."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(str(worker * processes + i) for i in range(processes))}
 
 
@@ -156,6 +154,7 @@ def tune(
     keep: int = KEEP,
     workers: int = 1,
     progress: Progress = no_progress,
+    tell: Tell = lambda text: None,
 ) -> Found:
     """Search, and write what was found into `folder`. The budget is of the whole search; none: the recipe's own run.
 
@@ -167,7 +166,7 @@ def tune(
     own = load_recipe(source, list(overrides))
     asked = {"recipe": dump_recipe(own), "candidates": [c.name for c in candidates], "keep": keep}
     budget = {"passes": passes, "hours": hours}
-    with locked(folder, lambda text: None) as lock, stopping() as stop:
+    with locked(folder, tell) as lock, stopping() as stop:
         before = checked(folder, asked)
         climbing = Search(runs, lock, stop, workers, progress)
         if before.get("budget") == budget:
