@@ -1,6 +1,7 @@
 """Sentences of pages, help texts and messages, and what docs/style.yaml says of them."""
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,8 +36,12 @@ def sentences(path: Path, line: int, text: str) -> Iterator[Sentence]:
 
 
 def page(path: Path) -> Iterator[Sentence]:
-    """All that is read on a page: its paragraphs, headings, lists, cells and alt texts, without code."""
-    source = re.sub(r"\A---\n.*?\n---\n", lambda found: "\n" * found[0].count("\n"), path.read_text(), flags=re.S)
+    """All that is read on a page or in a notebook: paragraphs, headings, lists, cells and alt texts, without code."""
+    source = path.read_text()
+    if path.suffix == ".ipynb":
+        cells = [cell for cell in json.loads(source)["cells"] if cell["cell_type"] == "markdown"]
+        source = "\n\n".join("".join(cell["source"]) for cell in cells)
+    source = re.sub(r"\A---\n.*?\n---\n", lambda found: "\n" * found[0].count("\n"), source, flags=re.S)
     line = 0
     for token in MarkdownIt().enable("table").parse(source):
         line = token.map[0] + 1 if token.map else line

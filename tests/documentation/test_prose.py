@@ -5,7 +5,7 @@ import pytest
 from documentation.blocks import PAGES, ROOT
 from documentation.prose import Sentence, module, page, problems, template_page
 
-PROSE = [*PAGES, ROOT / "CHANGELOG.md"]
+PROSE = [*PAGES, ROOT / "CHANGELOG.md", *sorted((ROOT / "examples").glob("*.ipynb"))]
 MODULES = sorted((ROOT / "src").rglob("*.py"))
 TEMPLATES = sorted((ROOT / "src").rglob("*.html"))
 
