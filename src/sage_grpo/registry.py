@@ -125,7 +125,9 @@ def _resolve(kind: Kind, name: str, known: dict[str, Registered]) -> Any:
     except ModuleNotFoundError as error:
         if built_in and built_in.install_line and not (error.name or "").startswith("sage_grpo"):
             raise ConfigError(f"{kind} {name!r} needs {error.name}: {built_in.install_line}") from error
-        raise ConfigError(f"{kind} {name!r} cannot be imported: {error}") from error
+        missing = not built_in and error.name == module.partition(".")[0]
+        fix = f"; put {error.name}.py into the folder you are in, or install it" if missing else ""
+        raise ConfigError(f"{kind} {name!r} cannot be imported: {error}{fix}") from error
     except (ImportError, AttributeError) as error:
         old = (
             f"; is a library too old? pip install -U 'sage-grpo[{built_in.extra}]'"

@@ -142,5 +142,5 @@ def test_what_is_broken_ends_with_one(offline):
     said = ask("--folder", "/proc/runs")
     assert said.exit_code == 1
     assert "✗ folder /proc/runs" in said.output
-    assert "1 to be mended" in said.output
+    assert "1 to fix" in said.output
     assert "Traceback" not in said.output

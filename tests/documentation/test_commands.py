@@ -28,8 +28,7 @@ def name_of(value):
 def run(arguments: list[str], folder: Path, stdin: str) -> None:
     """In a folder of its own, with the package that is installed here."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    python = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
-    environment = os.environ | {"PATH": path, "PYTHONPATH": python, "MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"PATH": path, "MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         arguments, cwd=folder, env=environment, input=stdin, capture_output=True, text=True, check=False, timeout=300
     )

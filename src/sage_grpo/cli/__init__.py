@@ -1,5 +1,7 @@
 """The command `sage-grpo`, one file a subcommand. Heavy imports wait until a command needs them."""
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -66,4 +68,10 @@ app.command()(explain)
 
 
 def main() -> None:
+    """A script does not import from the folder it is called in, as `python -m` does; rewards of yours may lie there.
+
+    Last in line, so that a file there hides no library.
+    """
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())
     app()

@@ -44,7 +44,7 @@ def doctor(
                 console.print(f"  {mark} {escape(check.name)}: {escape(check.found)}", highlight=False)
                 if not check.ok:
                     console.print(f"      [dim]→ {escape(check.fix)}[/]", highlight=False)
-        end = f"{found['broken']} to be mended" if found["broken"] else "nothing is broken"
+        end = f"{found['broken']} to fix" if found["broken"] else "nothing is broken"
         console.print(f"\n{end}. Next: `sage-grpo lab`, or `sage-grpo rehearse RECIPE`", highlight=False)
     if found["broken"]:
         raise typer.Exit(1)

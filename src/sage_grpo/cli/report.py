@@ -31,7 +31,7 @@ def report(
     """Show a run on one page: curves, heat maps of the timesteps, videos over time, alarms, cost.
 
     Several runs are laid over each other, with the settings that differ; those that differ only by seed are pooled.
-    The page is one file without a network, also of a run that is still going on.
+    The page is one file without a network, also of a run that is still running.
 
     Example: `sage-grpo report runs/first runs/second --out compared.html`
     """

@@ -18,7 +18,7 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print the end summary as JSON.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Validate the recipe, print it in full and stop.")] = False,
 ) -> None:
-    """Post-train a model as a recipe says, going on where an earlier run of the same folder stopped.
+    """Post-train a model as a recipe says, from where an earlier run of the same folder stopped.
 
     Ctrl-C finishes the iteration, saves and exits; the same command continues from there.
 
