@@ -77,7 +77,7 @@ def test_source_distribution_builds_installs_and_trains(sdist, environment, tmp_
     words = ["lab", "--iterations", "1", "--samples", "48", "--out", "lab", "--json"]
     told = json.loads(run(environment, tmp_path / "empty", "sage-grpo", *words).splitlines()[-1])
     assert told["samples"] == 48
-    assert (tmp_path / "empty" / "lab" / "report.html").is_file()
+    assert (tmp_path / "empty" / "lab" / "before_after.html").is_file()
 
 
 def test_source_distribution_is_whole(sdist):

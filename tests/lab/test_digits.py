@@ -69,7 +69,7 @@ def test_figures_and_report_agree(small):
     assert found["iterations"] == 2
     assert found["exact"]["after"] - found["exact"]["before"] == pytest.approx(found["exact_delta"])
     assert found["gained"] - found["lost"] == round(found["exact_delta"] * SAMPLES)
-    page = (out / "report.html").read_text()
+    page = (out / "before_after.html").read_text()
     assert page.count("data:video/mp4;base64,") == 16  # eight pairs
     assert "held out: exactly, by the second reader" in page
     assert page.index("data:image/webp;base64,") < page.index("data:video/mp4;base64,")  # it opens with the picture

@@ -91,7 +91,7 @@ def test_lab_learns_even_in_a_fifth_of_its_time(quick):
 @pytest.mark.slow
 def test_lab_writes_a_report_that_stands_alone_and_opens_with_a_moving_picture(quick):
     _, out, _ = quick
-    page = (out / "report.html").read_text()
+    page = (out / "before_after.html").read_text()
     assert page.count("data:video/mp4;base64,") == 16  # eight pairs
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert "held out: distance to the manifold" in page

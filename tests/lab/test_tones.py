@@ -180,6 +180,6 @@ def test_figures_and_report_agree(small):
     found, out = small
     assert found["iterations"] == 20
     assert found["gap_after"] - found["gap_before"] == pytest.approx(found["gap_delta"])
-    page = (out / "report.html").read_text()
+    page = (out / "before_after.html").read_text()
     assert page.count("data:video/mp4;base64,") == 16  # eight pairs
     assert "held out: octaves between sound and picture" in page

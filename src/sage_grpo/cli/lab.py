@@ -35,7 +35,7 @@ def lab(
 ) -> None:
     """Train a small real video generator in minutes, without a GPU, and see what improved.
 
-    Writes report.html with videos before and after, and before_after.webp to show around. If interrupted, the same
+    Writes before_after.html with videos of both, and before_after.webp to show around. If interrupted, the same
     command continues.
 
     Example: `sage-grpo lab --out runs/lab`
@@ -80,7 +80,7 @@ def text(
 ) -> None:
     """Teach a small video generator to write numbers, with real OCR as its reward, without a GPU.
 
-    Compares before and after on numbers that no training saw, and writes report.html with videos of both.
+    Compares before and after on numbers that no training saw, and writes before_after.html with videos of both.
     If interrupted, the same command continues. docs/text-rendering.md names its CPU minutes and what to expect.
 
     Example: `sage-grpo lab text --out runs/text`
@@ -129,7 +129,7 @@ def sound(
 ) -> None:
     """Teach a small generator of video and sound to let both fit, with a reward that listens, without a GPU.
 
-    Compares before and after on fresh videos, and writes report.html with videos of both, with their sound. If
+    Compares before and after on fresh videos, and writes before_after.html with videos of both, with their sound. If
     interrupted, the same command continues.
 
     Example: `sage-grpo lab sound --out runs/sound`

@@ -16,6 +16,7 @@ from sage_grpo.statistics import effect, share
 from sage_grpo.training.trackers import read_metrics
 
 SHOWN = 8  # pairs of videos in a report
+PAGE = "before_after.html"  # another than report.html, which `sage-grpo report` writes into the same folder
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_rng
 from sage_grpo.files import atomic_write
 from sage_grpo.lab.comparison import (
+    PAGE,
     Share,
     counting,
     curve_reader,
@@ -112,7 +113,7 @@ def run_text(
     console.print("3/3 reading the trained model's videos of the same prompts and seeds", highlight=False)
     with counting(console, samples) as tell:
         after = evaluate_run(trainer.loop, config, samples, tell)
-    report = out / "report.html"
+    report = out / PAGE
     times = time.perf_counter() - started, time.process_time() - cpu
     result = compare(before, after, config, trainer.loop.iteration, times, report)
     picture = before_after(chosen(before, after))

@@ -10,6 +10,7 @@ from torch import Tensor
 from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.files import atomic_write
 from sage_grpo.lab.comparison import (
+    PAGE,
     Share,
     counting,
     curve_reader,
@@ -90,7 +91,7 @@ def run_lab(out: Path, *, iterations: int | None, samples: int, seed: int, conso
     weights = build_rewards(config)[1]
     rewards = Rewards(before.reward(weights), after.reward(weights))
     before_after_sheet(before, after, rewards, out / "before_after.png")
-    report, seconds = out / "report.html", time.perf_counter() - started
+    report, seconds = out / PAGE, time.perf_counter() - started
     result = compare(before, after, rewards, config, trainer.loop.iteration, seconds, report)
     write_page(make_page(result, before, after, rewards, config, picture), report)
     return result

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.lab.comparison import (
+    PAGE,
     Share,
     counting,
     curve_reader,
@@ -79,8 +80,8 @@ def run_sound(
     with counting(console, samples) as tell:
         after = evaluate_run(trainer.loop, config, samples, tell)
     times = time.perf_counter() - started, time.process_time() - cpu
-    result = compare(before, after, config, trainer.loop.iteration, times, out / "report.html")
-    write_page(make_page(result, before, after, config), out / "report.html")
+    result = compare(before, after, config, trainer.loop.iteration, times, out / PAGE)
+    write_page(make_page(result, before, after, config), out / PAGE)
     return result
 
 
