@@ -56,7 +56,7 @@ def export(
     weights = "averaged weights" if written["averaged"] else "last weights"
     console.print(
         f"Wrote {out} ({written['kind']}, {written['megabytes']:.1f} MB) from {written['checkpoint']}, {weights}.\n"
-        f"How to load it stands in {out}/README.md.",
+        f"How to load it: {out}/README.md.",
         highlight=False,
         soft_wrap=True,
     )

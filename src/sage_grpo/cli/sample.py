@@ -56,4 +56,5 @@ def sample(
 
         print(json.dumps({"out": str(out), "seed": seed, "prompts": [p.text for p in prompts], "files": files}))
         return
-    console.print(f"Wrote {len(files) - 1} files and {out}/sheet.png", highlight=False)
+    made = len(files) - 1
+    console.print(f"Wrote {made} {'video' if made == 1 else 'videos'} and {out}/sheet.png", highlight=False)
