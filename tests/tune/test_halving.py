@@ -4,6 +4,9 @@ import itertools
 import math
 
 import pytest
+
+pytest.importorskip("hypothesis")
+
 from hypothesis import given
 from hypothesis import strategies as st
 
