@@ -5,13 +5,15 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.distributed.launch import ProcessFailure
 from sage_grpo.tune import runs
+from sage_grpo.tune import tune as search
 from sage_grpo.tune.lock import locked
 from sage_grpo.tune.one import RECIPE
-from sage_grpo.tune.tune import devices_of, tune
+from sage_grpo.tune.tune import tune
 
 BEST = 1e-3
 TRIED = "optimizer.lr=" + ",".join(f"{BEST * 2.0**k:g}" for k in range(-4, 5))
@@ -36,6 +38,7 @@ class StandIn:
                 row = {"step": step, "reward/mean": height * (1 - 0.9**step), "seconds/rollout": 0.5}
                 log.write(json.dumps(row | {"seconds/score": 0.25, "seconds/update": 0.25, "approx_kl": 0.1}) + "\n")
         (Path(folder) / "checkpoints").mkdir(exist_ok=True)
+        (Path(folder) / "end.json").write_text("{}")
 
     @staticmethod
     def done(folder):
@@ -105,7 +108,7 @@ def test_a_candidate_that_fails_is_out_and_the_others_continue(stand_in, tmp_pat
 
 def test_if_all_fail_the_first_reason_is_told(stand_in, tmp_path):
     stand_in.failing = {1e-4, 1e-3}
-    with pytest.raises(ConfigError, match=r"every candidate failed; the first one: .*out of memory"):
+    with pytest.raises(ConfigError, match=r"no candidate came to the end of its rung; .*out of memory"):
         tune("lab", [], ["optimizer.lr=1e-4,1e-3"], tmp_path)
 
 
@@ -124,9 +127,10 @@ def test_a_budget_in_hours(stand_in, tmp_path):
     assert not stand_in.calls
 
 
-def test_too_small_a_budget_names_one_that_works(stand_in, tmp_path):
+@pytest.mark.parametrize("budget", [{"passes": 10}, {"hours": 0}])
+def test_too_small_a_budget_names_one_that_works(budget, stand_in, tmp_path):
     with pytest.raises(ConfigError, match=r"Give --passes \d+ or more") as told:
-        tune("lab", [], [TRIED], tmp_path, passes=10)
+        tune("lab", [], [TRIED], tmp_path, **budget)
     enough = int(str(told.value).split("--passes ")[1].split()[0])
     assert tune("lab", [], [TRIED], tmp_path, passes=enough).tried
 
@@ -156,7 +160,46 @@ def test_two_searches_at_a_time_are_refused(tmp_path):
         pass
 
 
-def test_runs_at_a_time_have_gpus_of_their_own(stand_in, tmp_path):
+@pytest.fixture
+def eight_gpus(monkeypatch):
+    monkeypatch.setattr(search, "choose_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 8)
+    monkeypatch.delenv(search.VISIBLE, raising=False)
+
+
+def visible(workers, processes):
+    config = load_recipe("lab", [f"parallel.processes={processes}", "policy.batch_size=1"])
+    return [devices[search.VISIBLE] for devices in search.shared_devices(workers, config)]
+
+
+def test_runs_at_a_time_have_gpus_of_their_own(eight_gpus, stand_in, tmp_path):
+    assert visible(2, 4) == ["0,1,2,3", "4,5,6,7"]
     tune("lab", ["run.iterations=90"], [TRIED], tmp_path, workers=2)
-    assert {environment["CUDA_VISIBLE_DEVICES"] for environment in stand_in.environments} <= {"0", "1"}
-    assert [devices_of(worker, 4)["CUDA_VISIBLE_DEVICES"] for worker in range(2)] == ["0,1,2,3", "4,5,6,7"]
+    assert {environment[search.VISIBLE] for environment in stand_in.environments} <= {"0", "1"}
+
+
+def test_gpus_are_those_that_the_search_was_given(eight_gpus, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
+    monkeypatch.setenv(search.VISIBLE, "4,5,6,7")
+    assert visible(2, 2) == ["4,5", "6,7"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "processes", "fix"), [(4, 4, "--workers 2"), (1, 64, "parallel.processes=8 or less")]
+)
+def test_too_few_gpus_are_told_before_anything_runs(eight_gpus, workers, processes, fix):
+    with pytest.raises(ConfigError, match=fix):
+        visible(workers, processes)
+
+
+def test_without_gpus_runs_share_the_host(stand_in, tmp_path):
+    tune("lab", ["run.iterations=90"], [TRIED], tmp_path, workers=2)
+    assert stand_in.environments[0] == {}
+
+
+def test_an_iteration_that_was_logged_and_not_saved_is_made_again(stand_in, tmp_path):
+    first = tune("lab", ["run.iterations=90"], [TRIED], tmp_path)
+    (Path(first.tried[0].folder) / "end.json").unlink()  # as a kill between log and checkpoint leaves it
+    stand_in.calls.clear()
+    assert tune("lab", ["run.iterations=90"], [TRIED], tmp_path) == first
+    assert [rate for rate, _, _ in stand_in.calls] == [BEST]

@@ -255,8 +255,10 @@ def efficiency(
 @app.command()
 def settings(
     out: Annotated[Path, typer.Option(help="Folder for runs, results.json and figures.")],
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of every value.")] = 3,
-    iterations: Annotated[int, typer.Option(min=2, help="Of the recipe; fewer for a quick look.")] = 117,
+    seeds: Annotated[int, typer.Option(min=2, help="Seeds of every value.")] = 3,
+    iterations: Annotated[
+        int | None, typer.Option(min=2, help="Fewer for a quick look; default: the recipe's.")
+    ] = None,
     samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate the end of each run on.")] = 240,
     workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,

@@ -83,6 +83,8 @@ def tune(
 
 
 def show(found: Found, out: Path, console: Console) -> None:
+    from math import isfinite
+
     from rich.markup import escape
     from rich.table import Table
 
@@ -98,7 +100,7 @@ def show(found: Found, out: Path, console: Console) -> None:
         elif row.alarms:
             said += f"{', ' if said else ''}drift alarms: {row.alarms}"
         style = "bold" if not place else None
-        rewards = [f"{reward:.3f}" for reward in row.rewards]
+        rewards = [f"{reward:.3f}" if isfinite(reward) else "-" for reward in row.rewards]
         cells = (row.name, *rewards, *[""] * (len(found.ladder) - len(rewards)), said)
         table.add_row(*map(escape, cells), style=style)
     console.print(table)

@@ -22,11 +22,11 @@ from sage_grpo.plan.show import disk
 from sage_grpo.progress import Tell
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.runs.private import clean_text
+from sage_grpo.training.callbacks import PHASES
 from sage_grpo.training.environment import describe_environment
 from sage_grpo.training.trackers import read_metrics
 
 REPORT, CALIBRATION = "first-run.json", "calibration.yaml"
-PHASES = ("rollout", "score", "update")
 
 
 def guess_gpu(name: str) -> str | None:

@@ -108,7 +108,7 @@ def settings(
     out: Path,
     *,
     seeds: int = 3,
-    iterations: int = BASE.run.iterations,
+    iterations: int | None = None,
     samples: int = 240,
     workers: int | None = None,
     console: Console | None = None,
@@ -116,7 +116,7 @@ def settings(
     """Run all values on all seeds; figures, results.json, and how far `tune` is from the best of the whole grid."""
     values = {(setting.key, i): setting.overrides(i) for setting in SETTINGS for i in range(len(setting.values))}
     asked = {
-        (which, seed): SettingRun(overrides, seed, iterations, samples, out)
+        (which, seed): SettingRun(overrides, seed, iterations or BASE.run.iterations, samples, out)
         for which, overrides in values.items()
         for seed in range(seeds)
     }
@@ -136,8 +136,6 @@ def settings(
 
 
 def _interval(values: Sequence[float]) -> list[float]:
-    if len(values) < 2:
-        return [values[0]] * 3
     found = effect(values)
     return [round(number, 4) for number in (found.mean, found.low, found.high)]
 

@@ -54,6 +54,9 @@ class Clock(Callback):
         self.on_start(loop)
 
 
+PHASES = ("rollout", "score", "update")  # of an iteration; the log has the seconds of each
+
+
 class Log(Callback):
     """Metrics, per-timestep series and seconds a phase to all trackers."""
 

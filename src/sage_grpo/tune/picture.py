@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from sage_grpo.files import draft_of
 from sage_grpo.runs.folder import RunFolder
+from sage_grpo.runs.read import number
 from sage_grpo.training.trackers import read_metrics
 from sage_grpo.tune.tune import Found, Tried
 
@@ -17,9 +18,8 @@ SMOOTH = 0.25  # share of a run that a point of its curve is the mean of
 
 
 def draw(found: Found, path: Path) -> None:
-    names = sorted(row.name for row in found.tried)
     order = sorted(found.tried, key=lambda row: (number_of(row) is None, number_of(row) or 0.0, row.name))
-    scale = colormaps["viridis"](np.linspace(0.05, 0.9, len(names)))
+    scale = colormaps["viridis"](np.linspace(0.05, 0.9, len(order)))
     colours = {row.name: tuple(colour) for row, colour in zip(order, scale, strict=True)}
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
@@ -86,7 +86,7 @@ def number_of(row: Tried) -> float | None:
 
 def rewards_of(row: Tried) -> list[float]:
     log = RunFolder(Path(row.folder)).log
-    return [float(line.get("reward/mean") or np.nan) for line in read_metrics(log)] if log.exists() else []
+    return [number(line.get("reward/mean")) for line in read_metrics(log)] if log.exists() else []
 
 
 def smooth(values: Sequence[float]) -> np.ndarray:

@@ -4,7 +4,8 @@ import math
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from threading import Event
@@ -16,11 +17,10 @@ from sage_grpo.distributed.launch import ProcessFailure, launch
 from sage_grpo.files import atomic_write
 from sage_grpo.runs.folder import CHECKPOINTS, RunFolder
 from sage_grpo.runs.read import number, read_json
+from sage_grpo.training.callbacks import PHASES
 from sage_grpo.training.trackers import read_metrics
 from sage_grpo.tune import one
 from sage_grpo.tune.halving import tail_mean
-
-PHASES = ("rollout", "score", "update")
 
 
 class Stopped(Exception):
@@ -35,10 +35,10 @@ class CandidateRun:
     config: RecipeConfig
     folder: Path
     failure: str | None = None
-    passes_of_iteration: float = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.passes_of_iteration = forward_passes(self.config)
+    @cached_property
+    def passes_of_iteration(self) -> float:
+        return forward_passes(self.config)
 
     @property
     def files(self) -> RunFolder:
@@ -46,6 +46,10 @@ class CandidateRun:
 
     def rows(self) -> list[dict[str, Any]]:
         return read_metrics(self.files.log) if self.files.log.exists() else []
+
+    def ended(self, iterations: int) -> bool:
+        """So many are done, and saved: one that is killed may have logged an iteration that it did not save."""
+        return len(self.rows()) >= iterations and self.files.end.exists()
 
     def reward(self, iterations: int) -> float:
         """What it had reached after so many; nan if it has not come so far."""
@@ -59,10 +63,10 @@ class CandidateRun:
 
     def advance(self, iterations: int, stop: Event, lock: int, devices: Mapping[str, str] | None = None) -> None:
         """Bring it to so many iterations, from wherever it is. A failure is written down, and ends only this run."""
-        if len(self.rows()) >= iterations:
+        if self.ended(iterations):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        settings = {"out": str(self.folder), "iterations": iterations, "save_every": iterations, "keep": 1}
+        settings = {"out": str(self.folder), "iterations": iterations, "keep": 1}
         run = self.config.run.model_copy(update=settings | {"resume": "auto", "checkpoints": None, "trackers": ()})
         atomic_write(self.folder / one.RECIPE, dump_recipe(self.config.model_copy(update={"run": run})).encode())
 

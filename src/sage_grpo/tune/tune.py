@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -12,7 +13,10 @@ from queue import SimpleQueue
 from threading import Event, current_thread, main_thread
 from typing import Any
 
-from sage_grpo.config import ConfigError, dump_recipe, load_recipe
+import torch
+
+from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
+from sage_grpo.distributed.device import HOST, choose_device
 from sage_grpo.files import atomic_write, write_json
 from sage_grpo.progress import Progress, Tell, no_progress
 from sage_grpo.tune.candidates import make_candidates, settings_of
@@ -23,6 +27,7 @@ from sage_grpo.tune.runs import CandidateRun
 SEARCH, RESULT, BEST, RUNS = "search.json", "tune.json", "best.yaml", "runs"
 LEAST = 2  # iterations of the first rung: fewer are noise
 TIMED = 3  # iterations by which hours become passes
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -65,10 +70,9 @@ class Search:
         self.runs = {run.name: run for run in runs}
         self.lock, self.stop, self.progress, self.workers = lock, stop, progress, workers
         self.rewards: dict[str, list[float]] = {name: [] for name in self.runs}
-        processes = runs[0].config.parallel.processes
         self.slots: SimpleQueue[dict[str, str]] = SimpleQueue()
-        for worker in range(workers):
-            self.slots.put(devices_of(worker, processes) if workers > 1 else {})
+        for devices in shared_devices(workers, runs[0].config):
+            self.slots.put(devices)
 
     def iterations(self, name: str, rung: Rung) -> int:
         return max(LEAST, round(rung.passes / self.runs[name].passes_of_iteration))
@@ -82,8 +86,8 @@ class Search:
         self.advance(goals, f"{len(names)} of {len(self.runs)} candidates")
         scores = {name: self.runs[name].reward(goal) for name, goal in goals.items()}
         if not best(scores, 1):
-            first = next((run.failure for run in self.runs.values() if run.failure), "no run has a reward")
-            raise ConfigError(f"every candidate failed; the first one: {first}")
+            first = next(filter(None, (self.runs[name].failure for name in names)), "it has no reward")
+            raise ConfigError(f"no candidate came to the end of its rung; {names[0]}: {first}")
         for name, score in scores.items():
             self.rewards[name].append(score)
         return scores
@@ -138,9 +142,19 @@ class Search:
         return sorted(tried, key=lambda t: (-len(t.rewards), -t.reward if math.isfinite(t.reward) else math.inf))
 
 
-def devices_of(worker: int, processes: int) -> dict[str, str]:
-    """GPUs for one of several runs at a time; no two share one."""
-    return {"CUDA_VISIBLE_DEVICES": ",".join(str(worker * processes + i) for i in range(processes))}
+def shared_devices(workers: int, config: RecipeConfig) -> list[dict[str, str]]:
+    """The environment of each run at a time: GPUs that no other has, of those that this process may use."""
+    if choose_device(config.tuning.device) == HOST:
+        return [{}] * workers
+    count, processes = torch.accelerator.device_count(), config.parallel.processes
+    if workers * processes > count:
+        raise ConfigError(
+            f"{workers} × {processes} processes need as many GPUs, and this machine has {count}; a search runs on one "
+            f"machine. Use --workers {max(count // processes, 1)}, or a recipe with parallel.processes={count} or less"
+        )
+    named = os.environ.get(VISIBLE)
+    visible = named.split(",") if named else [str(i) for i in range(count)]
+    return [{VISIBLE: ",".join(visible[i * processes : (i + 1) * processes])} for i in range(workers)]
 
 
 def tune(
@@ -174,7 +188,7 @@ def tune(
         else:
             whole = whole_run(climbing, own.run.iterations, passes, hours, keep)
         ladder = rungs(len(runs), whole, keep)
-        check_first(ladder, runs)
+        check_first(ladder, runs, keep)
         write_json(folder / SEARCH, asked | {"budget": budget, "whole": whole})
         search(ladder, list(climbing.runs), climbing.climb)
     rows = climbing.outcome()
@@ -204,11 +218,12 @@ def whole_run(climbing: Search, iterations: int, passes: float | None, hours: fl
     return whole_within(passes, len(runs), keep)
 
 
-def check_first(ladder: Sequence[Rung], runs: Sequence[CandidateRun]) -> None:
+def check_first(ladder: Sequence[Rung], runs: Sequence[CandidateRun], keep: int) -> None:
     """The first rung must be long enough to tell candidates apart."""
     longest = max(run.passes_of_iteration for run in runs)
     if ladder[0].passes < LEAST * longest:
-        least = math.ceil(cost(ladder) * LEAST * longest / ladder[0].passes)
+        unit = rungs(len(runs), 1.0, keep)
+        least = math.ceil(cost(unit) * LEAST * longest / unit[0].passes)
         raise ConfigError(
             f"the budget is too small for {len(runs)} candidates: the first rung would be shorter than {LEAST} "
             f"iterations. Give --passes {least} or more, or try fewer values"
