@@ -12,7 +12,7 @@ FLOORS = {
     for floor, names in enumerate(
         [
             ("errors", "suggest", "files", "progress", "statistics"),  # needs nothing of ours
-            ("config", "math"),
+            ("config", "math", "drawing"),
             ("core", "registry", "runs", "videos"),
             ("models", "rewards", "data", "distributed", "weights", "report"),
             ("training",),

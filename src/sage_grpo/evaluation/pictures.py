@@ -1,30 +1,20 @@
 """Pictures of scores: how they are distributed, and what they change by on degraded copies."""
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
+from sage_grpo.drawing import BLUE, GREY, SKY, VERMILION, drawn
 from sage_grpo.evaluation.audit.audit import AuditResult, Cell
 from sage_grpo.evaluation.folder import Row, number, summarise
-from sage_grpo.files import atomic_write
 
-BAR, POINT, MEAN, FAINT = "#56B4E9", "#0072B2", "#D55E00", "#777777"
 ACROSS = 3  # panels in a row
 STRONGEST = 3.0  # spreads at which a colour is full
 MARK = {"gamed": " ▲", "blind": " =", "caught": "", "unscored": ""}
-
-
-def _save(figure: Figure, path: Path) -> None:
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=120)
-    atomic_write(path, out.getvalue())
 
 
 def draw_distributions(path: Path, rows: Sequence[Row], keys: Sequence[str]) -> None:
@@ -32,26 +22,23 @@ def draw_distributions(path: Path, rows: Sequence[Row], keys: Sequence[str]) -> 
     summaries = summarise(rows, keys)
     across = min(ACROSS, len(keys))
     down = -(-len(keys) // across)
-    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)  # inches
-    figure = Figure(figsize=(max(3.9 * across, 6), 2.7 * down + 0.5), layout=layout)
-    panels: list[Axes] = figure.subplots(down, across, squeeze=False).ravel().tolist()
-    for ax, key in zip(panels, keys, strict=False):
-        values = np.array([row.scores[key] for row in rows if key in row.scores])
-        summary = summaries[key]
-        masked = f", {summary.masked} masked" if summary.masked else ""
-        ax.set_title(f"{key}  ({len(values)} scored{masked})", fontsize=10)
-        ax.spines[["top", "right", "left"]].set_visible(False)
-        if not len(values):
-            ax.text(0.5, 0.5, "no video has this score", ha="center", color=FAINT, transform=ax.transAxes)
+    with drawn(path, 2.7 * down + 0.5, f"Scores of {len(rows)} videos: each a point, the mean in orange") as figure:
+        panels: list[Axes] = figure.subplots(down, across, squeeze=False).ravel().tolist()
+        for ax, key in zip(panels, keys, strict=False):
+            values = np.array([row.scores[key] for row in rows if key in row.scores])
+            summary = summaries[key]
+            masked = f", {summary.masked} masked" if summary.masked else ""
+            ax.set_title(f"{key}  ({len(values)} scored{masked})")
+            ax.spines.left.set_visible(False)
+            if not len(values):
+                ax.text(0.5, 0.5, "no video has this score", ha="center", color=GREY, transform=ax.transAxes)
+                ax.set_axis_off()
+                continue
+            _histogram(ax, values)
+            ax.axvline(values.mean(), color=VERMILION)
+            ax.set_xlabel(f"mean {number(summary.mean)}, sd {number(summary.sd)}")
+        for ax in panels[len(keys) :]:
             ax.set_axis_off()
-            continue
-        _histogram(ax, values)
-        ax.axvline(values.mean(), color=MEAN, linewidth=1.6)
-        ax.set_xlabel(f"mean {number(summary.mean)}, sd {number(summary.sd)}", fontsize=9)
-    for ax in panels[len(keys) :]:
-        ax.set_axis_off()
-    figure.suptitle(f"Scores of {len(rows)} videos: each a point, the mean in orange", fontsize=12)
-    _save(figure, path)
 
 
 def _histogram(ax: Axes, values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> None:
@@ -59,14 +46,13 @@ def _histogram(ax: Axes, values: "np.ndarray[tuple[int], np.dtype[np.float64]]")
     middle = float(values.min() + values.max()) / 2
     bars = 1 + 2 * min(15, max(3, round(len(values) ** 0.5)))  # odd: equal scores stand in the middle of one
     edges = np.linspace(middle - width * 0.55, middle + width * 0.55, bars + 1)
-    counts, _, _ = ax.hist(values, bins=edges.tolist(), color=BAR, alpha=0.7, rwidth=0.94)
+    counts, _, _ = ax.hist(values, bins=edges.tolist(), color=SKY, alpha=0.7, rwidth=0.94)
     most = float(np.max(counts))
     jitter = np.random.default_rng(0).uniform(-0.22, -0.06, len(values)) * most
     size = 22 if len(values) < 100 else 5
-    ax.scatter(values, jitter, s=size, color=POINT, alpha=0.6, linewidths=0, clip_on=False)
+    ax.scatter(values, jitter, s=size, color=BLUE, alpha=0.6, linewidths=0, clip_on=False)
     ax.set_ylim(-0.26 * most, 1.08 * most)
     ax.set_yticks([])
-    ax.tick_params(labelsize=9)
     ax.locator_params(axis="x", nbins=5)
 
 
@@ -84,22 +70,20 @@ def draw_audit(path: Path, result: AuditResult) -> None:
     parts = _parts(result)
     wide, high = max(len(names) for _, names in parts), [len(keys) for keys, _ in parts]
     inches = 0.46 * sum(high) + 2.3 + 1.5 * (len(parts) - 1)
-    figure = Figure(figsize=(0.82 * wide + 3.2, inches), layout="constrained")
-    axes: list[Axes] = figure.subplots(len(parts), squeeze=False, height_ratios=high).ravel().tolist()
-    for ax, (keys, names) in zip(axes, parts, strict=True):
-        _heat(ax, result, keys, names)
-    bar = figure.colorbar(axes[0].images[0], ax=axes, fraction=0.03, pad=0.015, ticks=[-3, -2, -1, 0, 1, 2, 3])
-    bar.set_label("change, in spreads of the score")
-    bar.outline.set_visible(False)
-    axes[0].set_title(
-        f"What degrading a clip does to its score ({len(result.clips)} clips; how many have the score in brackets)\n"
-        "▲ the copy scores higher: gamed    = neither surely higher nor lower: blind    no mark: lower, caught",
-        fontsize=11,
-        loc="left",
-    )
-    for ax in axes[1:]:
-        ax.set_title("What degrading its sound does to scores that hear", fontsize=11, loc="left")
-    _save(figure, path)
+    with drawn(path, inches, width=0.82 * wide + 3.2) as figure:
+        axes: list[Axes] = figure.subplots(len(parts), squeeze=False, height_ratios=high).ravel().tolist()
+        for ax, (keys, names) in zip(axes, parts, strict=True):
+            _heat(ax, result, keys, names)
+        bar = figure.colorbar(axes[0].images[0], ax=axes, fraction=0.03, pad=0.015, ticks=[-3, -2, -1, 0, 1, 2, 3])
+        bar.set_label("change, in spreads of the score")
+        bar.outline.set_visible(False)
+        axes[0].set_title(
+            f"What degrading a clip does to its score ({len(result.clips)} clips; in brackets, how many have it)\n"
+            "▲ the copy scores higher: gamed    = neither surely higher nor lower: blind    no mark: lower, caught",
+            loc="left",
+        )
+        for ax in axes[1:]:
+            ax.set_title("What degrading its sound does to scores that hear", loc="left")
 
 
 def _parts(result: AuditResult) -> list[tuple[list[str], list[str]]]:
@@ -133,23 +117,22 @@ def _heat(ax: Axes, result: AuditResult, keys: Sequence[str], names: Sequence[st
     ax.set_yticks(range(high), [f"{key}  ({result.natural[key].clips})" for key in keys])
     ax.set_xticks(np.arange(wide + 1) - 0.5, minor=True)
     ax.set_yticks(np.arange(high + 1) - 0.5, minor=True)
-    ax.grid(which="minor", color="white", linewidth=1.5)
+    ax.grid(visible=False)
+    ax.grid(which="minor", color="white", alpha=1, linewidth=1.5)
     ax.tick_params(which="both", length=0)
     ax.spines[:].set_visible(False)
 
 
 def draw_sounds(path: Path, waves: Sequence[tuple[str, Tensor]], rate: int, title: str) -> None:
     """Waves (channels, samples) below each other on one scale of time and loudness, the first channel of each."""
-    figure = Figure(figsize=(8, 0.62 * len(waves) + 1.2), layout="constrained")
-    axes: list[Axes] = figure.subplots(len(waves), squeeze=False, sharex=True, sharey=True).ravel().tolist()
-    for ax, (name, wave) in zip(axes, waves, strict=True):
-        ax.plot(np.arange(wave.shape[1]) / rate, wave[0].numpy(), color=POINT, linewidth=0.4)
-        ax.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
-        ax.set_yticks([])
-        ax.spines[["top", "right", "left"]].set_visible(False)
-    axes[-1].set_xlabel("seconds", fontsize=9)
-    figure.suptitle(title, fontsize=11)
-    _save(figure, path)
+    with drawn(path, 0.62 * len(waves) + 1.2, title) as figure:
+        axes: list[Axes] = figure.subplots(len(waves), squeeze=False, sharex=True, sharey=True).ravel().tolist()
+        for ax, (name, wave) in zip(axes, waves, strict=True):
+            ax.plot(np.arange(wave.shape[1]) / rate, wave[0].numpy(), color=BLUE, linewidth=0.4)
+            ax.set_ylabel(name, rotation=0, ha="right", va="center")
+            ax.set_yticks([])
+            ax.spines.left.set_visible(False)
+        axes[-1].set_xlabel("seconds")
 
 
 def markdown(result: AuditResult) -> str:

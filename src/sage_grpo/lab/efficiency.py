@@ -13,9 +13,10 @@ from rich.console import Console
 
 from sage_grpo.config import load_recipe
 from sage_grpo.core.passes import forward_passes
+from sage_grpo.drawing import BLACK, BLUE, GREEN, ORANGE, PURPLE, SILVER, SKY, VERMILION
 from sage_grpo.files import atomic_write
 from sage_grpo.lab.grid import run_grid
-from sage_grpo.lab.pass_curves import passes_figure, reward_curve
+from sage_grpo.lab.pass_curves import against_passes, reward_curve
 from sage_grpo.lab.race import REFERENCE, Race
 from sage_grpo.statistics import Effect, effect, paired
 
@@ -187,7 +188,7 @@ def with_error(found: Effect, sign: str = "") -> str:
 COLOURS = dict(
     zip(
         (PAPER, *IN_TURN),
-        ("#000000", "#999999", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#0072B2", "#D55E00"),
+        (BLACK, SILVER, ORANGE, SKY, GREEN, PURPLE, BLUE, VERMILION),
         strict=True,
     )
 )
@@ -195,16 +196,14 @@ COLOURS = dict(
 
 def draw(runs: Runs, path: Path) -> None:
     """Reward against passes, mean over seeds; the first and the last setting with their 95 % intervals."""
-    figure, ax = passes_figure("What a reward costs")
-    for name, colour in COLOURS.items():
-        if name in runs:
-            said = f"all savings: {SAID[name]}" if name == "fast" else SAID[name]
-            width, band = 2.4 if name == "fast" else 1.6, 0.15 if name in (PAPER, "fast") else 0.0
-            reward_curve(ax, runs[name], colour, said, width=width, band=band)
-    reached = float(np.mean([run["reward"][-1] for run in runs[PAPER]]))
-    ax.axhline(reached, color="#000000", linewidth=0.8, linestyle=":")
-    ax.legend(frameon=False, fontsize=9, loc="lower right")
-    figure.savefig(path, dpi=130)
+    with against_passes(path, "What a reward costs") as ax:
+        for name, colour in COLOURS.items():
+            if name in runs:
+                said = f"all savings: {SAID[name]}" if name == "fast" else SAID[name]
+                width, band = 2.4 if name == "fast" else 1.6, 0.15 if name in (PAPER, "fast") else 0.0
+                reward_curve(ax, runs[name], colour, said, width=width, band=band)
+        reached = float(np.mean([run["reward"][-1] for run in runs[PAPER]]))
+        ax.axhline(reached, color=BLACK, linewidth=0.8, linestyle=":")
 
 
 def efficiency(

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
+from sage_grpo.drawing import BLACK, BLUE, GREEN, ORANGE, PURPLE, SILVER, VERMILION, drawn, legend_below
 from sage_grpo.lab.efficiency import MEASURED, Overrides, crossing, with_error
-from sage_grpo.lab.pass_curves import passes_figure, reward_curve
+from sage_grpo.lab.pass_curves import against_passes, reward_curve
 from sage_grpo.statistics import Effect, effect, holm, p_of_zero, paired
 
 FIRST = "grpo"  # what the others are held against
@@ -105,7 +105,7 @@ def short(override: str) -> str:
 COLOURS = dict(
     zip(
         ("grpo", "guard", "dppo", "nft", "awm", "dpo", "rwr"),
-        ("#000000", "#999999", "#E69F00", "#D55E00", "#0072B2", "#009E73", "#CC79A7"),
+        (BLACK, SILVER, ORANGE, VERMILION, BLUE, GREEN, PURPLE),
         strict=True,
     )
 )
@@ -113,36 +113,31 @@ COLOURS = dict(
 
 def draw(runs: Runs, said: str, path: Path) -> None:
     """Reward against passes, mean over seeds with its 95 % interval."""
-    figure, ax = passes_figure(f"Objectives at equal passes: {said}")
-    for name, own in runs.items():
-        reward_curve(ax, own, COLOURS[name], name, width=2, band=0.12)
-    ax.legend(frameon=False, fontsize=9, loc="lower right")
-    figure.savefig(path, dpi=130)
+    with against_passes(path, f"Objectives at equal passes: {said}") as ax:
+        for name, own in runs.items():
+            reward_curve(ax, own, COLOURS[name], name, width=2, band=0.12)
 
 
 PANELS = {
-    "Updates of a rollout": {1: "once", 2: "twice", 4: "four-times"},
-    "Iterations between a rollout and its update": {0: "once", 1: "stale-1", 2: "stale-2", 4: "stale-4"},
+    "updates of a rollout": {1: "once", 2: "twice", 4: "four-times"},
+    "iterations between a rollout and its update": {0: "once", 1: "stale-1", 2: "stale-2", 4: "stale-4"},
 }
 
 
 def draw_conditions(outcomes: Mapping[str, Sequence[Compared]], path: Path) -> None:
     """Reward when the passes are spent, with its 95 % interval, against updates of a rollout and its age."""
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    axes = figure.subplots(1, len(PANELS), sharey=True)
-    for ax, (title, groups) in zip(axes, PANELS.items(), strict=True):
-        for i, name in enumerate(COLOURS):
-            rows = {x: o for x, group in groups.items() for o in outcomes.get(group, ()) if o.name == name}
-            if len(rows) < 2:
-                continue
-            ends = [o.ends["reward"] for o in rows.values()]
-            at = [x + 0.03 * i for x in rows]  # beside each other
-            error = [e.high - e.mean for e in ends]
-            ax.errorbar(at, [e.mean for e in ends], error, color=COLOURS[name], marker="o", capsize=3, label=name)
-        ax.set_xlabel(title)
-        ax.set_xticks(list(groups))
-        ax.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("Reward at the end")
-    handles = {label: line for ax in axes for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=len(COLOURS), frameon=False)
-    figure.savefig(path, dpi=130)
+    with drawn(path, 4.0, "Rollouts used more than once, and rollouts of an older policy") as figure:
+        axes = figure.subplots(1, len(PANELS), sharey=True)
+        for ax, (title, groups) in zip(axes, PANELS.items(), strict=True):
+            for i, name in enumerate(COLOURS):
+                rows = {x: o for x, group in groups.items() for o in outcomes.get(group, ()) if o.name == name}
+                if len(rows) < 2:
+                    continue
+                ends = [o.ends["reward"] for o in rows.values()]
+                at = [x + 0.03 * i for x in rows]  # beside each other
+                error = [e.high - e.mean for e in ends]
+                ax.errorbar(at, [e.mean for e in ends], error, color=COLOURS[name], marker="o", capsize=3, label=name)
+            ax.set_xlabel(title)
+            ax.set_xticks(list(groups))
+        axes[0].set_ylabel("reward at the end")
+        legend_below(figure)

@@ -1,25 +1,27 @@
 """Reward against passes of the network, over the seeds of a setting."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from sage_grpo.drawing import drawn
 from sage_grpo.statistics import effect
 
 
-def passes_figure(title: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(9, 5.2), layout="constrained")
-    ax = figure.subplots()
-    ax.set_xlabel("passes of the network (a video and step each; a trained one counts three)")
-    ax.set_ylabel("reward of fresh videos")
-    ax.set_title(title, fontsize=12)
-    ax.xaxis.set_major_formatter("{x:,.0f}")
-    ax.grid(alpha=0.25)
-    ax.spines[["top", "right"]].set_visible(False)
-    return figure, ax
+@contextmanager
+def against_passes(path: Path, title: str) -> Iterator[Axes]:
+    """Axes for `reward_curve`, written with their legend at the end of the block."""
+    with drawn(path, 5.2, title) as figure:
+        ax = figure.subplots()
+        ax.set_xlabel("passes of the network (a video and step each; a trained one counts three)")
+        ax.set_ylabel("reward of fresh videos")
+        ax.xaxis.set_major_formatter("{x:,.0f}")
+        yield ax
+        ax.legend(loc="lower right")
 
 
 def reward_curve(

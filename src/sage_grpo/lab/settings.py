@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.core.passes import forward_passes
-from sage_grpo.files import draft_of, write_json
+from sage_grpo.drawing import drawn, in_order
+from sage_grpo.files import write_json
 from sage_grpo.lab.grid import Experiment, Job, run_grid
 from sage_grpo.statistics import effect
 from sage_grpo.tune.candidates import AROUND
@@ -35,11 +34,17 @@ class Setting:
     title: str
     values: tuple[float, ...]
     along: tuple[tuple[str, ...], ...] = ()
+    under: tuple[str, ...] = ()  # what all values go along with
+    suffix: str = ""  # tells it from the same setting under other conditions
     drawn: tuple[int, ...] = ()  # places of the values that the figure shows; none for all
+
+    @property
+    def name(self) -> str:
+        return self.key + self.suffix
 
     def overrides(self, place: int) -> tuple[str, ...]:
         """None for the recipe's own value, so that its run is made once."""
-        changed = (f"{self.key}={self.values[place]:g}", *(self.along[place] if self.along else ()))
+        changed = (*self.under, f"{self.key}={self.values[place]:g}", *(self.along[place] if self.along else ()))
         return () if load_recipe(RECIPE, list(changed)) == load_recipe(RECIPE) else changed
 
 
@@ -60,6 +65,13 @@ SETTINGS = (
     Setting("kl.high", "Weight of the KL", (0.005, 0.5, 50)),
     Setting("sampling.eta", "Exploration η", (0.1, 0.7, 1.5)),
     Setting("policy.num_iterations", "Updates of a rollout", (1, 4, 16)),
+    Setting(
+        "optimizer.lr",
+        "Learning rate of LoRA, rank 8",
+        (1.5e-4, 5e-4, 1.5e-3, 5e-3, 1.5e-2),
+        under=("tuning.mode=lora", "tuning.rank=8"),
+        suffix="-lora",
+    ),
 )
 
 
@@ -114,7 +126,7 @@ def settings(
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Run all values on all seeds; figures, results.json, and how far `tune` is from the best of the whole grid."""
-    values = {(setting.key, i): setting.overrides(i) for setting in SETTINGS for i in range(len(setting.values))}
+    values = {(setting.name, i): setting.overrides(i) for setting in SETTINGS for i in range(len(setting.values))}
     asked = {
         (which, seed): SettingRun(overrides, seed, iterations or BASE.run.iterations, samples, out)
         for which, overrides in values.items()
@@ -125,11 +137,11 @@ def settings(
     done = {which: made[run.key] for which, run in asked.items()}
     rows = []
     for setting in SETTINGS:
-        runs = [[done[(setting.key, i), seed] for seed in range(seeds)] for i in range(len(setting.values))]
-        draw(setting, runs, out / f"{setting.key}.png")
+        runs = [[done[(setting.name, i), seed] for seed in range(seeds)] for i in range(len(setting.values))]
+        draw(setting, runs, out / f"{setting.name}.png")
         for value, of_value in zip(setting.values, runs, strict=True):
             ends = {name: [run["evaluation"][name] for run in of_value] for name in MEASURED}
-            rows.append({"setting": setting.key, "value": value, "ends": {k: _interval(v) for k, v in ends.items()}})
+            rows.append({"setting": setting.name, "value": value, "ends": {k: _interval(v) for k, v in ends.items()}})
     found = {"seeds": seeds, "samples": samples, "settings": rows, "tune": tuned(done, seeds)}
     write_json(out / "results.json", found)
     return found
@@ -147,7 +159,7 @@ def tuned(done: dict[Any, dict[str, Any]], seeds: int) -> list[dict[str, Any]]:
     """
     rows = []
     for seed in range(seeds):
-        runs = {f"{value:g}": done[(RATE.key, i), seed] for i, value in enumerate(RATE.values)}
+        runs = {f"{value:g}": done[(RATE.name, i), seed] for i, value in enumerate(RATE.values)}
         ends = {name: run["evaluation"]["reward"] for name, run in runs.items()}
         chosen = choice({name: run["curves"]["reward/mean"] for name, run in runs.items()})
         top = max(ends, key=ends.__getitem__)
@@ -158,31 +170,24 @@ def tuned(done: dict[Any, dict[str, Any]], seeds: int) -> list[dict[str, Any]]:
 def draw(setting: Setting, runs: Sequence[Sequence[dict[str, Any]]], path: Path) -> None:
     """Reward, KL and diversity over a run: a line for each value, the mean of its seeds."""
     places = setting.drawn or tuple(range(len(setting.values)))
-    colours = colormaps["viridis"](np.linspace(0.05, 0.88, len(places)))
-    figure = Figure(figsize=(11, 3.4), layout="constrained")
     panels = (
         ("reward/mean", "reward of rollouts"),
         ("approx_kl", "KL to the anchor"),
         ("drift/diversity", "diversity, relative to the start"),
     )
-    for ax, (key, label) in zip(figure.subplots(1, len(panels)), panels, strict=True):
-        for colour, place in zip(colours, places, strict=True):
-            for curve in (curves := [run["curves"].get(key, []) for run in runs[place]]):
-                ax.plot(*smoothed(curve), color=colour, alpha=0.25, linewidth=0.7)
-            length = min(map(len, curves))
-            mean = np.mean([curve[:length] for curve in curves], axis=0)
-            ax.plot(*smoothed(mean), color=colour, linewidth=2, label=f"{setting.values[place]:g}")
-        if key == "approx_kl":
-            ax.set_yscale("log")
-        ax.set_xlabel("share of the run")
-        ax.set_title(label, fontsize=10)
-        ax.grid(alpha=0.25)
-        ax.spines[["top", "right"]].set_visible(False)
-    lines, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(lines, labels, title=setting.key.replace(".", ".\n"), loc="outside right center", frameon=False)
-    figure.suptitle(setting.title, fontsize=12)
-    with draft_of(path) as draft_file:
-        figure.savefig(draft_file, dpi=120, format="png")
+    with drawn(path, 3.4, setting.title) as figure:
+        for ax, (key, label) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+            for colour, place in zip(in_order(len(places)), places, strict=True):
+                for curve in (curves := [run["curves"].get(key, []) for run in runs[place]]):
+                    ax.plot(*smoothed(curve), color=colour, alpha=0.25, linewidth=0.7)
+                length = min(map(len, curves))
+                mean = np.mean([curve[:length] for curve in curves], axis=0)
+                ax.plot(*smoothed(mean), color=colour, linewidth=2, label=f"{setting.values[place]:g}")
+            if key == "approx_kl":
+                ax.set_yscale("log")
+            ax.set(title=label, xlabel="share of the run")
+        lines, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(lines, labels, title=setting.key.replace(".", ".\n"), loc="outside right center")
 
 
 def smoothed(curve: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:

@@ -4,11 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from sage_grpo.files import draft_of
+from sage_grpo.drawing import SILVER, drawn, in_order
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.runs.read import number
 from sage_grpo.training.trackers import read_metrics
@@ -19,14 +17,11 @@ SMOOTH = 0.25  # share of a run that a point of its curve is the mean of
 
 def draw(found: Found, path: Path) -> None:
     order = sorted(found.tried, key=lambda row: (number_of(row) is None, number_of(row) or 0.0, row.name))
-    scale = colormaps["viridis"](np.linspace(0.05, 0.9, len(order)))
-    colours = {row.name: tuple(colour) for row, colour in zip(order, scale, strict=True)}
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    _curves(left, found, order, colours)
-    _values(right, found, order, colours)
-    with draft_of(path) as draft:
-        figure.savefig(draft, dpi=130, format="png")
+    colours = {row.name: colour for row, colour in zip(order, in_order(len(order)), strict=True)}
+    with drawn(path, 4.4) as figure:
+        left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+        _curves(left, found, order, colours)
+        _values(right, found, order, colours)
 
 
 def _curves(ax: Axes, found: Found, order: Sequence[Tried], colours: Mapping[str, tuple[float, ...]]) -> None:
@@ -40,12 +35,11 @@ def _curves(ax: Axes, found: Found, order: Sequence[Tried], colours: Mapping[str
         label = row.name + (" (best)" if row.name == best else "")
         ax.plot(passes, smooth(values), color=colours[row.name], linewidth=width, label=label)
     for rung in found.ladder[:-1]:
-        ax.axvline(rung.passes, color="0.6", linewidth=0.8, linestyle=":")
+        ax.axvline(rung.passes, color=SILVER, linewidth=0.8, linestyle=":")
     ax.set_xlabel("passes of the network; candidates drop out at dotted lines")
     ax.set_ylabel("reward of rollouts")
     ax.xaxis.set_major_formatter("{x:,.0f}")
-    ax.legend(fontsize=7, frameon=False)
-    _plain(ax)
+    ax.legend()
 
 
 def _values(ax: Axes, found: Found, order: Sequence[Tried], colours: Mapping[str, tuple[float, ...]]) -> None:
@@ -57,22 +51,16 @@ def _values(ax: Axes, found: Found, order: Sequence[Tried], colours: Mapping[str
         reached = [(i, row) for i, row in enumerate(order) if len(row.rewards) > place]
         x = [places[i] for i, _ in reached]
         y = [row.rewards[place] for _, row in reached]
-        ax.plot(x, y, color="0.75", linewidth=1, zorder=1)
+        ax.plot(x, y, color=SILVER, linewidth=1, zorder=1)
         ax.scatter(x, y, color=[colours[row.name] for _, row in reached], s=18 + 22 * place, zorder=2)
         if reached:
-            ax.annotate(f"{rung.passes:,.0f}", (x[-1], y[-1]), (4, 4), textcoords="offset points", fontsize=7)
+            ax.annotate(f"{rung.passes:,.0f}", (x[-1], y[-1]), (4, 4), textcoords="offset points", fontsize=8)
     if ordered:
         ax.set_xscale("log")
         ax.set_xlabel(order[0].name.partition("=")[0])
     else:
-        ax.set_xticks(range(len(order)), [row.name for row in order], rotation=30, ha="right", fontsize=7)
+        ax.set_xticks(range(len(order)), [row.name for row in order], rotation=30, ha="right", fontsize=8)
     ax.set_ylabel("reward at the end of a rung (passes next to it)")
-    _plain(ax)
-
-
-def _plain(ax: Axes) -> None:
-    ax.grid(alpha=0.25)
-    ax.spines[["top", "right"]].set_visible(False)
 
 
 def number_of(row: Tried) -> float | None:
