@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from sage_grpo.cli import app
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.protocols import Prompt, Videos
+from sage_grpo.lab.before_after import BeforeAfter
 from sage_grpo.lab.clips import as_frames
 from sage_grpo.lab.shapes import evaluate as shapes_evaluation
 from sage_grpo.lab.shapes.model import ShapesModel
@@ -94,7 +95,7 @@ def test_the_evaluation_is_not_deaf(monkeypatch):
     real = evaluate(RealClips(), config, SAMPLES)
     dubbed = evaluate(RealClips(lambda pitches: pitches.roll(1, 0)), config, SAMPLES)
     assert real.gap.max() < NEAR / 2
-    told = compare(real, dubbed, config, 0, (0.0, 0.0), Path("report.html"))
+    told = compare(BeforeAfter(config, real, dubbed, 0, 0.0, 0.0), Path("report.html"))
     assert (told.fits.before, told.never_seen.before) == (1, 1)
     assert told.fits.after < 0.2
     assert told.never_seen.after < 0.3

@@ -1,13 +1,10 @@
-"""What the reports of all worlds have in common: shares and rows before and after, progress, curves."""
+"""What the reports of all worlds have in common: shares and rows before and after, curves."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from sage_grpo.report.svg import Chart, Curve
@@ -41,14 +38,6 @@ class Share:
     def intervals(self) -> str:
         (a, b), (c, d) = self.before_interval, self.after_interval
         return f"{100 * a:.0f}–{100 * b:.0f} → {100 * c:.0f}–{100 * d:.0f} %"
-
-
-@contextmanager
-def counting(console: Console, total: int) -> Iterator[Callable[[int], None]]:
-    columns = TextColumn("  videos"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda done: progress.update(task, completed=done)
 
 
 def most_telling(gains: Tensor) -> list[int]:

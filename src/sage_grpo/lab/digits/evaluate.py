@@ -89,9 +89,7 @@ def diversities(model: VideoModel, config: RecipeConfig) -> tuple[float, float]:
     return diversity(text.as_asked(text.fit(clips, texts), texts), GROUP), diversity(clips, GROUP)
 
 
-def evaluate_run(
-    loop: Loop, config: RecipeConfig, samples: int, tell: Callable[[int], None] = lambda done: None
-) -> Evaluation:
+def evaluate_run(loop: Loop, config: RecipeConfig, samples: int) -> Evaluation:
     """The averaged weights if the run keeps them, else its last ones."""
     with averaged(loop):
-        return evaluate(loop.model, config, samples, tell)
+        return evaluate(loop.model, config, samples)

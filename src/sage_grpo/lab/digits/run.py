@@ -1,6 +1,5 @@
 """`sage-grpo lab text`: train a generator of numbers against real OCR, and say what fresh videos show."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -9,27 +8,17 @@ from pathlib import Path
 from rich.console import Console
 from torch import Tensor
 
-from sage_grpo.config import RecipeConfig, load_recipe
+from sage_grpo.config import RecipeConfig
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_rng
 from sage_grpo.files import atomic_write
-from sage_grpo.lab.comparison import (
-    PAGE,
-    Share,
-    counting,
-    curve_reader,
-    diversity_row,
-    most_telling,
-    paired_rows,
-    policy_charts,
-)
-from sage_grpo.lab.digits.evaluate import Evaluation, evaluate, evaluate_run
+from sage_grpo.lab.before_after import BeforeAfter, train_between
+from sage_grpo.lab.comparison import PAGE, Share, curve_reader, diversity_row, most_telling, paired_rows, policy_charts
+from sage_grpo.lab.digits.evaluate import Evaluation, evaluate
 from sage_grpo.report.animation import Shown, before_after
 from sage_grpo.report.page import Headline, Page, PageTable, Picture, VideoPair, write_page
 from sage_grpo.report.svg import Chart
 from sage_grpo.statistics import effect, mcnemar
-from sage_grpo.training.build import build_model
-from sage_grpo.training.trainer import Trainer
 from sage_grpo.videos import contact_sheet, mp4_bytes
 
 SUMMARY = (
@@ -98,39 +87,21 @@ def run_text(
 
     control: the same run with a lottery for a reward; what it gains, the reader did not teach.
     """
-    started, cpu = time.perf_counter(), time.process_time()
     overrides = [f"seed={seed}", f"run.out={out}", "run.sample_every=0"]
     overrides += [f"run.iterations={iterations}"] if iterations else []
     overrides += [f"model.path={base}"] if base else []
     overrides += [f'rewards=[{{type: "{__name__}:lottery"}}]'] if control else []
-    config = load_recipe("text", overrides)
-    console.print(f"1/3 reading {samples} videos of the base model", highlight=False)
-    with counting(console, samples) as tell:
-        before = evaluate(build_model(config), config, samples, tell)
-    console.print(f"2/3 training for {config.run.iterations} iterations", highlight=False)
-    trainer = Trainer(config=config, console=console)
-    trainer.train()
-    console.print("3/3 reading the trained model's videos of the same prompts and seeds", highlight=False)
-    with counting(console, samples) as tell:
-        after = evaluate_run(trainer.loop, config, samples, tell)
-    report = out / PAGE
-    times = time.perf_counter() - started, time.process_time() - cpu
-    result = compare(before, after, config, trainer.loop.iteration, times, report)
-    picture = before_after(chosen(before, after))
+    made = train_between("text", overrides, evaluate, samples, doing="reading", console=console)
+    result = compare(made, out / PAGE)
+    picture = before_after(chosen(made.before, made.after))
     atomic_write(out / "before_after.webp", picture)
-    write_page(make_page(result, before, after, config, picture), report)
-    before_after_sheet(before, after, out / "before_after.png")
+    write_page(make_page(result, made.before, made.after, made.config, picture), out / PAGE)
+    before_after_sheet(made.before, made.after, out / "before_after.png")
     return result
 
 
-def compare(
-    before: Evaluation,
-    after: Evaluation,
-    config: RecipeConfig,
-    iterations: int,
-    times: tuple[float, float],
-    report: Path,
-) -> TextResult:
+def compare(made: BeforeAfter[Evaluation], report: Path) -> TextResult:
+    before, after = made.before, made.after
     old, new = before.exact(), after.exact()
     gain, letters = effect((new - old).tolist()), effect((after.characters() - before.characters()).tolist())
     changes = mcnemar(old.bool().tolist(), new.bool().tolist())
@@ -159,9 +130,10 @@ def compare(
         before.diversity,
         after.diversity,
         len(old),
-        config.seed,
-        iterations,
-        *times,
+        made.config.seed,
+        made.iterations,
+        made.seconds,
+        made.cpu_seconds,
         str(report),
     )
 

@@ -96,9 +96,7 @@ def mean_distance(clips: Tensor, prompts: int) -> float:
     return torch.stack(apart).mean().item()
 
 
-def evaluate_run(
-    loop: Loop, config: RecipeConfig, samples: int = 240, tell: Callable[[int], None] = lambda done: None
-) -> Evaluation:
+def evaluate_run(loop: Loop, config: RecipeConfig, samples: int = 240) -> Evaluation:
     """The averaged weights if the run keeps them, else its last ones."""
     with averaged(loop):
-        return evaluate(loop.model, config, samples, tell=tell)
+        return evaluate(loop.model, config, samples)

@@ -1,31 +1,21 @@
 """`sage-grpo lab`: train the small generator, say what improved with its error, and show it."""
 
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 from torch import Tensor
 
-from sage_grpo.config import RecipeConfig, load_recipe
+from sage_grpo.config import RecipeConfig
 from sage_grpo.files import atomic_write
-from sage_grpo.lab.comparison import (
-    PAGE,
-    Share,
-    counting,
-    curve_reader,
-    diversity_row,
-    most_telling,
-    paired_rows,
-    policy_charts,
-)
-from sage_grpo.lab.shapes.evaluate import Evaluation, evaluate, evaluate_run
+from sage_grpo.lab.before_after import BeforeAfter, train_between
+from sage_grpo.lab.comparison import PAGE, Share, curve_reader, diversity_row, most_telling, paired_rows, policy_charts
+from sage_grpo.lab.shapes.evaluate import Evaluation, evaluate
 from sage_grpo.report.animation import Shown, before_after
 from sage_grpo.report.page import Headline, Page, PageTable, Picture, VideoPair, write_page
 from sage_grpo.report.svg import Chart
 from sage_grpo.statistics import effect, mcnemar
-from sage_grpo.training.build import build_model, build_rewards
-from sage_grpo.training.trainer import Trainer
+from sage_grpo.training.build import build_rewards
 from sage_grpo.videos import contact_sheet, mp4_bytes
 
 FLAW = (
@@ -73,39 +63,22 @@ class LabResult:
 
 def run_lab(out: Path, *, iterations: int | None, samples: int, seed: int, console: Console) -> LabResult:
     """Train by the shipped recipe, evaluate before and after on the same fresh seeds, write the report."""
-    started = time.perf_counter()
     overrides = [f"seed={seed}", f"run.out={out}", "run.sample_every=0"]
     overrides += [f"run.iterations={iterations}"] if iterations else []
-    config = load_recipe("lab", overrides)
-    console.print(f"1/3 looking at {samples} videos of the base model", highlight=False)
-    with counting(console, samples) as tell:
-        before = evaluate(build_model(config), config, samples, tell=tell)
-    console.print(f"2/3 training for {config.run.iterations} iterations", highlight=False)
-    trainer = Trainer(config=config, console=console)
-    trainer.train()
-    console.print("3/3 looking at the trained model's videos of the same prompts and seeds", highlight=False)
-    with counting(console, samples) as tell:
-        after = evaluate_run(trainer.loop, config, samples, tell=tell)
+    made = train_between("lab", overrides, evaluate, samples, doing="looking at", console=console)
+    before, after = made.before, made.after
     picture = before_after(chosen(before, after))
     atomic_write(out / "before_after.webp", picture)
-    weights = build_rewards(config)[1]
+    weights = build_rewards(made.config)[1]
     rewards = Rewards(before.reward(weights), after.reward(weights))
     before_after_sheet(before, after, rewards, out / "before_after.png")
-    report, seconds = out / PAGE, time.perf_counter() - started
-    result = compare(before, after, rewards, config, trainer.loop.iteration, seconds, report)
-    write_page(make_page(result, before, after, rewards, config, picture), report)
+    result = compare(made, rewards, out / PAGE)
+    write_page(make_page(result, before, after, rewards, made.config, picture), out / PAGE)
     return result
 
 
-def compare(
-    before: Evaluation,
-    after: Evaluation,
-    rewards: Rewards,
-    config: RecipeConfig,
-    iterations: int,
-    seconds: float,
-    report: Path,
-) -> LabResult:
+def compare(made: BeforeAfter[Evaluation], rewards: Rewards, report: Path) -> LabResult:
+    before, after = made.before, made.after
     gain, new = effect(rewards.gains.tolist()), before.never_seen
     changes = mcnemar(before.accuracy.bool().tolist(), after.accuracy.bool().tolist())
     return LabResult(
@@ -122,9 +95,9 @@ def compare(
         before.diversity,
         after.diversity,
         gain.n,
-        config.seed,
-        iterations,
-        seconds,
+        made.config.seed,
+        made.iterations,
+        made.seconds,
         str(report),
     )
 

@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config import RecipeConfig
-from sage_grpo.core.loop import Loop
 from sage_grpo.core.protocols import Prompt, VideoModel, Videos
 from sage_grpo.lab.shapes import evaluate as shapes
 from sage_grpo.lab.shapes.world import Fit
 from sage_grpo.lab.tones.reward import TonesReward
 from sage_grpo.lab.tones.yardstick import gaps
-from sage_grpo.training.callbacks import averaged
 
 NEAR = 0.1  # octaves: about a tone of the scale, which the ear of a layman lets pass
 
@@ -50,11 +48,3 @@ def evaluate(
     videos, prompts = Videos.joined(made), [Prompt(text) for text in pictures.prompts]
     scores = TonesReward().begin(videos, prompts)().values[:, 0].double()
     return Evaluation(pictures, videos, torch.cat(found), scores)
-
-
-def evaluate_run(
-    loop: Loop, config: RecipeConfig, samples: int, tell: Callable[[int], None] = lambda done: None
-) -> Evaluation:
-    """The averaged weights if the run keeps them, else its last ones."""
-    with averaged(loop):
-        return evaluate(loop.model, config, samples, tell)

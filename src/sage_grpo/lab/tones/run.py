@@ -1,29 +1,18 @@
 """`sage-grpo lab sound`: train a generator of shapes with sound, and say whether what is heard fits what is seen."""
 
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from sage_grpo.config import RecipeConfig, load_recipe
-from sage_grpo.lab.comparison import (
-    PAGE,
-    Share,
-    counting,
-    curve_reader,
-    diversity_row,
-    most_telling,
-    paired_rows,
-    policy_charts,
-)
-from sage_grpo.lab.tones.evaluate import NEAR, Evaluation, evaluate, evaluate_run
+from sage_grpo.config import RecipeConfig
+from sage_grpo.lab.before_after import BeforeAfter, train_between
+from sage_grpo.lab.comparison import PAGE, Share, curve_reader, diversity_row, most_telling, paired_rows, policy_charts
+from sage_grpo.lab.tones.evaluate import NEAR, Evaluation, evaluate
 from sage_grpo.report.page import Headline, Page, PageTable, VideoPair, write_page
 from sage_grpo.report.svg import Chart, Curve
 from sage_grpo.statistics import effect
-from sage_grpo.training.build import build_model
-from sage_grpo.training.trainer import Trainer
 from sage_grpo.videos import mp4_bytes, sound_of
 
 SUMMARY = (
@@ -65,34 +54,17 @@ def run_sound(
     out: Path, *, iterations: int | None, samples: int, seed: int, console: Console, base: Path | None = None
 ) -> SoundResult:
     """Train by the shipped recipe, listen to fresh videos before and after, write the report."""
-    started, cpu = time.perf_counter(), time.process_time()
     overrides = [f"seed={seed}", f"run.out={out}", "run.sample_every=0"]
     overrides += [f"run.iterations={iterations}"] if iterations else []
     overrides += [f"model.path={base}"] if base else []
-    config = load_recipe("sound", overrides)
-    console.print(f"1/3 listening to {samples} videos of the base model", highlight=False)
-    with counting(console, samples) as tell:
-        before = evaluate(build_model(config), config, samples, tell)
-    console.print(f"2/3 training for {config.run.iterations} iterations", highlight=False)
-    trainer = Trainer(config=config, console=console)
-    trainer.train()
-    console.print("3/3 listening to the trained model's videos of the same prompts and seeds", highlight=False)
-    with counting(console, samples) as tell:
-        after = evaluate_run(trainer.loop, config, samples, tell)
-    times = time.perf_counter() - started, time.process_time() - cpu
-    result = compare(before, after, config, trainer.loop.iteration, times, out / PAGE)
-    write_page(make_page(result, before, after, config), out / PAGE)
+    made = train_between("sound", overrides, evaluate, samples, doing="listening to", console=console)
+    result = compare(made, out / PAGE)
+    write_page(make_page(result, made.before, made.after, made.config), out / PAGE)
     return result
 
 
-def compare(
-    before: Evaluation,
-    after: Evaluation,
-    config: RecipeConfig,
-    iterations: int,
-    times: tuple[float, float],
-    report: Path,
-) -> SoundResult:
+def compare(made: BeforeAfter[Evaluation], report: Path) -> SoundResult:
+    before, after = made.before, made.after
     new = before.pictures.never_seen
     fell, unseen = (effect((before.gap - after.gap)[rows].tolist()) for rows in (torch.ones_like(new), new))
     further = effect((after.pictures.distance - before.pictures.distance).tolist())
@@ -111,9 +83,10 @@ def compare(
         before.pictures.diversity,
         after.pictures.diversity,
         len(before.gap),
-        config.seed,
-        iterations,
-        *times,
+        made.config.seed,
+        made.iterations,
+        made.seconds,
+        made.cpu_seconds,
         str(report),
     )
 

@@ -1,0 +1,66 @@
+"""Look at videos of the base, train by a shipped recipe, look again: what the commands of all worlds do."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from sage_grpo.config import RecipeConfig, load_recipe
+from sage_grpo.core.protocols import VideoModel
+from sage_grpo.training.build import build_model
+from sage_grpo.training.callbacks import averaged
+from sage_grpo.training.trainer import Trainer
+
+E = TypeVar("E")
+E_co = TypeVar("E_co", covariant=True)
+
+
+class Evaluate(Protocol[E_co]):
+    """Makes videos of a model and looks at them, telling how many it has."""
+
+    def __call__(
+        self, model: VideoModel, config: RecipeConfig, samples: int, *, tell: Callable[[int], None]
+    ) -> E_co: ...
+
+
+@dataclass(frozen=True)
+class BeforeAfter(Generic[E]):
+    """Evaluations of the base and of the trained model, on the same prompts and seeds."""
+
+    config: RecipeConfig
+    before: E
+    after: E
+    iterations: int
+    seconds: float
+    cpu_seconds: float
+
+
+def train_between(
+    recipe: str, settings: Sequence[str], evaluate: Evaluate[E], samples: int, *, doing: str, console: Console
+) -> BeforeAfter[E]:
+    """`doing` says how videos are judged: looking at, listening to."""
+    started, cpu = time.perf_counter(), time.process_time()
+    config = load_recipe(recipe, list(settings))
+    console.print(f"1/3 {doing} {samples} videos of the base model", highlight=False)
+    with counting(console, samples) as tell:
+        before = evaluate(build_model(config), config, samples, tell=tell)
+    console.print(f"2/3 training for {config.run.iterations} iterations", highlight=False)
+    trainer = Trainer(config=config, console=console)
+    trainer.train()
+    console.print(f"3/3 {doing} the trained model's videos of the same prompts and seeds", highlight=False)
+    with counting(console, samples) as tell, averaged(trainer.loop):
+        after = evaluate(trainer.loop.model, config, samples, tell=tell)
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
+    return BeforeAfter(config, before, after, trainer.loop.iteration, seconds, cpu_seconds)
+
+
+@contextmanager
+def counting(console: Console, total: int) -> Iterator[Callable[[int], None]]:
+    columns = TextColumn("  videos"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda done: progress.update(task, completed=done)
