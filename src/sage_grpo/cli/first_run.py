@@ -7,14 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
+from sage_grpo.cli.arguments import Overrides, Recipe
 from sage_grpo.cli.errors import user_errors
 
 
 def first_run(
-    recipe: Annotated[Path, typer.Argument(help="YAML file, or the name of a shipped recipe.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that differ from the recipe.")
-    ] = None,
+    recipe: Recipe,
+    overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="Folder of the run and its report.")] = Path("first-run"),
     iterations: Annotated[int, typer.Option(min=2, help="Of the recipe; the first one warms up.")] = 10,
     gpu: Annotated[str | None, typer.Option(help="As `plan` calls it; by default recognised by its name.")] = None,

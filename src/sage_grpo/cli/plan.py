@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sage_grpo.cli.arguments import Overrides, Recipe
 from sage_grpo.cli.errors import user_errors
 
 if TYPE_CHECKING:
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def plan(
-    recipe: Annotated[str, typer.Argument(help="YAML file, or the name of a shipped recipe.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE…")] = None,
+    recipe: Recipe,
+    overrides: Overrides = None,
     gpus: Annotated[int | None, typer.Option(help="The same as parallel.processes=N.", min=1)] = None,
     gpu: Annotated[str, typer.Option(help="Kind of GPU, such as h100-80g, a100-80g, rtx4090-24g.")] = "h100-80g",
     price: Annotated[float | None, typer.Option(help="Of a GPU-hour, in any currency.", min=0)] = None,
@@ -80,7 +81,7 @@ def plan(
         show.show(planned, gpu, price, console)
 
 
-def checked(recipe: str, changes: list[str], *, as_json: bool) -> RecipeConfig:
+def checked(recipe: Path, changes: list[str], *, as_json: bool) -> RecipeConfig:
     """The recipe, if its layout works; else an error that names the nearest layouts that do."""
     import json
 

@@ -7,14 +7,13 @@ from typing import Annotated
 
 import typer
 
+from sage_grpo.cli.arguments import Overrides, Recipe
 from sage_grpo.cli.errors import user_errors
 
 
 def rehearse(
-    recipe: Annotated[Path, typer.Argument(help="YAML file, or the name of a shipped recipe.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that differ from the recipe.")
-    ] = None,
+    recipe: Recipe,
+    overrides: Overrides = None,
     processes: Annotated[
         int | None, typer.Option(min=1, max=4, help="Start so many; by default two on each axis of the layout.")
     ] = None,

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from sage_grpo.cli.arguments import Overrides, Recipe
 from sage_grpo.cli.errors import user_errors
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(help="YAML file, or the name of a shipped recipe such as lab.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that differ from the recipe.")
-    ] = None,
+    recipe: Recipe,
+    overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the end summary as JSON.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Validate the recipe, print it in full and stop.")] = False,
 ) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sage_grpo.cli.arguments import Overrides, Recipe
 from sage_grpo.cli.errors import user_errors
 
 if TYPE_CHECKING:
@@ -16,10 +17,8 @@ if TYPE_CHECKING:
 
 
 def tune(
-    recipe: Annotated[Path, typer.Argument(help="YAML file, or the name of a shipped recipe.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that differ from the recipe.")
-    ] = None,
+    recipe: Recipe,
+    overrides: Overrides = None,
     tried: Annotated[
         list[str] | None,
         typer.Option(
