@@ -23,3 +23,15 @@ def built(tmp_path_factory):
         subprocess.run([tool, "build", "--strict"], cwd=folder, check=True, capture_output=True)
 
     return once(tmp_path_factory, "documentation", build) / "site"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    tool = pytest.importorskip("playwright.sync_api")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if not chromium:
+        pytest.skip("pages are looked at in Chromium: apt-get install chromium")
+    with tool.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield running
+        running.close()

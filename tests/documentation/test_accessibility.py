@@ -4,7 +4,6 @@ Its rules are those of WCAG 2 (A, AA) and its own good practice.
 """
 
 import json
-import shutil
 import threading
 from pathlib import Path
 
@@ -15,7 +14,7 @@ pytest.importorskip("axe_playwright_python")
 
 import torch
 from axe_playwright_python.base import AXE_SCRIPT
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from run_folders import make_rows, make_run
 from sage_grpo.config import load_recipe
@@ -55,17 +54,6 @@ SHARED = ".md-header, .md-sidebar--primary, .md-footer, .katex, .doc-signature"
 PATIENCE = 300_000  # ms; a busy machine
 
 expect.set_options(timeout=PATIENCE)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if not chromium:
-        pytest.skip("pages are looked at in Chromium: apt-get install chromium")
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"])
-        yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """The API pages name what exists, say something of all of it, and their formulas are drawn without a network."""
 
 import re
-import shutil
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -69,23 +68,15 @@ def site(built):
 
 
 @pytest.mark.slow
-def test_formulas_are_drawn(site):
-    playwright = pytest.importorskip("playwright.sync_api")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    chromium = next(filter(None, map(shutil.which, names)), None)
-    if not chromium:
-        pytest.skip("formulas are looked at in Chromium: apt-get install chromium")
-    with playwright.sync_playwright() as tool:
-        browser = tool.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page()
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
-        for path, least in {"api/math": 60, "equations": 8, "concepts": 4, "code": 0}.items():
-            page.goto(f"{site}/{path}.html", wait_until="load")
-            places = page.locator(".arithmatex")
-            assert places.count() >= least, path
-            assert page.locator(".arithmatex .katex").count() == places.count(), path
-            assert page.locator(".katex-error").count() == 0, path
-        browser.close()
+def test_formulas_are_drawn(site, browser):
+    page = browser.new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    for path, least in {"api/math": 60, "equations": 8, "concepts": 4, "code": 0}.items():
+        page.goto(f"{site}/{path}.html", wait_until="load")
+        places = page.locator(".arithmatex")
+        assert places.count() >= least, path
+        assert page.locator(".arithmatex .katex").count() == places.count(), path
+        assert page.locator(".katex-error").count() == 0, path
     assert asked
     assert all(url.startswith((site, "data:", "blob:")) for url in asked)
