@@ -81,7 +81,7 @@ lab:              ## train the small generator and open runs/lab/report.html
 	$(BIN)/sage-grpo lab --out runs/lab
 
 claims:           ## regenerate docs/claims/: figures, results.json and the table of docs/claims.md
-	$(BIN)/sage-grpo lab reproduce --out docs/claims --seeds 10 --iterations 32 --samples 480
+	$(BIN)/sage-grpo lab reproduce --out docs/claims --seeds 20 --iterations 32 --samples 480
 
 efficiency:       ## regenerate docs/efficiency/: what each saving brings, on ten seeds; six CPU hours
 	$(BIN)/sage-grpo lab efficiency --out docs/efficiency --seeds 10

@@ -189,7 +189,9 @@ def pretrain(
 @app.command()
 def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for runs, results.json, claims.md and figures.")],
-    seeds: Annotated[int, typer.Option(min=4, help="Half of them first, all where a claim is still open.")] = 10,
+    seeds: Annotated[
+        int, typer.Option(min=8, help="A quarter of them first; half, then all, where a claim is open.")
+    ] = 20,
     iterations: Annotated[int, typer.Option(min=2)] = 32,
     samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate each run on.")] = 480,
     workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
@@ -199,7 +201,7 @@ def reproduce(
 
     Takes CPU hours (docs/claims.md names them). If killed, the same command continues.
 
-    Example: `sage-grpo lab reproduce --out runs/claims --seeds 10`
+    Example: `sage-grpo lab reproduce --out runs/claims --seeds 20`
     """
     from rich.console import Console
 

@@ -1,6 +1,6 @@
 """What `lab reproduce` measures on the base model itself, without training; each measure is a run of the grid."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from sage_grpo.lab.grid import KERNELS, MATCHED, run_grid
 from sage_grpo.lab.ledger import key_of
 from sage_grpo.lab.measure import gradient_by_step, match_exploration, noise_after_a_step, rollout_distances
 
-ROLLOUTS = 1920  # of each kernel at the first look; a claim that is open then gets as many again
+ROLLOUTS = 1920  # of each kernel at the first look; a claim that is open then gets as many again, at each further one
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Measure:
 
 
 def measure_directly(
-    out: Path, again: Collection[str] = (), workers: int | None = None, console: Console | None = None
+    out: Path, again: Mapping[str, int], workers: int | None = None, console: Console | None = None
 ) -> dict[str, Any]:
-    """again: kernels and endings, such as `flow-clean`, of which a second look asks for more rollouts."""
+    """again: how many further looks ask for more rollouts of a kernel and ending, such as `flow-clean`."""
     measures = {
         "noise": {kernel: Measure(f"noise-{kernel}", noise_after_a_step, {"kernel": kernel}) for kernel in KERNELS},
         "gradient": {
@@ -42,7 +42,7 @@ def measure_directly(
             for kind in ("raw", "equalized")
         },
         "quality": {name: distances(name) for kernel in KERNELS for name in (f"{kernel}-noisy", f"{kernel}-clean")},
-        "again": {name: distances(name, first=ROLLOUTS) for name in again},
+        "again": {f"{name}/{i + 1}": distances(name, i + 1) for name, times in again.items() for i in range(times)},
         "matched": {
             kernel: Measure(f"matched-{kernel}", match_exploration, {"kernel": kernel, "reference": reference})
             for kernel, reference in MATCHED.items()
@@ -51,12 +51,14 @@ def measure_directly(
     everything = [measure for part in measures.values() for measure in part.values()]
     answers = iter(run_grid(everything, out, workers, console))
     found = {part: {name: next(answers)["value"] for name in named} for part, named in measures.items()}
-    for name, more in found.pop("again").items():
-        found["quality"][name] += more
+    for look, more in found.pop("again").items():
+        found["quality"][look.partition("/")[0]] += more
     return found
 
 
-def distances(name: str, first: int = 0) -> Measure:
+def distances(name: str, look: int = 0) -> Measure:
+    """Every look doubles what the ones before it had."""
     kernel, _, ending = name.partition("-")
-    settings = {"kernel": kernel, "noisy_end": ending == "noisy", "first": first, "count": ROLLOUTS}
+    before = ROLLOUTS * 2 ** (look - 1) if look else 0
+    settings = {"kernel": kernel, "noisy_end": ending == "noisy", "first": before, "count": before or ROLLOUTS}
     return Measure(f"distance-{name}", rollout_distances, settings)

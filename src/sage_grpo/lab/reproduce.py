@@ -1,16 +1,17 @@
 """`sage-grpo lab reproduce`: run the grid, judge the claims, draw the figures."""
 
 import json
+import math
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from sage_grpo.files import atomic_write
 from sage_grpo.lab import figures
-from sage_grpo.lab.claims import Claim, Results, as_markdown, judge
+from sage_grpo.lab.claims import LOOKS, Claim, Results, as_markdown, judge
 from sage_grpo.lab.direct import measure_directly
 from sage_grpo.lab.grid import Base, Job, Run, experiments, run_grid
 
@@ -27,36 +28,35 @@ def reproduce(
 ) -> list[Claim]:
     """Runs, results.json, claims.md and figures into `out`; called again after a kill, it goes on.
 
-    Half of the seeds and rollouts decide what they can; the others are made for claims that are open then.
+    A quarter of the seeds and rollouts decides what it can. More are made for claims that are open then.
     """
     console = console or Console()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     console.print("measuring the base model directly", highlight=False)
-    direct = measure_directly(out, (), workers, console)
+    direct = measure_directly(out, {}, workers, console)
     grid = experiments(direct["matched"])
-    names = only or list(grid)
-    first = -(-seeds // 2)
-
-    def look(asked: Iterable[tuple[str, int]]) -> tuple[list[dict[str, Any]], Results]:
+    open_ones: Sequence[str] = only or list(grid)
+    asked: dict[tuple[str, int], None] = {}
+    again: Counter[str] = Counter()  # looks at rollouts beyond the first
+    for share in LOOKS:
+        asked |= dict.fromkeys((name, seed) for seed in range(math.ceil(share * seeds)) for name in open_ones)
         jobs: list[Run] = [Job(name, grid[name], seed, iterations, samples, out) for name, seed in asked]
         base, *runs = run_grid([Base(samples), *jobs], out, workers, console)
-        return runs, Results(runs, base)
-
-    asked = [(name, seed) for seed in range(first) for name in names]
-    runs, results = look(asked)
-    if only:
-        return []
-    claims = judge(results, direct)
-    still = {name: None for claim in claims if claim.verdict == "undecided" for name in claim.rests_on}
-    again = {name: None for claim in claims if claim.verdict == "undecided" for name in claim.measured_on}
-    if still or again:
+        if only:
+            return []
+        results = Results(runs, base)
+        claims = judge(results, direct)
+        undecided = [claim for claim in claims if claim.verdict == "undecided"]
+        if not undecided or share == LOOKS[-1]:
+            break
+        open_ones = list(dict.fromkeys(name for claim in undecided for name in claim.rests_on))
+        more = {name for claim in undecided for name in claim.measured_on}
         console.print(
-            f"more seeds of {len(still)} experiments and rollouts of {len(again)} kernels, on which open claims rest",
+            f"more seeds of {len(open_ones)} experiments and rollouts of {len(more)} kernels, for claims that are open",
             highlight=False,
         )
+        again.update(more)
         direct = measure_directly(out, again, workers, console)
-        runs, results = look([*asked, *((name, seed) for seed in range(first, seeds) for name in still)])
-        claims = judge(results, direct)
     summary = {
         "seeds": seeds,
         "iterations": iterations,
