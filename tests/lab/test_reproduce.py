@@ -1,6 +1,7 @@
 """The sceptic's command at the smallest size: every experiment runs, a kill is survived, every claim is judged."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.loop import Loop
 from sage_grpo.data.prompts import open_prompts
 from sage_grpo.lab import reproduce as module
-from sage_grpo.lab.claims import LEVEL, LOOKS, Results, judge
+from sage_grpo.lab.claims import LEVEL, LOOKS, Results, judge, judge_runs
 from sage_grpo.lab.grid import CURVES, Experiment, Job, cost, experiments, run_grid, summary
 from sage_grpo.lab.ledger import Ledger
 from sage_grpo.lab.measure import gradient_by_step, noise_after_a_step, rollout_distances
@@ -160,6 +161,20 @@ def test_claims_and_figures_from_known_answers(tmp_path, monkeypatch):
     assert judge(Results(runs, base), direct) == claims
     (flow,) = (claim for claim in claims if "than flow at equal η" in claim.statement)
     assert flow.measured.endswith("n = 5")  # pairs of the seeds that both have
+
+
+def test_the_page_has_the_claims_on_record_and_none_is_open():
+    folder = Path(__file__).parents[2] / "docs" / "claims"
+    table = (folder / "claims.md").read_text("utf-8")
+    assert table.strip() in (folder.parent / "claims.md").read_text("utf-8")
+    rows = table.splitlines()[2:]
+    assert len(rows) >= 23
+    assert not [row for row in rows if "undecided" in row]
+    runs = Ledger(folder / "runs.jsonl").read().values()
+    (base,) = (run for run in runs if "accuracy" in run)
+    results = Results([run for run in runs if "evaluation" in run], base)
+    of_runs = [claim.row() for claim in judge_runs(results)]
+    assert of_runs == rows[-len(of_runs) :]
 
 
 def test_three_looks_err_in_one_case_of_twenty():

@@ -101,8 +101,13 @@ def claim(
 
 def judge(results: Results, direct: dict[str, Any]) -> list[Claim]:
     """Every claim that the data can settle."""
-    trained = (_equalizer, _kernels, _trust, _weight, _gauge, _best)
-    return [*_direct(direct), *(claim for part in trained for claim in part(results))]
+    return [*_direct(direct), *judge_runs(results)]
+
+
+def judge_runs(results: Results) -> list[Claim]:
+    """Those about training."""
+    parts = (_equalizer, _kernels, _trust, _weight, _gauge, _best)
+    return [claim for part in parts for claim in part(results)]
 
 
 def _direct(direct: dict[str, Any]) -> list[Claim]:
