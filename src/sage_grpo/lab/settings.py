@@ -71,6 +71,7 @@ SETTINGS = (
         (1.5e-4, 5e-4, 1.5e-3, 5e-3, 1.5e-2),
         under=("tuning.mode=lora", "tuning.rank=8"),
         suffix="-lora",
+        drawn=(0, 1, 2, 3),  # the last one breaks the model, and would leave no room for the others
     ),
 )
 
