@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from sage_grpo.config import GaugeConfig, load_recipe
-from sage_grpo.drawing import BLACK, BLUE, GREEN, GREY, VERMILION, drawn
+from sage_grpo.drawing import BLACK, BLUE, GREEN, GREY, VERMILION, drawn, legend_below
 from sage_grpo.lab.grid import experiments
 from sage_grpo.math.advantage import group_advantages
 from sage_grpo.math.controller import KLRule, initial_weight, next_weight
@@ -151,8 +151,7 @@ def gauge(figure: Figure) -> None:
             ax.plot([row["step"] for row in rows], [row[name] for row in rows], color=colour, label=label)
             ax.set(title=name, xlabel="iteration")
     axes[2].axhline(GaugeConfig().base_error, color=BLACK, linestyle=":", label="limit")
-    axes[0].legend()
-    axes[2].legend()
+    legend_below(figure)
 
 
 PICTURES = {

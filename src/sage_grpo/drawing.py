@@ -42,14 +42,14 @@ LOOK = {
 
 @contextmanager
 def drawn(path: Path, height: float, title: str = "", *, width: float = WIDTH) -> Iterator[Figure]:
-    """A figure to draw on, written whole at the end of the block."""
+    """A figure to draw on, written whole at the end of the block, in the format that the file's name ends with."""
     with style.context(LOOK):
         figure = Figure(figsize=(width, height), layout="constrained")
         if title:
             figure.suptitle(title)
         yield figure
         with draft_of(path) as draft:
-            figure.savefig(draft, format="png")
+            figure.savefig(draft, format=path.suffix[1:] or "png")
 
 
 def legend_below(figure: Figure, axes: Sequence[Axes] | None = None) -> None:

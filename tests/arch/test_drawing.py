@@ -32,3 +32,9 @@ def test_a_figure_that_fails_leaves_no_half(tmp_path):
     with pytest.raises(ZeroDivisionError), drawn(tmp_path / "a.png", 3.0):
         _ = 1 / 0
     assert not list(tmp_path.iterdir())
+
+
+def test_the_name_of_the_file_says_its_format(tmp_path):
+    with drawn(tmp_path / "new" / "a.svg", 3.0) as figure:
+        figure.subplots()
+    assert "<svg" in (tmp_path / "new" / "a.svg").read_text("utf-8")
