@@ -27,6 +27,7 @@ from sage_grpo.evaluation.study.results import study_results
 from sage_grpo.evaluation.study.server import Server
 from sage_grpo.evaluation.study.store import Store
 from sage_grpo.evaluation.videos import Folder
+from sage_grpo.lab.before_after import BeforeAfter
 from sage_grpo.lab.shapes import run as lab
 from sage_grpo.lab.shapes.evaluate import Evaluation
 from sage_grpo.report.animation import before_after
@@ -153,7 +154,8 @@ def report_of_the_laboratory(folder):
     config = load_recipe("lab", [f"run.out={folder}"])
     before, after = evaluation(0), evaluation(1)
     rewards = lab.Rewards(before.scores.sum(1), after.scores.sum(1))
-    result = lab.compare(before, after, rewards, config, 20, 60.0, folder / "report.html")
+    made = BeforeAfter(config, before, after, 20, 60.0, 60.0)
+    result = lab.compare(made, rewards, folder / "report.html")
     return lab.make_page(result, before, after, rewards, config, before_after(lab.chosen(before, after)))
 
 
