@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
+from inspect import isabstract
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -135,4 +136,6 @@ def _resolve(kind: Kind, name: str, known: dict[str, Registered]) -> Any:
             else ""
         )
         raise ConfigError(f"{kind} {name!r} cannot be imported: {error}{old}") from error
+    if isabstract(made):
+        raise ConfigError(f"{kind} {name!r} is not whole; define {', '.join(sorted(made.__abstractmethods__))}")
     return made

@@ -54,6 +54,18 @@ def test_an_unknown_name_is_answered_with_the_nearest():
         registry.resolve_reward("no.such.module:thing")
 
 
+class Unfinished(VideoModel):
+    def latent_shape(self, prompt):
+        return (1,)
+
+
+def test_a_class_that_lacks_something_says_what_before_anything_is_loaded():
+    with pytest.raises(
+        ConfigError, match=r"is not whole; define decode, encode, save_pretrained, velocity$"
+    ):
+        registry.resolve_model(f"{__name__}:Unfinished")
+
+
 def test_an_extra_is_one_of_ours():
     for entry in (*registry.models().values(), *registry.rewards().values()):
         if entry.extra:

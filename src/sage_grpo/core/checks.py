@@ -1,4 +1,5 @@
-"""What is checked before a run trains: replay equals rollout, and a gradient reaches what is to be trained."""
+"""What is checked before a run trains: replay equals rollout, the velocity leads from data to noise, and a gradient
+reaches what is to be trained."""
 
 import math
 import re
@@ -18,10 +19,16 @@ from sage_grpo.math.objectives import Objective
 
 # Of a network's velocity, relative rms: several times what two kernels for one operation differ by in a deep network.
 ROUNDING = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+# Cosine of velocity and pure noise: near 1 for a trained model, near 0 for random weights, near -1 the wrong way round.
+BACKWARDS = -0.5
 
 
 class ReplayError(UserError, RuntimeError):
     """Replaying a rollout with unchanged weights did not give the rollout's own velocities."""
+
+
+class BackwardVelocity(UserError, RuntimeError):
+    """The model's velocity leads from noise to data."""
 
 
 class SilentTraining(UserError, RuntimeError):
@@ -99,6 +106,24 @@ def _cause(model: VideoModel, trajectory: Trajectory, steady: bool, exact: bool,
         "the network is deterministic but was not asked alike: compare autocast, caches and what "
         "the model keeps between calls"
     )
+
+
+def check_direction(model: VideoModel, trajectory: Trajectory, comm: Comm | None = None) -> float:
+    r"""At pure noise $v = x - E[x_0]$, so it points along $x$: a model that points against it was wrapped wrongly.
+
+    Returns the smallest cosine of the two.
+    """
+    noise, sigma = next(iter(trajectory.points.values())).noise, trajectory.table.sigma[0].item()
+    with torch.no_grad():
+        v = velocity_at(model, noise, sigma, trajectory.condition).float()
+    cosine = -_worst(-torch.cosine_similarity(v.flatten(), noise.flatten(), dim=0), comm)
+    if cosine < BACKWARDS:
+        raise BackwardVelocity(
+            f"the velocity points from noise to data: its cosine with pure noise is {cosine:.2f}, and a trained model "
+            "has about 1. velocity() must give dx/dsigma = noise - data; turn its sign, or tell the network sigma "
+            "where it is now told 1 - sigma"
+        )
+    return cosine
 
 
 def check_training(

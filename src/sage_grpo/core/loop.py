@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.anchors import ANCHOR, OLD, anchor_is_asked, anchor_is_due
-from sage_grpo.core.checks import check_replay, check_training
+from sage_grpo.core.checks import check_direction, check_replay, check_training
 from sage_grpo.core.copy_bank import CopyBank
 from sage_grpo.core.objectives import asks_old, chosen_objective
 from sage_grpo.core.points import noise_levels, noised, remembered, unguided
@@ -275,6 +275,7 @@ class Loop:
                 with self._old() if self.updates else nullcontext():
                     exact = exact and not self.objective.averages
                     off = check_replay(self.model, first, policy.replay_timesteps, self.comm, exact=exact)
+            check_direction(self.model, first, self.comm)
             check_training(self.model, first, self.objective, self.config, self.comm)
         return off
 

@@ -1,5 +1,6 @@
 """The seams: what the algorithm asks of a model, a reward, a bank of weights and a group of processes."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -83,10 +84,11 @@ class Exchange(Protocol):
     def all_heads(self, x: Tensor) -> Tensor: ...
 
 
-class VideoModel:
+class VideoModel(ABC):
     """A flow-matching generator: no sampling loop, no scheduler, no optimizer inside.
 
-    Derive from it and give what raises here; the rest are capabilities, with the answer of a model that has none.
+    Derive from it, give `module` and what is abstract here; the rest are capabilities, with the answer of a model that
+    has none.
     """
 
     module: nn.Module
@@ -138,28 +140,28 @@ class VideoModel:
 
     @property
     def shard_blocks(self) -> Sequence[nn.Module]:
-        """Layers that are gathered, recomputed and compiled one by one."""
-        raise NotImplementedError
+        """Layers that are gathered, recomputed and compiled one by one; none: the network is one piece."""
+        return ()
 
+    @abstractmethod
     def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
         """Of one sample, without the batch. Latents of several tensors are one row of numbers: see `core.latents`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def encode(self, prompts: Sequence[Prompt]) -> Condition:
         """What the network is told: tensors by name, each with the samples as first axis."""
-        raise NotImplementedError
 
+    @abstractmethod
     def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         r"""$v = dx/d\sigma$ at latents (B, …) and noise levels (B,), guidance included."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, x0: Tensor) -> Tensor:
         """Latents to uint8 frames (B, F, H, W, 3)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def save_pretrained(self, directory: str) -> None:
-        """Write the weights as the model's own library reads them."""
-        raise NotImplementedError
+        """Write the weights as the model's own library reads them, into a folder that is there."""
 
     def render(self, x0: Tensor) -> Videos:
         """What rewards judge. A model that makes sound as well gives it here."""

@@ -4,7 +4,7 @@ An adapter adds what differs: text to tensors, how the transformer is asked, the
 """
 
 import inspect
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -30,7 +30,7 @@ JOINT_ATTENTION = (*ATTENTION, "add_q_proj", "add_k_proj", "add_v_proj", "to_add
 Gradient = Literal["both", "conditional"]
 
 
-class DiffusersModel(VideoModel, ABC):
+class DiffusersModel(VideoModel):
     """A diffusers pipeline behind the `VideoModel` contract. No sampling loop, scheduler or training code."""
 
     pipeline_class: ClassVar[type[DiffusionPipeline]]

@@ -87,7 +87,8 @@ def passes(model: VideoModel, config: RecipeConfig, depth: int | None) -> tuple[
     def count_tokens(block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         measured["tokens"] = (inputs[0] if inputs else named["hidden_states"]).shape[1]
 
-    hook = model.shard_blocks[0].register_forward_pre_hook(count_tokens, with_kwargs=True)
+    first = model.shard_blocks[:1]  # none: a network of one piece, of whose tokens nothing is known
+    hooks = [block.register_forward_pre_hook(count_tokens, with_kwargs=True) for block in first]
     together = pretend(layout.processes, layout.sequence, layout.replicate) if layout.processes > 1 else nullcontext()
     with together as processes, without_values():
         imagine_weights(model.module)
@@ -119,7 +120,8 @@ def passes(model: VideoModel, config: RecipeConfig, depth: int | None) -> tuple[
         for weight in model.module.parameters():
             weight.grad = torch.zeros_like(weight) if weight.requires_grad else None  # of batches before this one
         costs = watched(forward), watched(train)
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
     return measured["tokens"], *costs
 
 

@@ -134,9 +134,10 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> T
 
 def show(plan: Plan, gpu: str, price: float | None, console: Console) -> None:
     figures, memory = summary(plan, gpu, price), plan.memory
+    tokens = f"{plan.tokens:,} tokens a video, " if plan.tokens else ""
     console.print(
         f"{figures['parameters'] / 1e9:.2f}B parameters, {figures['trained'] / 1e6:,.0f}M trained; "
-        f"{figures['tokens']:,} tokens a video, {figures['tflop_per_forward']:,.0f} TFLOP a forward pass",
+        f"{tokens}{figures['tflop_per_forward']:,.0f} TFLOP a forward pass",
         highlight=False,
     )
     rows = [[part, in_units(size)] for part, size in memory.parts.items() if size]

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from sage_grpo.core import checks, loop
-from sage_grpo.core.checks import ReplayError, check_replay
+from sage_grpo.core.checks import BackwardVelocity, ReplayError, check_direction, check_replay
 from sage_grpo.distributed.fake_group import FakeStreams, sharding_modules
 from sage_grpo.math.objective_contract import fault_at_old_policy
 from sage_grpo.rehearsal.fake_device import DEVICE
@@ -138,11 +138,17 @@ def project_patches(progress: Progress) -> list[Patch]:
             check_replay(*args, **named)
         return 0.0
 
+    def either_way(*args: Any) -> float:
+        with suppress(BackwardVelocity):
+            check_direction(*args)
+        return 1.0
+
     def no_fault(*args: Any) -> None:
         fault_at_old_policy(*args)
 
     patches = [
         Patch(loop, "check_replay", without_values, "there are no velocities to compare"),
+        Patch(loop, "check_direction", either_way, "made-up velocities point anywhere"),
         Patch(checks, "fault_at_old_policy", no_fault, "made-up gradients point anywhere"),
     ]
     try:

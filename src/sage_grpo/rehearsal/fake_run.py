@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path
 
 from sage_grpo.config import RecipeConfig, load_recipe
-from sage_grpo.core.checks import check_replay, check_training
+from sage_grpo.core.checks import check_direction, check_replay, check_training
 from sage_grpo.core.copy_bank import CopyBank
 from sage_grpo.core.loop import Callback, Loop, Metrics
 from sage_grpo.core.protocols import Reward, VideoModel
@@ -46,6 +46,7 @@ def phases(model: Any) -> dict[CodeType, str]:
         Loop.rollout: "rollout",
         Loop.score: "score",
         check_replay: "checks",
+        check_direction: "checks",
         check_training: "checks",
         Loop.prepare: "update",
         Loop.learn: "update",

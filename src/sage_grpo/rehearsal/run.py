@@ -47,7 +47,8 @@ def rehearse(
 
     tell("3 of 4: export")
     with record.phase("export"):
-        written = export_run(folder / "run", folder / "export")
+        # adapters alone are for diffusers
+        written = export_run(folder / "run", folder / "export", merge=not build.resizable(adapter))
     record.facts["export"] = written["kind"]
     with record.phase("load the export"):
         record.facts["export loads"] = _load_export(small, folder)
@@ -80,7 +81,8 @@ def _load_export(config: RecipeConfig, folder: Path) -> str:
     """As a user would: the whole checkpoint by its path, adapters into the base checkpoint."""
     adapter = resolve_model(config.model.type)
     if not build.resizable(adapter):
-        adapter.from_pretrained(str(folder / "export"))
+        exported = config.model.model_copy(update={"path": str(folder / "export")})
+        build.build_model(config.model_copy(update={"model": exported}))
         return "as a recipe's model"
     pipeline = adapter.pipeline_class
     if config.tuning.mode == "full":

@@ -29,6 +29,7 @@ def export(model: VideoModel, folder: Path, *, merge: bool = False, dtype: torch
     if dtype is not None:
         for part in networks(model.module).values():
             round_weights(part, dtype)
+    folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(str(folder))
     return written
 

@@ -72,6 +72,9 @@ def check_targets(module: nn.Module, targets: Sequence[str]) -> None:
     """Every target names at least one layer; peft itself is content if any of them does."""
     names = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     endings = {re.sub(r"^.*?\d+\.(?=[a-z])", "", name) for name in names} | {n.rsplit(".", 1)[-1] for n in names}
+    if not targets:
+        known = ", ".join(sorted(endings)[:8])
+        raise TuningError(f"tuning.targets: the model names no layers for LoRA; name some of its own: {known}")
     for target in targets:
         if not any(name == target or name.endswith("." + target) for name in names):
             close = nearest(target, sorted(endings), cutoff=0.4)
