@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from support import make_config, make_loop, weights
+from sweeps import further
 
 RUN = """
 import os, signal, sys, torch
@@ -65,7 +66,7 @@ def straight(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("objective", "kill_at"), [("grpo", 9), ("grpo", 10), ("nft", 10), ("awm", 9)])
+@pytest.mark.parametrize(("objective", "kill_at"), [("grpo", 9), further("grpo", 10), ("nft", 10), further("awm", 9)])
 def test_killed_and_restarted_is_bit_equal(tmp_path, straight, objective, kill_at):
     """SIGKILL at update 9 or 10; the restarted run makes more than 20 updates and ends bit-equal."""
     broken = tmp_path / "broken"

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_killed_processes_come_back_and_end_bit_equal(tmp_path):
-    whole, killed, done = run(tmp_path, 2, 9, random.Random(3))
+    whole, killed, done = run(tmp_path, 2, 6, random.Random(3))
     assert done.total() == 2
     assert {"save", "rename"} & set(done)
     assert all(torch.equal(whole[name], killed[name]) for name in whole)

@@ -7,7 +7,7 @@ from distributed.test_processes import launch, result
 from once import once
 from sweeps import further
 
-CASES = {"first": ("shapes-nft", "wan-awm"), "others": ("shapes-awm", "shapes-dpo", "hunyuan15-nft")}
+CASES = {"first": ("hunyuan15-nft",), "others": ("shapes-nft", "shapes-awm", "shapes-dpo", "wan-awm")}
 
 
 def run_all(folder, cases):

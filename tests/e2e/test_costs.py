@@ -14,6 +14,7 @@ from sage_grpo.models.hunyuan15 import HunyuanVideo15
 from sage_grpo.models.wan import Wan
 from sage_grpo.weights.prepare import make_bank
 from support import make_config, make_loop
+from sweeps import further
 from tiny_models import disturb, tiny_model
 
 pytestmark = pytest.mark.slow
@@ -69,7 +70,7 @@ def test_passes_per_video(policy, kl, settings, expected):
     assert count_passes(loop) == expected
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [further(False), True])
 def test_trust_region_costs_almost_no_memory(recompute):
     """Peak of one update, weights and optimizer included: moving anchor and dual KL against no KL at all."""
     peaks = {}

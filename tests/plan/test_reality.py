@@ -10,8 +10,8 @@ from sweeps import further
 pytestmark = pytest.mark.slow
 
 CASES = {
-    "first": ("wan lora, bf16", "hunyuan15 full, nft"),
-    "others": ("hunyuan15 full, 2 shards", "wan lora, dpo"),
+    "first": ("hunyuan15 full, nft",),
+    "others": ("wan lora, bf16", "hunyuan15 full, 2 shards", "wan lora, dpo"),
 }
 
 

@@ -28,8 +28,9 @@ HERE = Path(__file__).parent
 LORA = {"mode": "lora", "precision": "bfloat16", "gradient_checkpointing": True}
 FULL = {"mode": "full", "precision": "bfloat16"}
 ADAPTERS = {  # every model that can be made tiny, both ways of training across them; a process each
-    "first": {"wan": LORA, "ltx": FULL},
+    "first": {"wan": LORA},
     "others": {
+        "ltx": FULL,
         "wan2.2": FULL,
         "sd3": LORA,
         "wan-i2v": FULL,
