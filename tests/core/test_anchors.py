@@ -53,8 +53,8 @@ def test_no_anchor_makes_no_copy_and_no_forward():
     model.velocity = lambda *a: (calls.append(torch.is_grad_enabled()), inner(*a))[1]
     loop, seen = make_loop(make_config(kl={"anchor": "none"}), model=model)
     loop.iterate()
-    gate, probe = 3 * 2, 1
-    assert calls.count(False) == 6  # the rollout alone
+    gate, direction, probe = 3 * 2, 1, 1
+    assert calls.count(False) == 6 + direction  # the rollout and a check, no anchor
     assert calls.count(True) == gate + probe + 5
     assert loop.bank.state_dict() == {}
     assert seen.updates[0].mean("kl_anchor") == 0
