@@ -137,5 +137,5 @@ def _resolve(kind: Kind, name: str, known: dict[str, Registered]) -> Any:
         )
         raise ConfigError(f"{kind} {name!r} cannot be imported: {error}{old}") from error
     if isabstract(made):
-        raise ConfigError(f"{kind} {name!r} is not whole; define {', '.join(sorted(made.__abstractmethods__))}")
+        raise ConfigError(f"{kind} {name!r} is incomplete; define {', '.join(sorted(made.__abstractmethods__))}")
     return made

@@ -60,7 +60,7 @@ class Unfinished(VideoModel):
 
 
 def test_a_class_that_lacks_something_says_what_before_anything_is_loaded():
-    with pytest.raises(ConfigError, match=r"is not whole; define decode, encode, save_pretrained, velocity$"):
+    with pytest.raises(ConfigError, match=r"is incomplete; define decode, encode, save_pretrained, velocity$"):
         registry.resolve_model(f"{__name__}:Unfinished")
 
 

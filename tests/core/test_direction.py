@@ -44,7 +44,7 @@ def test_the_right_way_round():
 @pytest.mark.parametrize("objective", ["grpo", "nft"])
 def test_the_wrong_way_round(wrong, objective):
     loop, seen = make_loop(objective_config(objective), model=wrong())
-    with pytest.raises(BackwardVelocity, match=r"from noise to data.*-[01]\.\d\d.*turn its sign.*1 - sigma"):
+    with pytest.raises(BackwardVelocity, match=r"from noise to data.*-[01]\.\d\d.*flip its sign.*1 - sigma"):
         loop.iterate()
     assert not seen.updates
 

@@ -250,7 +250,7 @@ def test_wrong_target_name(targets, message):
 
 def test_a_model_without_targets_of_its_own(monkeypatch):
     monkeypatch.setattr(Wan, "lora_targets", ())
-    with pytest.raises(TuningError, match=r"names no layers for LoRA; name some of its own: .*to_k"):
+    with pytest.raises(TuningError, match=r"has no default layers for LoRA; choose from its own: .*to_k"):
         tiny_model(Wan, {"mode": "lora"})
 
 

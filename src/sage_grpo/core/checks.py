@@ -120,7 +120,7 @@ def check_direction(model: VideoModel, trajectory: Trajectory, comm: Comm | None
     if cosine < BACKWARDS:
         raise BackwardVelocity(
             f"the velocity points from noise to data: its cosine with pure noise is {cosine:.2f}, and a trained model "
-            "has about 1. velocity() must give dx/dsigma = noise - data; turn its sign, or give the network sigma "
+            "has about 1. velocity() must give dx/dsigma = noise - data; flip its sign, or give the network sigma "
             "where it now gets 1 - sigma"
         )
     return cosine

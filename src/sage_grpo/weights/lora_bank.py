@@ -74,7 +74,7 @@ def check_targets(module: nn.Module, targets: Sequence[str]) -> None:
     endings = {re.sub(r"^.*?\d+\.(?=[a-z])", "", name) for name in names} | {n.rsplit(".", 1)[-1] for n in names}
     if not targets:
         known = ", ".join(sorted(endings)[:8])
-        raise TuningError(f"tuning.targets: the model names no layers for LoRA; name some of its own: {known}")
+        raise TuningError(f"tuning.targets: the model has no default layers for LoRA; choose from its own: {known}")
     for target in targets:
         if not any(name == target or name.endswith("." + target) for name in names):
             close = nearest(target, sorted(endings), cutoff=0.4)
