@@ -34,6 +34,7 @@ def test_what_a_plain_installation_brings():
     assert not {"sage_grpo", "torch", "yaml", "PIL", "_pytest"} & hidden()
 
 
+@pytest.mark.real_start
 @pytest.mark.slow
 def test_everything_is_collected_without_extras():
     done = collect(TESTS.parent)

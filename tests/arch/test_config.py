@@ -11,11 +11,13 @@ from sage_grpo.core.objectives import chosen_objective
 from sage_grpo.math.objectives.grpo import Grpo
 
 
+@pytest.mark.real_start
 def test_config_imports_no_torch():
     code = "import sys, sage_grpo.config; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.real_start
 def test_help_needs_no_torch():
     code = "import sys, sage_grpo.cli; assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -18,6 +18,9 @@ FACE = ast.parse((ROOT / "src" / "sage_grpo" / "__init__.py").read_text())
 LAZY = sorted(set(sage_grpo.__all__) - {"__version__"})
 
 
+pytestmark = pytest.mark.real_start
+
+
 def asked(code: str) -> dict:
     """What a fresh interpreter says: here everything is imported already."""
     code = f"import json, sys, time, sage_grpo\n{code}\nprint(json.dumps(said))"

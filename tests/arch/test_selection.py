@@ -38,7 +38,9 @@ def run(folder, *words, **environment):
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words],
         cwd=folder,
         # SAGE_GRPO_ALL is this run's own affair: CI sets it
-        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "SAGE_GRPO_ALL": ""} | environment,
+        env=os.environ
+        | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "SAGE_GRPO_ALL": "", "PYTHONPATH": str(TESTS)}
+        | environment,
         capture_output=True,
         text=True,
         check=False,

@@ -54,6 +54,7 @@ def stop(folder, whom):
     return launcher.returncode, json.loads(out.splitlines()[-1]), log.read_text()
 
 
+@pytest.mark.real_start
 @pytest.mark.slow
 def test_sigterm_saves_and_a_later_start_goes_on(tmp_path):
     """To one process, then to the launcher of a second start; a third one, of one process, goes on from there."""

@@ -18,6 +18,7 @@ from sage_grpo.core.protocols import Prompt
 from serve.faults import began, kill_all, living
 
 
+@pytest.mark.real_start
 @pytest.mark.slow
 def test_a_round_of_kills_and_faults(tmp_path):
     counts = tmp_path / "counts.json"

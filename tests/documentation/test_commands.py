@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from documentation.blocks import PAGES, ROOT, Block, blocks, check, commands
+from forks.session import search_path
 from sage_grpo.config import FleetConfig, RecipeConfig
 from sage_grpo.config.load import validate
 
@@ -27,8 +28,7 @@ def name_of(value):
 
 def run(arguments: list[str], folder: Path, stdin: str) -> None:
     """In a folder of its own, with the package that is installed here."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"PATH": search_path(), "MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         arguments, cwd=folder, env=environment, input=stdin, capture_output=True, text=True, check=False, timeout=300
     )

@@ -38,6 +38,7 @@ def test_what_is_read_is_what_the_class_says(name):
         assert reward.groupwise == known.groupwise
 
 
+@pytest.mark.real_start
 def test_nothing_heavy_is_imported():
     code = (
         "import sys; from sage_grpo.evaluation.catalogue import catalogue; catalogue(); print('torch' in sys.modules)"

@@ -18,7 +18,7 @@ from sage_grpo.models.wan import Wan
 from sage_grpo.rehearsal.full_size import check_room
 from sage_grpo.rehearsal.stage import random_weights
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_start]
 
 SETTINGS = ["model.options={text_tokens: 24}", "tuning.rank=8", "rewards=[{type: motion}]"]
 

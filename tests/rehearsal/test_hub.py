@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_start]
 
 ASK = "from huggingface_hub import hf_hub_download; hf_hub_download('nobody/nothing', 'config.json')"
 

@@ -321,6 +321,7 @@ def test_hours_as_axis(tmp_path):
     assert charts["Reward"].x_label == "process hours"
 
 
+@pytest.mark.real_start
 @pytest.mark.slow
 def test_a_report_needs_no_torch(run):
     code = f"import sys; from sage_grpo.cli import app; app(['report', {str(run)!r}], standalone_mode=False); "

@@ -147,6 +147,7 @@ except Exception as error:
         ),
     ],
 )
+@pytest.mark.real_start
 def test_missing_library_names_the_way_to_it(reward, module, error, message):
     code = BLOCKED.format(reward=reward, module=module, error=error)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -27,7 +27,7 @@ from sage_grpo.training.build import build_reward
 from serve import chaos
 from serve.faults import truth
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_start]
 
 
 @pytest.fixture(scope="module")
