@@ -36,7 +36,7 @@ def faults(command: str) -> list[str]:
     """What a line of a workflow names and we do not have."""
     found = []
     for line in re.split(r"&&|\n", command):
-        words = shlex.split(line)
+        words = shlex.split(re.sub(r"\$\{\{.*?\}\}", "", line), comments=True)
         if words[:1] == ["make"]:
             found += [w for w in words[1:] if "=" not in w and not w.startswith("-") and w not in TARGETS]
         found += [w for w in words if w.startswith("tests/") and not (ROOT / w).exists()]
@@ -59,6 +59,7 @@ def test_what_a_workflow_calls_exists(path):
             assert (ROOT / used / "action.yml").is_file(), used
             given = set(step.get("with", {}))
             assert given <= set(read(ROOT / used / "action.yml")["inputs"])
+            assert step.get("with", {}).get("target", "setup") in TARGETS
         elif used:
             assert re.fullmatch(r"actions/[\w-]+@v\d+", used), f"{used}: pinned by major version"
 
@@ -78,13 +79,54 @@ def test_a_workflow_may_only_read_and_ends(path):
         assert set([job.get("needs")] if job.get("needs") else []) <= set(content["jobs"])
 
 
-def test_every_folder_of_tests_is_run_by_a_workflow():
-    """`make quick` has the fast ones of all; those that need much have a job, and `make test` runs every night."""
-    text = "\n".join(path.read_text() for path in RUNS)
-    for name in ("models", "distributed", "serve", "study", "documentation"):
-        assert f"tests/{name}" in text
-    assert {"make quick", "make docs", "make wheel", "make test"} <= set(re.findall(r"make \w+", text))
-    assert "make soak" in text
+def left_out(event: str, workflows: list[dict], makefile: str) -> list[str]:
+    """What is promised for an event and its jobs do not run, with the recipes of `make` in place of their targets."""
+    lines = []
+    for content in workflows:
+        if event in (content.get(True) or content.get("on")):
+            lines += [step["run"] for job in content["jobs"].values() for step in job["steps"] if "run" in step]
+    targets = {word for line in lines if line.startswith("make") for word in line.split()[1:]}
+    targets |= {
+        word for t in targets for word in re.findall(rf"^{t}: *([\w -]*)#", makefile, re.M) for word in word.split()
+    }
+    recipes = dict(re.findall(r"^([\w-]+):.*\n((?:\t.*\n)*)", makefile, re.M))
+    tests = [line for t in targets for line in recipes.get(t, "").splitlines() if "-m pytest" in line]
+    tests = [line for line in tests if "tests/" not in line]  # one that names a folder runs that one alone
+    return [marks for marks in PROMISED[event] if not any(marks in line for line in tests)]
+
+
+PROMISED = {  # by event: words of a call of pytest over all folders
+    "pull_request": ["-q -r fE", "-m 'not sweep' --affected"],  # the quick tests, which are the default, and the others
+    "push": ["SAGE_GRPO_ALL=1 $(PYTHON) -m pytest -m 'not sweep'"],
+    "schedule": ["SAGE_GRPO_ALL=1 $(PYTHON) -m pytest -m 'not sweep'", "-m sweep"],
+}
+WORKFLOWS = [path.read_text() for path in GITHUB.glob("workflows/*.yml")]
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.parametrize("event", PROMISED)
+def test_a_workflow_runs_every_folder_of_tests(event):
+    """On a pull request what the change can affect, on main everything but sweeps, every night sweeps as well."""
+    assert not left_out(event, [yaml.safe_load(text) for text in WORKFLOWS], MAKEFILE)
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert settings["testpaths"] == ["tests"]
+    assert "-m 'not slow and not sweep'" in settings["addopts"]
+
+
+@pytest.mark.parametrize(
+    ("event", "old", "new"),
+    [
+        ("pull_request", "make affected", "make prose"),
+        ("push", "make check", "make lint"),
+        ("schedule", "make sweeps", "make docs"),
+        ("schedule", "-m pytest -m sweep", "-m pytest tests/models -m sweep"),
+        ("push", "-m pytest -m 'not sweep' -n", "-m pytest tests/models -m 'not sweep' -n"),
+    ],
+)
+def test_a_folder_that_is_left_out_is_seen(event, old, new):
+    assert old in MAKEFILE + "".join(WORKFLOWS)
+    planted = [yaml.safe_load(text.replace(old, new)) for text in WORKFLOWS]
+    assert left_out(event, planted, MAKEFILE.replace(old, new))
 
 
 @pytest.mark.parametrize("path", sorted(GITHUB.glob("ISSUE_TEMPLATE/*.yml")), ids=short)
