@@ -20,7 +20,7 @@ import threading
 import types
 from importlib.machinery import PathFinder
 
-from forks import popen, wire
+from forks import popen, ranks, wire
 from sage_grpo.errors import UserError
 
 LIBRARIES = (
@@ -42,6 +42,9 @@ FIXED = ("OMP_", "MKL_", "OPENBLAS", "KMP_", "HF_", "TRANSFORMERS_", "DIFFUSERS_
 FIXED += ("PYTHON", "MPL", "XDG_", "HOME", "RAY_", "ACCELERATE_", "COVERAGE_RCFILE")
 FREE = ("LD_LIBRARY_PATH", "RAY_CLIENT_MODE", "PYTORCH_ENABLE_MPS_FALLBACK")  # set by libraries that a test imports
 FREE += ("PYTHONPATH", "PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "TORCHELASTIC_", "TORCH_NCCL_", "TORCHINDUCTOR_")
+
+# They must act before torch is imported, or measure the memory of all that a process has.
+ALONE = ("sage_grpo.rehearsal.fake_cuda", "sage_grpo.rehearsal.stage")
 
 
 def load():
@@ -79,6 +82,8 @@ class Server:
         words = words[1:] if words[:1] == ["-u"] else words
         if not words or (words[0].startswith("-") and words[0] not in ("-m", "-c", "-")):
             return "an option of the interpreter's own"
+        if words[0] == "-m" and words[1] in ALONE:
+            return "a module that must have an interpreter of its own"
         differs = dict(fixed(request["environment"]).items() ^ self.environment.items())
         if differs:
             return f"an environment that is read when a library is imported: {', '.join(differs)}"
@@ -104,6 +109,7 @@ class Server:
                     self.reap()
                 elif key.fileobj is sys.stdin:
                     if not os.read(0, 1):
+                        signal.set_wakeup_fd(before)
                         self.end()
                         return None
                 else:
@@ -205,6 +211,9 @@ def become(request, descriptors, path):
 def carry_out(arguments):
     """`python` with these arguments, in this process."""
     sys.orig_argv = [sys.executable, *arguments]
+    together = ranks.asked(arguments)
+    if together:
+        sys.exit(ranks.run(*together))
     if arguments[0] == "-u":
         arguments = arguments[1:]
         for stream in (sys.stdout, sys.stderr):

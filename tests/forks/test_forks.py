@@ -11,8 +11,9 @@ import torch
 
 from distributed.launcher import environment, torchrun
 from distributed.worker import checkpoint_of
-from forks import popen, wire
+from forks import popen, ranks, wire
 from forks.session import search_path
+from sweeps import further
 
 pytestmark = pytest.mark.slow
 
@@ -122,6 +123,44 @@ def test_programs_of_a_shell_are_forks(tmp_path):
     assert words.split()[1:] == ["-c", "x"]
 
 
+RANKS = """
+import os, sys, time
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+if os.environ["RANK"] == "1":
+    sys.exit(int(sys.argv[1]))
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("code", "seconds"), [(0, 0), (3, 60)])
+def test_ranks_end_together(code, seconds, tmp_path):
+    """Where one fails, those that wait for it are ended."""
+    (tmp_path / "ranks_end.py").write_text(RANKS)
+    command = [*torchrun(2, "ranks_end", code, seconds)]
+    process = popen.Popen(
+        command, env=environment(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    out, errors = process.communicate(timeout=30)
+    assert sorted(out.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+    assert process.returncode == bool(code)
+    assert not code or "rank 1 ended first, with exit code 3" in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--standalone --nproc-per-node=2 -m a b", (2, ["-m", "a", "b"])),
+        ("--standalone --nproc-per-node=4 --max-restarts=0 -m a", (4, ["-m", "a"])),
+        ("--standalone --nproc-per-node=2 --max-restarts=7 -m a", None),
+        ("--nnodes=2 --nproc-per-node=2 -m a", None),
+        ("--standalone --nproc-per-node=2 script.py", None),
+    ],
+)
+def test_where_torchrun_itself_is_needed(words, expected):
+    assert ranks.asked(["-m", "torch.distributed.run", *words.split()]) == expected
+    assert ranks.asked(["/bin/torchrun", *words.split()]) == expected
+
+
 def end_weights(cls, folder, processes, *cases):
     folder.mkdir(exist_ok=True)
     worker = ["distributed.worker", str(folder), *cases]
@@ -133,7 +172,9 @@ def end_weights(cls, folder, processes, *cases):
     return {path.name: torch.load(path, weights_only=True) for path in folder.glob("*.pt")}
 
 
-@pytest.mark.parametrize(("processes", "cases"), [(1, ["shapes-full:2"]), (2, ["shapes-full:2", "hunyuan15-lora:2"])])
+@pytest.mark.parametrize(
+    ("processes", "cases"), [(1, ["shapes-full:2"]), further(2, ["shapes-full:2", "hunyuan15-lora:2"])]
+)
 def test_a_run_ends_with_the_same_bits(processes, cases, tmp_path):
     """From the start, and resumed: the real run goes on in a fork and the forked one in a real process."""
     pytest.importorskip("diffusers")

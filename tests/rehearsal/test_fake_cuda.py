@@ -24,6 +24,8 @@ from sage_grpo.rehearsal.fake_values import made_up
 from sage_grpo.training.build import resizable
 from sweeps import further
 
+pytestmark = pytest.mark.real_start
+
 HERE = Path(__file__).parent
 LORA = {"mode": "lora", "precision": "bfloat16", "gradient_checkpointing": True}
 FULL = {"mode": "full", "precision": "bfloat16"}
