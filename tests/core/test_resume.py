@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support import make_config, make_loop, weights
+from support import make_config, make_loop, mean_brightness, weights
 from sweeps import further
 
 RUN = """
@@ -81,13 +81,16 @@ def test_killed_and_restarted_is_bit_equal(tmp_path, straight, objective, kill_a
     assert expected == resumed
 
 
-@pytest.mark.parametrize("lost", ["optimizer", "bank", "kl_weight", "iteration"])
+@pytest.mark.parametrize("lost", ["optimizer", "bank", "kl_weight", "iteration", "torch_rng"])
 def test_every_part_of_the_state_matters(lost):
     """Forget one part of the state and the future is another: none of it is ballast."""
 
+    def undecided(videos):
+        return mean_brightness(videos) + torch.rand(len(videos))  # a reward that draws its own numbers
+
     def fresh():
         kl = {"ref_model_sync_steps": 4, "low": 0.01, "high": 1.0, "warmup": 8}
-        return make_loop(make_config(kl=kl))[0]
+        return make_loop(make_config(kl=kl), reward=undecided)[0]
 
     def resumed(state):
         loop = fresh()

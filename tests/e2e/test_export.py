@@ -20,7 +20,7 @@ from sage_grpo.math.kernels import kernel_table
 from sage_grpo.models import contract
 from sage_grpo.registry import resolve_model
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.videos import frame_rate
+from sage_grpo.videos import frame_rate, read_mp4
 from sage_grpo.weights.export import load_adapters
 from sweeps import further
 
@@ -215,6 +215,20 @@ def test_sample_a_recipe_without_training(tmp_path):
     result = runner.invoke(app, ["sample", "lab", "--count", "2", "--out", str(tmp_path), "--json"])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "01.mp4").exists()
+
+
+def test_sample_gives_each_prompt_its_own_seed(tmp_path):
+    """Two equal prompts are two videos; the second is what the next seed gives alone."""
+
+    def sampled(name, seed, count):
+        arguments = ["sample", "lab", "--seed", str(seed), "--out", str(tmp_path / name)]
+        result = runner.invoke(app, [*arguments, *["--prompt", "a red circle moving left"] * count])
+        assert result.exit_code == 0, result.output
+        return [read_mp4(tmp_path / name / f"{i:02d}.mp4") for i in range(count)]
+
+    (first, second), (alone,) = sampled("both", 7, 2), sampled("alone", 8, 1)
+    assert (first != second).any()
+    assert (second == alone).all()
 
 
 @pytest.mark.parametrize("mode", ["full", "lora"])

@@ -148,6 +148,14 @@ def test_every_axis_of_a_layout_is_kept(real, processes, small):
     assert toy_layout(layout(**real), processes) == layout(**small)
 
 
+@pytest.mark.parametrize(("rank", "alpha", "small"), [(64, 128, 8), (64, None, None), (2, 6, 6)])
+def test_a_smaller_rank_keeps_its_scale(rank, alpha, small, tmp_path):
+    """What an adapter adds is scaled by alpha / rank."""
+    tuning = {"mode": "lora", "rank": rank, "alpha": alpha}
+    toy = shrink(load_recipe({"tuning": tuning}), tmp_path, Rehearsal("scale")).tuning
+    assert (toy.rank, toy.alpha) == (min(rank, 4), small)
+
+
 @pytest.mark.slow
 def test_a_process_that_fails_is_named(tmp_path, monkeypatch):
     """One of two processes fails in its reward: its words reach the user, not those of the one that waited."""

@@ -171,6 +171,20 @@ def test_pauses_are_told_and_not_paid(tmp_path):
     assert len(tables(page_of(folder))["Pauses that are not counted"].rows) == 2
 
 
+def test_work_begins_with_the_last_of_two_restarts(tmp_path):
+    rows = make_rows(20)
+    for row in rows[10:]:
+        row["time"] += 5000
+    folder = make_run(tmp_path / "run", rows)
+    facts = json.loads((folder / "environment.json").read_text())
+    for i, seconds in enumerate((3000, 15), start=1):  # the first one was killed before it had logged anything
+        facts["started"] = stamp(rows[10]["time"] - seconds)
+        (folder / f"environment-{i}.json").write_text(json.dumps(facts))
+    cost = cost_of(read_run(folder), 2.5)
+    assert [(g.before, g.seconds) for g in cost.gaps] == [(11, pytest.approx(5005))]
+    assert cost.seconds == pytest.approx(20 * SECONDS - 5)
+
+
 def test_long_iterations_that_make_samples_are_work(tmp_path):
     rows = make_rows(60)
     for row in rows:

@@ -68,6 +68,14 @@ def test_copies_have_none_and_different_videos_some(reward):
     assert different == scores.values[3, 0] > 0.3
 
 
+def test_videos_of_another_image_are_not_compared(reward):
+    images = [{"image": "cat.png"}, {"image": "dog.png"}] * 2 + [{}]
+    prompts = [Prompt("a", columns) for columns in images]
+    scores = reward.score(torch.stack([PAN, OTHER, PAN, OTHER, PAN]), prompts)
+    assert scores.valid[:, 0].tolist() == [True, True, True, True, False]
+    assert scores.values[:4, 0].tolist() == [0, 0, 0, 0]
+
+
 def test_other_frames_may_be_black(reward):
     pair, numbers = torch.stack([PAN, OTHER]), reward.looks_at(len(PAN))
     black = torch.zeros_like(pair)
