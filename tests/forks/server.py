@@ -196,6 +196,7 @@ def become(request, descriptors, path):
         lines = number == 2 or os.isatty(number) or unbuffered
         streams.append(io.TextIOWrapper(raw, encoding="utf-8", errors=errors, line_buffering=lines))
     sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__ = streams
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the server may be one that a shell left alone
     random.seed()
     sys.modules["numpy"].random.seed()
     sys.modules["torch"].default_generator.seed()
