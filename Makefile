@@ -15,7 +15,7 @@ HOURS  ?= 2
 GROUPS ?= once four-times twice stale-1 stale-2 stale-4 guided text
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-all quick check lint format types test affected sweeps durations bare prose docs configuration figures trust-regions lab claims efficiency eval audit chaos chaos-alone fleet-chaos soak fleet-speed report-pictures plan-check plan-all same-weights coverage faults overhead notebooks compare peers wheel sbom licences audit-dependencies clean
+.PHONY: help setup setup-all quick check lint format types test affected sweeps durations bare prose docs configuration figures trust-regions lab claims efficiency eval audit chaos chaos-alone fleet-chaos soak fleet-speed report-pictures plan-check plan-all same-weights coverage faults both-ways overhead notebooks compare peers wheel sbom licences audit-dependencies clean
 help:             ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
@@ -74,6 +74,9 @@ coverage:         ## lines of the package that the tests of CI run, in all their
 
 faults:           ## plant a fault in every package, one at a time, and see that a test fails; four minutes
 	PYTHONPATH=tests $(PYTHON) -m faults
+
+both-ways:        ## chaos, resume and two-process tests with forks and with real starts, compared bit for bit; ten minutes
+	PYTHONPATH=tests $(PYTHON) -m forks.both_ways
 
 prose:            ## pages, help texts and messages against docs/style.yaml
 	$(PYTHON) -m pytest -q tests/documentation/test_prose.py
