@@ -33,7 +33,7 @@ quick:            ## ruff, and the tests that take less than a second: two minut
 	$(PYTHON) -m pytest -q -r fE $(shell $(PYTHON) -c 'import xdist' 2>/dev/null && echo --numprocesses=2)
 
 affected:         ## quick and slow tests that the change since BASE (origin/main) can affect
-	$(PYTHON) -m pytest -m 'not sweep' --affected $(BASE) -n 3 --dist worksteal --durations=15
+	$(PYTHON) -m pytest -m 'not sweep' --affected $(BASE) -n 2 --dist worksteal --durations=15
 
 check: lint types test   ## lint, types and all tests but sweeps: what .ci/run asks of the code
 
@@ -50,7 +50,7 @@ types:            ## mypy over the package; half a minute, seconds when little c
 	$(PYTHON) -m mypy
 
 test:             ## quick and slow tests; one that is skipped for want of a library fails
-	SAGE_GRPO_ALL=1 $(PYTHON) -m pytest -m 'not sweep' -n 3 --dist worksteal --durations=15
+	SAGE_GRPO_ALL=1 $(PYTHON) -m pytest -m 'not sweep' -n 2 --dist worksteal --durations=15
 
 sweeps:           ## further cases of what `make test` checks with one: every layout, compiler mode, size; hours
 	$(PYTHON) -m pytest -m sweep --durations=15
@@ -68,7 +68,7 @@ bare:             ## the quick tests where only the package and pytest are insta
 
 coverage:         ## lines of the package that the tests of CI run, in all their processes; half an hour
 	$(PYTHON) -m coverage erase
-	SAGE_GRPO_ALL=1 $(PYTHON) -m coverage run -m pytest -q -m 'not sweep' -n 3 --dist worksteal
+	SAGE_GRPO_ALL=1 $(PYTHON) -m coverage run -m pytest -q -m 'not sweep' -n 2 --dist worksteal
 	$(PYTHON) -m coverage combine --quiet
 	$(PYTHON) -m coverage report --precision 2 | tail -1
 

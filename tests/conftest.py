@@ -33,15 +33,9 @@ def pytest_configure(config):
     if wanted and os.environ.get("SAGE_GRPO_FORKS") != "0" and "PYTEST_XDIST_WORKER" not in os.environ:
         session = Session()
         config.add_cleanup(session.end)
-        popen.install()  # pytest-xdist's workers are forks too
     config.affected = config.option.affected and affected.Graph().tests(affected.changed(config.option.affected))
     if durations.VARIABLE in os.environ:
         config.pluginmanager.register(durations.Durations(os.environ[durations.VARIABLE]))
-
-
-def pytest_collection_modifyitems(config, items):
-    if config.option.markexpr != QUICK:
-        durations.longest_first(items)
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -1,7 +1,6 @@
 """How long tests take and why: CI writes a file, `python -m durations FILE` shows it as a table by file and by cause.
 
-A thread looks at what the test is doing twenty times a second, in every worker of pytest-xdist. The file also decides
-the order of the next run: long tests begin first, so that no worker is left alone with one.
+A thread looks at what the test is doing twenty times a second, in every worker of pytest-xdist.
 """
 
 import json
@@ -88,13 +87,6 @@ class Durations:
         slow = {name: round(seconds, 1) for name, seconds in sorted(self.tests.items()) if seconds >= 1}
         found = {"wall": round(time.monotonic() - self.started), "files": dict(sorted(files.items())), "slow": slow}
         self.path.write_text(json.dumps(found, indent=1) + "\n")
-
-
-def longest_first(items):
-    """By the record and whole files, whose tests share what they need; a file that it does not know comes first."""
-    known = json.loads(RECORD.read_text())["files"] if RECORD.exists() else {}
-    seconds = {name: row["seconds"] for name, row in known.items()}
-    items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], float("inf")))
 
 
 def table(found):

@@ -57,6 +57,7 @@ def distance_to_best(model):
     return (mean_brightness(videos).mean() - BEST).abs()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_mean_moves_to_a_known_optimum(name):
     """Over ten seeds its distance falls by more than three standard errors."""

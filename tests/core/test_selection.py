@@ -120,6 +120,7 @@ def test_the_anchor_is_asked_at_a_share_of_the_steps():
     assert anchored_places(5, make_config(), 0) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_the_share_is_unbiased():
     """The mean of many draws is the gradient of the anchor at every step."""
     model_of = {"anchor": "fixed", "high": 0.5, "low": 0.5}

@@ -48,6 +48,7 @@ def test_verdicts(values, expected, margin, answer):
     assert verdict(effect(values), expected=expected, margin=margin) == answer
 
 
+@pytest.mark.slow
 def test_equivalence_is_claimed_falsely_in_one_of_twenty():
     """Where the true mean is the margin itself; scipy's two one-sided tests agree with ours one by one."""
     draws = np.random.default_rng(2).normal(0.5, 0.3, (4000, 8))

@@ -35,6 +35,7 @@ def faults(scene, clips):
     return good[0] - grey[0], good[1] - shuffled[1], good[2] - backwards[2]
 
 
+@pytest.mark.slow
 def test_each_fault_lowers_its_own_score(real):
     scene, clips = real
     good = score(clips, scene.prompts).mean(0)
@@ -48,6 +49,7 @@ def test_each_fault_lowers_its_own_score(real):
     assert backwards[1] == pytest.approx(good[1].item(), abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", [0, 1, 2])
 def test_scores_do_not_depend_on_the_size(real, column):
     """From the smallest to the largest shape they change by a twentieth of what a fault costs, or less."""
