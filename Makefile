@@ -15,7 +15,7 @@ HOURS  ?= 2
 GROUPS ?= once four-times twice stale-1 stale-2 stale-4 guided text
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-all quick check lint format types test affected sweeps durations bare prose docs configuration figures trust-regions lab claims efficiency eval audit chaos chaos-alone fleet-chaos soak fleet-speed report-pictures plan-check plan-all same-weights coverage faults both-ways overhead notebooks compare peers wheel sbom licences audit-dependencies clean
+.PHONY: help setup setup-all quick check lint format types test affected sweeps bare prose docs configuration figures trust-regions lab claims efficiency eval audit chaos chaos-alone fleet-chaos soak fleet-speed report-pictures plan-check plan-all same-weights coverage faults both-ways overhead notebooks compare peers wheel sbom licences audit-dependencies clean
 help:             ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
@@ -54,9 +54,6 @@ test:             ## quick and slow tests; one that is skipped for want of a lib
 
 sweeps:           ## further cases of what `make test` checks with one: every layout, compiler mode, size; hours
 	$(PYTHON) -m pytest -m sweep --durations=15
-
-durations:        ## where the time of the last recorded CI goes, by file and by cause
-	$(PYTHON) tests/durations.py
 
 bare:             ## the quick tests where only the package and pytest are installed; needs the network
 	$(PYTHON) -m venv --clear $(BARE)

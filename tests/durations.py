@@ -1,4 +1,4 @@
-"""How long tests take and why: CI writes a file, `python -m durations FILE` shows it as a table by file and by cause.
+"""How long tests take and why: CI writes a file, `python tests/durations.py FILE` shows it as a table by file and by cause.
 
 A thread looks at what the test is doing twenty times a second, in every worker of pytest-xdist.
 """
@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-RECORD = Path(__file__).with_name("durations.json")  # of `.ci/run` on two cores
 VARIABLE = "SAGE_GRPO_DURATIONS"  # where to write
 EVERY = 0.05
 CAUSES = {  # by a part of a file's path, the first that is found from the innermost call outwards
@@ -106,4 +105,4 @@ def table(found):
 
 
 if __name__ == "__main__":
-    print("\n".join(table(json.loads(Path(sys.argv[1] if len(sys.argv) > 1 else RECORD).read_text()))))
+    print("\n".join(table(json.loads(Path(sys.argv[1]).read_text()))))
