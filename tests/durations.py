@@ -1,4 +1,4 @@
-"""How long tests take and why: CI writes a file, `python tests/durations.py FILE` shows it as a table by file and by cause.
+"""How long tests take and why: `python tests/durations.py FILE` shows what CI wrote as a table by file and by cause.
 
 A thread looks at what the test is doing twenty times a second, in every worker of pytest-xdist.
 """
