@@ -56,14 +56,17 @@ def equivalent(found: Effect, margin: float) -> bool:
 
 
 def verdict(found: Effect, *, expected: str = "positive", margin: float | None = None) -> str:
-    """`reproduced` if the interval lies on the expected side of 0, `not reproduced` on the other.
+    """`equivalent` if the mean is known to lie within ± margin, whatever its sign.
 
-    Between them it is `equivalent` if the mean is known to lie within ± margin, else `undecided`.
+    Else `reproduced` if the interval lies on the expected side of 0, `not reproduced` on the other, and `undecided`
+    between them.
     """
+    if margin is not None and equivalent(found, margin):
+        return "equivalent"
     low, high = (found.low, found.high) if expected == "positive" else (-found.high, -found.low)
     if low > 0 or high < 0:
         return "reproduced" if low > 0 else "not reproduced"
-    return "equivalent" if margin is not None and equivalent(found, margin) else "undecided"
+    return "undecided"
 
 
 def share(hits: Sequence[bool]) -> tuple[float, float, float]:

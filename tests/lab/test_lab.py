@@ -41,7 +41,8 @@ def test_intervals_cover_as_often_as_they_say():
         ([-1.0, -1.1, -0.9], "negative", None, "reproduced"),
         ([0.1, -0.1, 0.05, -0.06], "positive", 0.5, "equivalent"),
         ([0.1, -0.1, 0.05, -0.06], "positive", 0.05, "undecided"),
-        ([0.1, 0.11, 0.09], "positive", 0.5, "reproduced"),  # small, and there
+        ([0.1, 0.11, 0.09], "positive", 0.5, "equivalent"),  # surely positive, and surely smaller than the margin
+        ([-0.1, -0.11, -0.09], "positive", 0.05, "not reproduced"),
     ],
 )
 def test_verdicts(values, expected, margin, answer):

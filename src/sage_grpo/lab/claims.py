@@ -9,8 +9,8 @@ from sage_grpo.lab.grid import TARGET, TRAINED
 from sage_grpo.statistics import Effect, effect, paired, verdict
 
 TEST = "paired t over seeds"
-# The smallest effects that would matter to a user: two runs that differ by less are equivalent. Fixed before the runs
-# that they judge. The paper's choices gain a reward of 0.6; the base's distance is 0.125.
+# The smallest effects that would matter to a user: two runs that differ by less are equivalent. Written down when seeds
+# 0 to 4 had been seen, and before the others. `lab-paper` gains a reward of 0.6; the base's distance is 0.125.
 MARGINS = {
     "reward": 0.05,
     "distance": 0.005,
@@ -22,6 +22,10 @@ MARGINS = {
 # open with all. By Pocock's bound each look may err in 2.08 % of cases, so that all three together do in 5 %.
 LOOKS = (1 / 4, 1 / 2, 1)
 LEVEL = 1 - 0.0208
+# Experiments that run on all seeds, whatever an earlier look says. Five seeds gave dual KL 0.015 less reward than moving
+# KL, with an interval that left zero out; that is too few for a verdict of sign. The rule for this comparison: one look
+# at all seeds, at `LEVEL`; `equivalent` if the difference is known to be smaller than the margin, else by its sign.
+ALL_SEEDS = ("kl-moving",)
 Measure = Callable[[str], dict[int, float]]  # of an experiment, by seed
 
 

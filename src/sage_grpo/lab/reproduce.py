@@ -11,7 +11,7 @@ from rich.console import Console
 
 from sage_grpo.files import atomic_write
 from sage_grpo.lab import figures
-from sage_grpo.lab.claims import LOOKS, Claim, Results, as_markdown, judge
+from sage_grpo.lab.claims import ALL_SEEDS, LOOKS, Claim, Results, as_markdown, judge
 from sage_grpo.lab.direct import measure_directly
 from sage_grpo.lab.grid import Base, Job, Run, experiments, run_grid
 
@@ -28,7 +28,8 @@ def reproduce(
 ) -> list[Claim]:
     """Runs, results.json, claims.md and figures into `out`; called again after a kill, it goes on.
 
-    A quarter of the seeds and rollouts decides what it can. More are made for claims that are open then.
+    A quarter of the seeds and rollouts decides what it can. More are made for claims that are open then, and all for
+    the experiments of `ALL_SEEDS`.
     """
     console = console or Console()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -40,6 +41,7 @@ def reproduce(
     again: Counter[str] = Counter()  # looks at rollouts beyond the first
     for share in LOOKS:
         asked |= dict.fromkeys((name, seed) for seed in range(math.ceil(share * seeds)) for name in open_ones)
+        asked |= dict.fromkeys((name, seed) for name in ALL_SEEDS if name in open_ones for seed in range(seeds))
         jobs: list[Run] = [Job(name, grid[name], seed, iterations, samples, out) for name, seed in asked]
         base, *runs = run_grid([Base(samples), *jobs], out, workers, console)
         if only:
