@@ -212,9 +212,10 @@ def reproduce(
     if as_json:
         print(json.dumps([vars(claim) for claim in claims]))
         return
-    colours = {"reproduced": "green", "not reproduced": "red", "undecided": "yellow", "equivalent": "cyan"}
+    colours = {"reproduced": "green", "not reproduced": "red", "equivalent": "cyan"}
     for claim in claims:
-        console.print(f"[{colours[claim.verdict]}]{claim.verdict:<14}[/] {claim.statement}", highlight=False)
+        colour = colours.get(claim.verdict, "yellow")
+        console.print(f"[{colour}]{claim.verdict:<14}[/] {claim.statement}", highlight=False)
         console.print(f"{'':<15}{claim.measured} ({claim.test})", style="dim", highlight=False)
     console.print(f"details: {out / 'claims.md'}", highlight=False)
 
@@ -224,11 +225,11 @@ def efficiency(
     out: Annotated[Path, typer.Option(help="Folder for runs, results.json, efficiency.md and the figure.")],
     seeds: Annotated[int, typer.Option(min=2, help="Seeds of every setting.")] = 10,
     samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate the end of each run on.")] = 240,
-    only: Annotated[list[str] | None, typer.Option(help="This setting, next to the paper's choices.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="This setting, next to `lab-paper`.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Measure what each saving brings: passes of the network until a run is as good as the paper's choices.
+    """Measure what each saving brings: passes of the network until a run is as good as one of `lab-paper`.
 
     Learning rates are found by the same small search for every setting, on seeds of their own. Takes CPU hours
     (docs/efficiency.md names them). If killed, the same command continues.
@@ -292,6 +293,35 @@ def settings(
             f"the best of the grid is {row['best']}, {row['best_reward']:.3f}",
             highlight=False,
         )
+
+
+@app.command()
+def guidance(
+    out: Annotated[Path, typer.Option(help="Folder for runs and guidance.md.")],
+    seeds: Annotated[int, typer.Option(min=0, help="Runs of recipe `lab`; 0 judges the base alone, in seconds.")] = 5,
+    samples: Annotated[int, typer.Option(min=96, help="Fresh videos of each model and guidance scale.")] = 240,
+    workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Measure what guidance does without training, and what training does with and without guidance.
+
+    A run takes three minutes of one core. If killed, the same command continues.
+
+    Example: `sage-grpo lab guidance --out runs/guidance --seeds 0`
+    """
+    from rich.console import Console
+
+    from sage_grpo.lab.shapes.guidance import as_markdown
+    from sage_grpo.lab.shapes.guidance import guidance as run
+
+    console = Console(stderr=as_json)
+    one_thread()
+    with user_errors():
+        rows = run(out, seeds=seeds, samples=samples, workers=workers, console=console)
+    if as_json:
+        print(json.dumps(rows))
+        return
+    console.print(as_markdown(rows), highlight=False, markup=False)
 
 
 @app.command()

@@ -1,14 +1,19 @@
 """Claims about the method, each with its effect, interval, test and verdict."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from scipy import stats
+
 from sage_grpo.lab.grid import TARGET, TRAINED
-from sage_grpo.statistics import Effect, effect, paired, verdict
+from sage_grpo.statistics import Effect, effect, equivalent, holm, paired, verdict
 
 TEST = "paired t over seeds"
+CHECK = "check of the implementation"  # follows from a formula, so it could fail only by an error of ours
+DEPENDS = "depends on the definition"
 # The smallest effects that would matter to a user: two runs that differ by less are equivalent. Written down when seeds
 # 0 to 4 had been seen, and before the others. `lab-paper` gains a reward of 0.6; the base's distance is 0.125.
 MARGINS = {
@@ -22,9 +27,9 @@ MARGINS = {
 # open with all. By Pocock's bound each look may err in 2.08 % of cases, so that all three together do in 5 %.
 LOOKS = (1 / 4, 1 / 2, 1)
 LEVEL = 1 - 0.0208
-# Experiments that run on all seeds, whatever an earlier look says. Five seeds gave dual KL 0.015 less reward than moving
-# KL, with an interval that left zero out; that is too few for a verdict of sign. The rule for this comparison: one look
-# at all seeds, at `LEVEL`; `equivalent` if the difference is known to be smaller than the margin, else by its sign.
+# Experiments that run on all seeds, whatever an earlier look says. Five seeds gave dual KL 0.015 less reward than
+# moving KL, with an interval that left zero out; that is too few for a verdict of sign. The rule for this comparison:
+# one look at all seeds, at `LEVEL`; `equivalent` if the difference is known to be below the margin, else by sign.
 ALL_SEEDS = ("kl-moving",)
 Measure = Callable[[str], dict[int, float]]  # of an experiment, by seed
 
@@ -40,9 +45,19 @@ class Claim:
     """Experiments of which more seeds may decide it."""
     measured_on: tuple[str, ...] = ()
     """Direct measures of which more rollouts may decide it."""
+    against_margin: str = "–"
+    p: float | None = None
+    """That there is no effect; corrected by Holm among the claims about training."""
+
+    @property
+    def ours(self) -> bool:
+        """Whether the paper does not say it."""
+        return self.source.startswith("ours")
 
     def row(self) -> str:
-        return f"| {self.statement} | {self.source} | {self.measured} | {self.test} | **{self.verdict}** |"
+        p = "–" if self.p is None else f"{self.p:.1g}"
+        cells = (self.statement, self.source, self.measured, self.against_margin, p, self.test, f"**{self.verdict}**")
+        return f"| {' | '.join(cells)} |"
 
 
 class Results:
@@ -53,6 +68,12 @@ class Results:
         for run in runs:
             self.runs.setdefault(run["name"], {})[run["seed"]] = run
         self.base = base
+
+    def common(self, names: Collection[str]) -> "Results":
+        """These experiments, on the seeds that all of them have."""
+        seeds = set.intersection(*(set(self.runs[name]) for name in names))
+        runs = [run for name in names for seed, run in self.runs[name].items() if seed in seeds]
+        return Results(runs, self.base)
 
     def _per_seed(self, name: str, key: str) -> dict[int, float]:
         return {seed: run["evaluation"][key] for seed, run in sorted(self.runs[name].items())}
@@ -94,13 +115,27 @@ def compare(measure: Measure, a: str, b: str) -> Effect:
     return effect(differences(measure, a, b), LEVEL)
 
 
+def size(found: Effect, margin: float) -> str:
+    """How an effect compares with the smallest one that matters."""
+    if equivalent(found, margin):
+        return "smaller"
+    return "larger" if found.low > margin or found.high < -margin else "open"
+
+
+def p_of(found: Effect) -> float:
+    """Two-sided, by Student's t, that the mean is 0."""
+    return float(2 * stats.t.sf(abs(found.standard_errors), found.n - 1))
+
+
 def claim(
     statement: str, source: str, a: str, b: str, measure: Measure, unit: str, *, expected: str = "positive"
 ) -> Claim:
     """That experiment a is above b, or below where that is expected, in a unit of `MARGINS`."""
     difference = compare(measure, a, b)
-    found = verdict(difference, expected=expected, margin=MARGINS[unit])
-    return Claim(statement, source, f"{unit} {difference}", TEST, found, (a, b))
+    margin = MARGINS[unit]
+    found = verdict(difference, expected=expected, margin=margin)
+    measured, against = f"{unit} {difference}", size(difference, margin)
+    return Claim(statement, source, measured, TEST, found, (a, b), against_margin=against, p=p_of(difference))
 
 
 def judge(results: Results, direct: dict[str, Any]) -> list[Claim]:
@@ -109,9 +144,11 @@ def judge(results: Results, direct: dict[str, Any]) -> list[Claim]:
 
 
 def judge_runs(results: Results) -> list[Claim]:
-    """Those about training."""
+    """Those about training, with each p corrected for the number of claims."""
     parts = (_equalizer, _kernels, _trust, _weight, _gauge, _best)
-    return [claim for part in parts for claim in part(results)]
+    claims = [claim for part in parts for claim in part(results)]
+    corrected = iter(holm([claim.p for claim in claims if claim.p is not None]))
+    return [claim if claim.p is None else replace(claim, p=next(corrected)) for claim in claims]
 
 
 def _direct(direct: dict[str, Any]) -> list[Claim]:
@@ -124,8 +161,8 @@ def _direct(direct: dict[str, Any]) -> list[Claim]:
         Claim(
             "Euler-type SDEs leave more noise than the schedule says, by Σ·Δ/σ + Σ²/4σ²; frozen-x̂0 kernels none",
             "Fig. 1, closed form",
-            f"noise after a step / theory within {worst:.1%}, {len(ratios)} steps of five kernels",
-            "256 real clips, model's own velocity",
+            f"noise after a step / theory within {worst:.1%}, {len(ratios)} steps of five kernels, 256 clips",
+            CHECK,
             "reproduced" if worst < 0.1 else "undecided",
         )
     )
@@ -143,6 +180,7 @@ def _direct(direct: dict[str, Any]) -> list[Claim]:
                 "paired t over rollouts",
                 verdict(difference, margin=MARGINS["distance"]),
                 measured_on=(flow, sage),
+                against_margin=size(difference, MARGINS["distance"]),
             )
         )
     raw, equal = (max(direct["gradient"][k]["norm"]) / min(direct["gradient"][k]["norm"]) for k in ("raw", "equalized"))
@@ -151,7 +189,7 @@ def _direct(direct: dict[str, Any]) -> list[Claim]:
             "Gradient norms differ by a factor above ten over timesteps; the equalizer brings them within a small one",
             "Fig. 4, Eq. 8-9",
             f"max/min {raw:.1f} raw, {equal:.1f} equalized",
-            "parameter gradients at fixed weights",
+            CHECK,
             "reproduced" if raw > 10 and equal < 4 else "not reproduced",
         )
     )
@@ -169,6 +207,8 @@ def _equalizer(results: Results) -> list[Claim]:
             "paired t over kernels × seeds",
             verdict(difference, margin=MARGINS["reward"]),
             tuple(name for pair in pairs for name in pair),
+            against_margin=size(difference, MARGINS["reward"]),
+            p=p_of(difference),
         )
     ]
 
@@ -177,14 +217,18 @@ def _kernels(results: Results) -> list[Claim]:
     def against(statement: str, source: str, other: str, sage: str = "kernel-sage") -> Claim:
         return claim(statement, source, sage, other, results.gain, "reward")
 
+    # `cps` cannot be moved to the exploration of `sage`, so `sage` is held back, which costs it reward. In the first
+    # edition `cps` was moved as far as it goes, and the sign was the other one.
+    held_back = against("… and than cps at equal exploration", "ours", "kernel-cps", sage="matched-sage")
+
     return [
         against("SAGE's kernel earns more reward than flow at equal η", "Table 2", "kernel-flow"),
         against("SAGE's kernel earns more reward than cps at equal η", "Table 2", "kernel-cps"),
-        against("… and than flow at equal exploration", "Table 2, matched", "matched-flow"),
-        against("… and than cps at equal exploration", "Table 2, matched", "kernel-cps", sage="matched-sage"),
+        against("… and than flow at equal exploration", "ours", "matched-flow"),
+        replace(held_back, verdict=DEPENDS),
         against(
             "Ending rollouts without noise is better for training than keeping the kernel's last noise",
-            "not in the paper",
+            "ours",
             "noisy-end-sage",
         ),
     ]
@@ -255,22 +299,25 @@ def _weight(results: Results) -> list[Claim]:
             "The feedback on λ as printed (Eq. 42) holds the KL near its target",
             "Eq. 42",
             f"λ ends at a bound: printed sign {printed} of {n}, Lagrangian {lagrangian} of {n}",
-            "count",
+            CHECK,
             "not reproduced" if printed > lagrangian else "undecided",
             signs,
         ),
-        claim(
-            "With the Lagrangian sign the KL ends closer to its target than with the printed one",
-            "ours",
-            *signs,
-            off_target,
-            "log KL",
+        replace(
+            claim(
+                "With the Lagrangian sign the KL ends closer to its target than with the printed one",
+                "ours",
+                *signs,
+                off_target,
+                "log KL",
+            ),
+            test=CHECK,
         ),
     ]
 
 
 def _gauge(results: Results) -> list[Claim]:
-    """A run that is paid for visual quality alone and held by nothing, beside the paper's choices."""
+    """A run that is paid for visual quality alone and held by nothing, beside `lab-paper`."""
     paid = effect(
         [run["evaluation"]["scores"][0] - results.base["scores"][0] for run in results.runs["hacking"].values()], LEVEL
     )
@@ -281,7 +328,7 @@ def _gauge(results: Results) -> list[Claim]:
     followed = sum(results.accuracy("hacking").values()) / n
     evidence = (
         f"its reward VQ {paid}; prompts followed {results.base['accuracy']:.0%} → {followed:.0%}; "
-        f"alarms in {rang['hacking']} of {n} runs, paper's choices {rang['kernel-sage']} of {sound}"
+        f"alarms in {rang['hacking']} of {n} runs, `lab-paper` {rang['kernel-sage']} of {sound}"
     )
     detected = paid.low > 0 and rang["hacking"] == n and rang["kernel-sage"] == 0
     return [
@@ -297,13 +344,25 @@ def _gauge(results: Results) -> list[Claim]:
 
 def _best(results: Results) -> list[Claim]:
     pair = ("best", "kernel-sage")
-    more = "Our recipe `lab-fast` earns more reward than the paper's choices at equal cost"
+    more = "Our recipe `lab-fast` earns more reward than `lab-paper` at equal cost"
     return [
         claim(more, "ours", *pair, results.gain, "reward"),
         claim("… and drifts less from the data", "ours", *pair, results.drift, "distance", expected="negative"),
     ]
 
 
+def counted(claims: Sequence[Claim]) -> str:
+    """How many claims have each verdict: the paper's apart from ours, and how many are checks of the implementation."""
+
+    def of(whose: str, those: Sequence[Claim]) -> str:
+        verdicts = ", ".join(f"{count} {name}" for name, count in Counter(c.verdict for c in those).most_common())
+        return f"{whose}, {len(those)}: {verdicts}; {sum(c.test == CHECK for c in those)} checks of the implementation."
+
+    paper, ours = ([claim for claim in claims if claim.ours == whose] for whose in (False, True))
+    return f"{of('The paper’s claims', paper)} {of('Our own claims', ours)}"
+
+
 def as_markdown(claims: Sequence[Claim]) -> str:
-    head = "| claim | from | measured [98 %] | test | verdict |\n|---|---|---|---|---|\n"
-    return head + "\n".join(claim.row() for claim in claims) + "\n"
+    head = ("claim", "from", "measured [98 %]", "than the margin", "p", "test", "verdict")
+    rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(claim.row() for claim in claims)]
+    return "\n".join(rows) + f"\n\n{counted(claims)}\n"

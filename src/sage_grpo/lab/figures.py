@@ -31,6 +31,12 @@ def _band(ax: Axes, runs: dict[int, dict[str, Any]], key: str, label: str, colou
     ax.fill_between(steps, mean - error, mean + error, color=colour, alpha=0.18, linewidth=0)
 
 
+def seeds_of(results: Results) -> str:
+    """The number of seeds of experiments that share all of theirs."""
+    (count,) = {len(runs) for runs in results.runs.values()}
+    return f"{count} seeds"
+
+
 def figure_3(results: Results, path: Path) -> None:
     title = "Effect of the gradient equalizer, by kernel (mean ± standard error over seeds)"
     with drawn(path, 3.4, title) as figure:
@@ -64,7 +70,8 @@ def figure_7(results: Results, path: Path) -> None:
         "lambda-paper": ("feedback, as printed", VERMILION),
     }
     panels = {"reward/mean": "reward of rollouts", "kl_weight": "weight λ", "approx_kl": "KL of an update"}
-    title = "Schedules and feedback for the KL weight (mean ± standard error over seeds)"
+    results = results.common(names)
+    title = f"Schedules and feedback for the KL weight (mean ± standard error over {seeds_of(results)})"
     with drawn(path, 3.6, title) as figure:
         axes = figure.subplots(1, len(panels))
         for ax, (key, said) in zip(axes, panels.items(), strict=True):
@@ -84,7 +91,8 @@ def figure_8(results: Results, path: Path) -> None:
         "drift/base_error": "base model's error",
         "drift/diversity": "diversity in a group",
     }
-    title = "KL strategies (mean ± standard error over seeds; error and diversity relative to the start)"
+    results = results.common(KL)
+    title = f"KL strategies (mean ± standard error over {seeds_of(results)}; error and diversity relative to the start)"
     with drawn(path, 3.4, title) as figure:
         for ax, (key, said) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
             for (name, label), colour in zip(KL.items(), COLOURS, strict=True):
@@ -131,8 +139,10 @@ def frontier(results: Results, path: Path) -> None:
         for lr, colour in zip(RATES, (SKY, BLUE, PURPLE), strict=True)
         for prompts, marker in zip(PROMPTS, ("v", "^"), strict=True)
     }
+    results = results.common([*strategies, *sizes])
     titles = ("KL strategies at equal iterations", "learning rate and videos an iteration, at equal cost")
-    with drawn(path, 7.5, "Accuracy and reward against drift (mean ± standard error over seeds)") as figure:
+    title = f"Accuracy and reward against drift (mean ± standard error over {seeds_of(results)})"
+    with drawn(path, 7.5, title) as figure:
         axes = figure.subplots(2, 2, sharex=True, sharey="row")
         for column, (marks, title) in enumerate(zip((strategies, sizes), titles, strict=True)):
             _points(axes[0][column], results, results.accuracy, marks)

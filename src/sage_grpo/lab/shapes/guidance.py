@@ -1,0 +1,130 @@
+"""`sage-grpo lab guidance`: the base and runs of recipe `lab`, judged with guidance 1, 2 and 4."""
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from sage_grpo.config import RecipeConfig, load_recipe
+from sage_grpo.files import atomic_write
+from sage_grpo.lab.generator import LabModel
+from sage_grpo.lab.grid import run_grid
+from sage_grpo.lab.ledger import key_of
+from sage_grpo.lab.shapes.evaluate import evaluate
+from sage_grpo.lab.shapes.world import all_prompts, kept_out
+from sage_grpo.runs.folder import RunFolder
+from sage_grpo.statistics import mcnemar, share
+from sage_grpo.training.build import build_model
+from sage_grpo.training.callbacks import averaged
+from sage_grpo.training.trackers import read_metrics
+from sage_grpo.training.trainer import Trainer
+
+SCALES = (1, 2, 4)
+BASE = "base"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The base, or a run of recipe `lab` with a seed, on fresh videos at every guidance scale."""
+
+    seed: int | None  # none for the base
+    samples: int
+    out: Path
+
+    @property
+    def name(self) -> str:
+        return BASE if self.seed is None else f"lab-{self.seed}"
+
+    @property
+    def config(self) -> RecipeConfig:
+        settings = [f"seed={self.seed or 0}", f"run.out={self.out / 'work' / self.name}", "run.sample_every=0"]
+        return load_recipe("lab", [*settings, "run.trackers=[]"])
+
+    @property
+    def key(self) -> str:
+        return key_of(self.name, load_recipe("lab", [f"seed={self.seed or 0}"]), self.samples, *SCALES)
+
+    def run(self) -> dict[str, Any]:
+        torch.set_num_threads(1)
+        started, config = time.perf_counter(), self.config
+        result: dict[str, Any] = {"name": self.name, "recipe": "lab", "seed": self.seed}
+        if self.seed is None:
+            result["guidance"] = judged(build_model(config), config, self.samples)
+        else:
+            trainer = Trainer(config=config, console=Console(quiet=True))
+            trainer.train()
+            result["train_seconds"] = time.perf_counter() - started
+            result["reward"] = [row["reward/mean"] for row in read_metrics(RunFolder(Path(config.run.out)).log)]
+            with averaged(trainer.loop):
+                result["guidance"] = judged(trainer.loop.model, config, self.samples)
+            shutil.rmtree(config.run.out)
+        return result | {"seconds": time.perf_counter() - started}
+
+
+def judged(model: Any, config: RecipeConfig, samples: int) -> dict[str, dict[str, Any]]:
+    """By guidance scale: which videos follow their prompts, as a row of 1 and 0, and means of the other measures."""
+    assert isinstance(model, LabModel)
+    found = {}
+    for scale in SCALES:
+        model.guidance_scale = float(scale)
+        videos = evaluate(model, config, samples)
+        found[str(scale)] = {
+            "followed": "".join(str(int(right)) for right in videos.accuracy),
+            "distance": videos.distance.mean().item(),
+            "diversity": videos.diversity,
+        }
+    model.guidance_scale = 1.0
+    return found
+
+
+def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """A row for each model and scale; the base comes first, and diversity is relative to it without guidance."""
+    head = ["model", "guidance", "followed", "held-out prompts", "became right, wrong", "distance", "diversity"]
+    table = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    base = rows[0]["guidance"]
+    for row in rows:
+        for scale, found in row["guidance"].items():
+            right, before = flags(found), flags(base[scale])
+            changes = mcnemar(before, right)
+            cells = [
+                "base" if row["seed"] is None else f"`lab`, seed {row['seed']}",
+                scale,
+                percent(share(right)),
+                percent(share(held_out(right))),
+                "" if row["seed"] is None else f"{changes.gained}, {changes.lost}",
+                f"{found['distance']:.3f}",
+                f"{found['diversity'] / base['1']['diversity']:.2f}",
+            ]
+            table.append(f"| {' | '.join(cells)} |")
+    return "\n".join(table) + "\n"
+
+
+def flags(found: dict[str, Any]) -> list[bool]:
+    """Which videos follow their prompts."""
+    return [mark == "1" for mark in found["followed"]]
+
+
+def held_out(right: Sequence[bool]) -> list[bool]:
+    """Those of prompts that training is not given."""
+    texts = all_prompts()
+    return [hit for i, hit in enumerate(right) if kept_out(texts[i % len(texts)])]
+
+
+def percent(found: tuple[float, float, float]) -> str:
+    mean, low, high = (100 * value for value in found)
+    return f"{mean:.0f}\u00a0% [{low:.0f}, {high:.0f}]"
+
+
+def guidance(
+    out: Path, *, seeds: int, samples: int, workers: int | None = None, console: Console | None = None
+) -> list[dict[str, Any]]:
+    """Runs and guidance.md into `out`; called again after a kill, it continues."""
+    jobs = [Judged(seed, samples, out) for seed in (None, *range(seeds))]
+    rows = run_grid(jobs, out, workers, console)
+    atomic_write(out / "guidance.md", as_markdown(rows).encode())
+    return rows
