@@ -15,7 +15,7 @@ HOURS  ?= 2
 GROUPS ?= once four-times twice stale-1 stale-2 stale-4 guided text
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-all quick check lint format types test affected sweeps bare prose docs configuration figures trust-regions lab claims efficiency eval audit chaos chaos-alone fleet-chaos soak fleet-speed report-pictures plan-check plan-all same-weights coverage faults both-ways overhead notebooks compare peers wheel sbom licences audit-dependencies clean
+.PHONY: help setup setup-all quick check lint format types test affected sweeps bare prose docs configuration figures trust-regions lab claims guidance efficiency eval audit chaos chaos-alone fleet-chaos soak fleet-speed report-pictures plan-check plan-all same-weights coverage faults both-ways overhead notebooks compare peers wheel sbom licences audit-dependencies clean
 help:             ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
@@ -103,13 +103,16 @@ lab:              ## train the small generator and open runs/lab/report.html
 claims:           ## regenerate docs/claims/: figures, results.json and the table of docs/claims.md
 	$(PYTHON) -m sage_grpo lab reproduce --out docs/claims --seeds 20 --iterations 32 --samples 480
 
+guidance:         ## regenerate docs/laboratory/: the base and recipe lab, judged with guidance 1, 2 and 4; twenty minutes
+	$(PYTHON) -m sage_grpo lab guidance --out docs/laboratory --seeds 5
+
 efficiency:       ## regenerate docs/efficiency/: what each saving brings, on ten seeds; six CPU hours
 	$(PYTHON) -m sage_grpo lab efficiency --out docs/efficiency --seeds 10
 
 compare:          ## regenerate docs/objectives/: every objective at equal passes, on ten seeds; five CPU hours
 	$(PYTHON) -m sage_grpo lab compare --out docs/objectives --seeds 10 $(foreach g,$(GROUPS),--group $(g))
 
-eval:             ## regenerate docs/eval/: the base, the paper's choices and our recipe at equal cost, three training seeds each
+eval:             ## regenerate docs/eval/: the base, lab-paper and lab-fast at equal cost, three training seeds each
 	for seed in 1 2 3; do \
 	  $(PYTHON) -m sage_grpo train lab-paper seed=$$seed run.out=runs/eval/paper-$$seed $(QUIET) || exit; \
 	  $(PYTHON) -m sage_grpo train lab-fast seed=$$seed run.out=runs/eval/fast-$$seed $(QUIET) || exit; \

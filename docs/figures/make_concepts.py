@@ -139,10 +139,10 @@ def groups(figure: Figure) -> None:
 
 
 def gauge(figure: Figure) -> None:
-    """Two runs: the paper's choices, and one that is paid for clean colours alone and held by nothing."""
+    """Two runs: `lab-paper`, and one that is paid for clean colours alone and held by nothing."""
     hacking = experiments({})["hacking"].overrides
     axes = panels(figure, 3)
-    for label, colour, settings in (("paper's choices", BLUE, ()), ("paid for looks alone, no KL", VERMILION, hacking)):
+    for label, colour, settings in (("lab-paper", BLUE, ()), ("paid for looks alone, no KL", VERMILION, hacking)):
         with tempfile.TemporaryDirectory() as folder:
             common = [f"run.out={folder}", "run.sample_every=0", "gauge.every=1"]
             Trainer(config=load_recipe("lab-paper", [*common, *settings]), console=Console(quiet=True)).train()

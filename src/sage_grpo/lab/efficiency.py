@@ -58,7 +58,7 @@ VARIED: dict[str, Overrides] = {
 }
 SETTINGS: dict[str, Overrides] = {PAPER: ()} | IN_TURN | VARIED
 SAID = {
-    PAPER: "the paper's choices",
+    PAPER: "lab-paper",
     "fewer-videos": "+ 32 videos an iteration, not 64",
     "window": "+ one stochastic step, one update a rollout",
     "range": "+ not the first quarter of the steps",
@@ -108,7 +108,7 @@ def crossing(passes: Sequence[float], reward: Sequence[float], target: float) ->
 
 @dataclass(frozen=True)
 class Outcome:
-    """A setting over its seeds, against the whole runs of the paper's choices with equal seeds."""
+    """A setting over its seeds, against the whole runs of `lab-paper` with equal seeds."""
 
     name: str
     rate: float

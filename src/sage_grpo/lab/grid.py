@@ -35,14 +35,14 @@ NO_KL = ["kl.anchor=none", "kl.beta_velocity=0"]
 
 @dataclass(frozen=True)
 class Experiment:
-    """What differs from a recipe. Those of equal cost run for as many passes as the paper's choices do."""
+    """What differs from a recipe. Those of equal cost run for as many passes as `lab-paper` does."""
 
     overrides: tuple[str, ...] = ()
     recipe: str = "lab-paper"
     equal_cost: bool = False
 
     def config(self, seed: int, iterations: int, folder: Path) -> RecipeConfig:
-        """Its recipe; `iterations` are those of the paper's choices."""
+        """Its recipe; `iterations` are those of `lab-paper`."""
         own = load_recipe(self.recipe, list(self.overrides))
         if self.equal_cost:
             iterations = max(1, iterations * cost(load_recipe("lab-paper")) // cost(own))
