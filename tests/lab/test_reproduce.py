@@ -217,9 +217,10 @@ def test_ps_are_scipys():
 def test_claims_of_the_paper_are_counted_apart_from_ours():
     sources = {"Fig. 3": "reproduced", "Table 2": "equivalent", "ours": "reproduced"}
     claims = [Claim("s", source, "m", CHECK if source == "ours" else "t", said) for source, said in sources.items()]
-    paper, ours = counted(claims).split(". ")
-    assert paper.endswith(", 2: 1 reproduced, 1 equivalent; 0 checks of the implementation")
-    assert ours.endswith(", 1: 1 reproduced; 1 checks of the implementation.")
+    assert counted(claims) == (
+        "The paper’s claims, 2: 1 reproduced, 1 equivalent. Checks of the implementation among them: 0. "
+        "Our own claims, 1: 1 reproduced. Checks of the implementation among them: 1."
+    )
 
 
 def test_figures_compare_equal_seeds():

@@ -356,7 +356,8 @@ def counted(claims: Sequence[Claim]) -> str:
 
     def of(whose: str, those: Sequence[Claim]) -> str:
         verdicts = ", ".join(f"{count} {name}" for name, count in Counter(c.verdict for c in those).most_common())
-        return f"{whose}, {len(those)}: {verdicts}; {sum(c.test == CHECK for c in those)} checks of the implementation."
+        checks = sum(claim.test == CHECK for claim in those)
+        return f"{whose}, {len(those)}: {verdicts}. Checks of the implementation among them: {checks}."
 
     paper, ours = ([claim for claim in claims if claim.ours == whose] for whose in (False, True))
     return f"{of('The paper’s claims', paper)} {of('Our own claims', ours)}"
