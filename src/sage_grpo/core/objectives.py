@@ -52,6 +52,11 @@ def _fits(objective: Objective, config: AlgorithmConfig, replicas: int) -> None:
             f"policy.points={policy.points}: the objective {name!r} trains on the stochastic steps of a rollout; leave "
             "it out"
         )
+    if objective.noised and config.kl.velocity == "sampled":
+        raise ConfigError(
+            f"kl.velocity=sampled: the objective {name!r} trains on videos with fresh noise, and the estimate needs "
+            "the steps of a rollout; use kl.velocity=exact"
+        )
     if objective.averages and not objective.noised:
         raise ConfigError(
             f"policy.objective: {name!r} has its rollouts made by an average of the policy, and needs `noised = True`: "

@@ -12,7 +12,7 @@ from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.anchors import ANCHOR
 from sage_grpo.core.protocols import Comm, VideoModel, WeightsBank
 from sage_grpo.core.rollout import Trajectory, keyed_rng, velocity_at
-from sage_grpo.math.gaussian import kl
+from sage_grpo.math.gaussian import kl, sampled_kl
 from sage_grpo.math.loss import dual_kl, sage_loss
 from sage_grpo.math.objectives import Ask, Loss, Objective
 
@@ -99,7 +99,8 @@ class Terms:
 def terms(ask: Ask, objective: Objective, config: AlgorithmConfig) -> Terms:
     """The objective's loss, and the trust region that holds any of them."""
     reduction, trust, v, k = config.policy.reduction, config.kl, ask.velocity, ask.k
-    previous = kl(v, ask.old, k, reduction)
+    exact = trust.velocity == "exact"
+    previous = kl(v, ask.old, k, reduction) if exact else sampled_kl(v, ask.old, ask.noise, k, reduction)
     # the anchor is asked at a share of the steps only: 1/share makes up for the others
     position = torch.zeros_like(previous) if ask.anchor is None else kl(v, ask.anchor, k, reduction) / trust.share
     penalty = dual_kl(position, previous, trust.beta_position, trust.beta_velocity)

@@ -42,3 +42,12 @@ def kl(v: Tensor, v_ref: Tensor, k: float, reduction: Reduction = "mean") -> Ten
     Eq. 11-13 with $2\Sigma$ for $2\Sigma^2$, and Eq. 15 in closed form.
     """
     return 0.5 * k**2 * reduce(difference(v, v_ref).square(), reduction)
+
+
+def sampled_kl(v: Tensor, v_old: Tensor, noise: Tensor, k: float, reduction: Reduction = "mean") -> Tensor:
+    r"""Eq. 15 as printed: $\log\pi_\mathrm{old} - \log\pi_\theta$ of the step that the rollout took.
+
+    Its mean over the noise is $\mathrm{KL}(\pi_\mathrm{old}\Vert\pi_\theta)$, which `kl` gives without noise. A single
+    value may be negative. Where $\delta = 0$ the value is 0 and the gradient $-k\varepsilon$, of mean 0.
+    """
+    return -log_ratio(v, v_old, noise, k, reduction)
