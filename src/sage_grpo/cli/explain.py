@@ -16,7 +16,7 @@ from sage_grpo.cli.errors import user_errors
 if TYPE_CHECKING:
     from sage_grpo.math.kernels import KernelTable
 
-KERNELS_HELP = "SDE of the rollout: ode, dance, flow, sage, cps, precise or dance_precise."
+KERNELS_HELP = "SDE of the rollout: ode, dance, flow, sage, cps, cps_unscaled, precise or dance_precise."
 
 
 def explain(

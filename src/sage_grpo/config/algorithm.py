@@ -143,8 +143,8 @@ class KLConfig(Settings):
     beta_velocity: float = Field(0.1, ge=0, description="weight of KL(θ‖rollout policy)")
     velocity: Literal["exact", "sampled"] = Field(
         "exact",
-        description="KL(θ‖rollout policy) in closed form, or estimated from the steps of the rollout (Eq. 15); with one "
-        "update per rollout, only `sampled` has a gradient",
+        description="KL(θ‖rollout policy) in closed form, or estimated from the steps of the rollout (Eq. 15); with "
+        "one update per rollout, only `sampled` has a gradient",
     )
     decay: float = Field(0.0, ge=0, lt=1, description="what a moving anchor keeps of itself when it is renewed")
     share: float = Field(1.0, gt=0, le=1, description="of the trained steps at which the anchor is asked, at random")

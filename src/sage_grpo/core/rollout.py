@@ -44,6 +44,8 @@ class Point:
     """Weight of the velocity in the step."""
     k: float
     """$k = b/s$: all that log-ratio and KL need."""
+    scale: float = 1.0
+    """Weight of the log-ratio."""
 
     @property
     def stored(self) -> Tensor:
@@ -121,7 +123,7 @@ def walk(
         following = a * x + b * v.float() + e * clean
         if s > 0:
             noise = keyed_noise(tuple(x.shape[1:]), [(*key, t) for key in samples], x.device)
-            points[t] = Point(x, sigma, v, noise, b, table.k[t].item())
+            points[t] = Point(x, sigma, v, noise, b, table.k[t].item(), table.scale[t].item())
             following = following + s * noise
         x, clean = following, x - sigma * v.float()
     return State(x, clean), points

@@ -76,7 +76,7 @@ def asked(
     """What the objective is told at a point where the policy's velocity is `v`."""
     point = path.points[step]
     old = v.detach() if fresh or point.velocity is None else point.velocity
-    return Ask(v, old, anchor, point.sigma, point.noise, path.x0, advantage, point.b, point.k)
+    return Ask(v, old, anchor, point.sigma, point.noise, path.x0, advantage, point.b, point.k, point.scale)
 
 
 def gradient_size(loss: Loss, v: Tensor) -> Tensor:
@@ -99,8 +99,9 @@ class Terms:
 def terms(ask: Ask, objective: Objective, config: AlgorithmConfig) -> Terms:
     """The objective's loss, and the trust region that holds any of them."""
     reduction, trust, v, k = config.policy.reduction, config.kl, ask.velocity, ask.k
-    exact = trust.velocity == "exact"
-    previous = kl(v, ask.old, k, reduction) if exact else sampled_kl(v, ask.old, ask.noise, k, reduction)
+    previous = kl(v, ask.old, k, reduction)
+    if trust.velocity == "sampled":
+        previous = ask.scale * sampled_kl(v, ask.old, ask.noise, k, reduction)
     # the anchor is asked at a share of the steps only: 1/share makes up for the others
     position = torch.zeros_like(previous) if ask.anchor is None else kl(v, ask.anchor, k, reduction) / trust.share
     penalty = dual_kl(position, previous, trust.beta_position, trust.beta_velocity)

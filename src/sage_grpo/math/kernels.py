@@ -32,20 +32,25 @@ class Kernel:
     """To the marginals of the flow, as the number of steps grows."""
     holds_x0: bool
     r"""All that it takes as constant over a step is $\hat x_0$: with that extrapolated it is of second order."""
+    scaled: bool = True
+    """Divides its log-likelihood by $2s^2$, as a Gaussian's is."""
 
 
 KERNELS: dict[str, Kernel] = {}
 
 
-def kernel(*, converges: bool = True, holds_x0: bool = False) -> Callable[[KernelFunction], KernelFunction]:
+def kernel(
+    *, converges: bool = True, holds_x0: bool = False, scaled: bool = True
+) -> Callable[[KernelFunction], KernelFunction]:
     r"""Register a function $(\sigma, \sigma', \eta) \mapsto (a, b, s)$ under its own name: put `@kernel()` above it.
 
     `converges` is false for noise that does not shrink with the step. `holds_x0` is true for an exact solution of its
-    SDE for a fixed $\hat x_0$: such a kernel has a form of second order.
+    SDE for a fixed $\hat x_0$: such a kernel has a form of second order. `scaled` is false where the log-likelihood is
+    $-\lVert x' - \mathrm{mean}\rVert^2$ alone.
     """
 
     def register(function: KernelFunction) -> KernelFunction:
-        KERNELS[function.__name__] = Kernel(function, converges, holds_x0)
+        KERNELS[function.__name__] = Kernel(function, converges, holds_x0, scaled)
         return function
 
     return register
@@ -69,6 +74,8 @@ class KernelTable:
     r"""Weight of $\hat x_0^-$, the clean estimate of the step before; 0 in a table of first order."""
     order: int
     """Of the steps without noise, and of others where their kernel has a form of second order."""
+    scaled: bool = True
+    """Whether the log-likelihood of a step is divided by $2s^2$."""
 
     def __len__(self) -> int:
         return len(self.sigma)
@@ -82,6 +89,11 @@ class KernelTable:
     def k(self) -> Tensor:
         """$k = b/s$, the only number that log-ratio and KL need; 0 on deterministic steps."""
         return torch.where(self.stochastic, self.b / self.s, torch.zeros_like(self.s))
+
+    @property
+    def scale(self) -> Tensor:
+        """Return the weight of each step's log-ratio: 1, or $2s^2$ where the likelihood is not divided by it."""
+        return torch.ones_like(self.s) if self.scaled else 2 * self.s.square()
 
     @property
     def prefix(self) -> int:
@@ -120,7 +132,7 @@ def kernel_table(name: str, sigmas: Tensor, eta: float, order: int = 1) -> Kerne
     e = torch.zeros_like(s)
     if order == 2 and chosen.holds_x0:
         a, b, e = extrapolated(a, b, sigmas.double())
-    return KernelTable(sigma, sigma_next, a, b, s, e, order)
+    return KernelTable(sigma, sigma_next, a, b, s, e, order, chosen.scaled)
 
 
 def extrapolated(a: Tensor, b: Tensor, sigmas: Tensor) -> Coefficients:
@@ -224,6 +236,16 @@ def cps(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
         raise ValueError(f"eta={eta}: kernel 'cps' rotates noise by eta·90°, use 0 to 1")
     angle = torch.full_like(sigma, eta * math.pi / 2)
     return frozen_x0(sigma, sigma_next, angle.cos(), angle.sin())
+
+
+@kernel(converges=False, scaled=False)
+def cps_unscaled(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
+    r"""`cps` with the log-likelihood of its paper and of the released code: $-\lVert x' - \mathrm{mean}\rVert^2$.
+
+    Without $1/2s^2$ the log-ratio of a step is $2s^2$ times that of `cps`, so late steps, with little noise, weigh
+    less. KL and equalizer are those of `cps`.
+    """
+    return cps(sigma, sigma_next, eta)
 
 
 @kernel(holds_x0=True)

@@ -36,7 +36,7 @@ def draw_regimes(sigmas: Tensor, eta: float, path: Path) -> None:
         axes = figure.subplots(1, 3, sharey=True)
         for ax, (title, schedule) in zip(axes, regimes(sigmas).items(), strict=True):
             for name in KERNELS:
-                if name == "cps" and eta > 1:
+                if (name == "cps" and eta > 1) or not KERNELS[name].scaled:  # the same noise as another's
                     continue
                 colour, marker = STYLE.get(name, (BLACK, "."))
                 s = kernel_table(name, schedule, eta).s

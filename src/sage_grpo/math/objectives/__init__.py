@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from sage_grpo.math.gaussian import Reduction
+from sage_grpo.math.gaussian import Reduction, log_ratio
 from sage_grpo.math.kernels import KernelTable
 
 
@@ -40,6 +40,12 @@ class Ask:
     """Weight of the velocity in the step; 0 for a video that was noised anew."""
     k: float
     r"""$k = b/s$, with the size $s$ of the step's noise; $\sqrt2$ for a video that was noised anew."""
+    scale: float = 1.0
+    """Weight of the log-ratio: 1 for a Gaussian step."""
+
+    def log_ratio(self, reduction: Reduction) -> Tensor:
+        r"""Return $\log\pi_\theta/\pi_\mathrm{old}$ of the step that the rollout took, a number a video (B,)."""
+        return self.scale * log_ratio(self.velocity, self.old, self.noise, self.k, reduction)
 
 
 @dataclass(frozen=True)

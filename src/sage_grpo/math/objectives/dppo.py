@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sage_grpo.math.gaussian import kl, log_ratio
+from sage_grpo.math.gaussian import kl
 from sage_grpo.math.objectives import Ask, Loss, Objective, above_zero, objective
 
 
@@ -23,7 +23,7 @@ class Dppo(Objective):
         above_zero(divergence=self.divergence)
 
     def loss(self, ask: Ask) -> Loss:
-        logs = log_ratio(ask.velocity, ask.old, ask.noise, ask.k, self.reduction)
+        logs = ask.log_ratio(self.reduction)
         ratio, advantage = logs.double().exp(), ask.advantage
         with torch.no_grad():
             moved = kl(ask.velocity, ask.old, ask.k, self.reduction)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from sage_grpo.math.gaussian import log_ratio
 from sage_grpo.math.loss import clipped, surrogate
 from sage_grpo.math.objectives import Ask, Loss, Objective, above_zero, objective
 
@@ -19,5 +18,5 @@ class Grpo(Objective):
         above_zero(clip=self.clip)
 
     def loss(self, ask: Ask) -> Loss:
-        logs = log_ratio(ask.velocity, ask.old, ask.noise, ask.k, self.reduction)
+        logs = ask.log_ratio(self.reduction)
         return Loss(surrogate(logs, ask.advantage, self.clip), logs, clipped(logs, ask.advantage, self.clip))
