@@ -71,6 +71,8 @@ def test_overrides_reach_every_level(tmp_path):
     ("values", "overrides", "message"),
     [
         ({"policy": {"clop": 1}}, [], "policy.clop: unknown key; did you mean policy.clip?"),
+        ({"policy": {"gradient_accumulation": 4}}, [], "use four times policy.prompts_per_iteration"),
+        ({"gradient_accumulation_steps": 4}, [], "use four times policy.prompts_per_iteration"),
         ({"kernel": "sage"}, [], "kernel: unknown key; did you mean sampling.kernel?"),
         ({"samplng": {}}, [], "samplng: unknown key; did you mean sampling?"),
         (

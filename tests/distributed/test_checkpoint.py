@@ -75,6 +75,19 @@ def test_retention_and_order(tmp_path):
     assert checkpoints(tmp_path) == ["step-00000002", "step-00000010"]
 
 
+def test_some_are_never_removed(tmp_path):
+    """Also by a run that is resumed, and by one that keeps no others any more."""
+    steps = {4: (20, 30, 40, 50, 60, 80), 3: (100, 120)}
+    for keep, saved in steps.items():
+        saver = Saver(tmp_path, keep - 2, keep_every=40)
+        for step in saved:
+            saver.save(step, {"step": step})
+        saver.wait()
+    assert checkpoints(tmp_path) == ["step-00000040", "step-00000080", "step-00000120"]
+    save_checkpoint(tmp_path, 130, {"step": 130}, keep=1)
+    assert checkpoints(tmp_path) == ["step-00000130"]
+
+
 def test_parts_of_killed_writers_are_removed(tmp_path):
     """A run that was killed while it stopped does not save that iteration again."""
     for left in (".step-00000007.part/tensors", ".step-00000001.part"):

@@ -9,6 +9,8 @@ from plan.every import ask
 from sage_grpo.cli import app
 from sage_grpo.config import load_recipe
 from sage_grpo.config.load import shipped_recipes
+from sage_grpo.models import contract
+from sage_grpo.models.hunyuan15 import HunyuanVideo15
 from sage_grpo.plan.hardware import GPUS
 from sage_grpo.plan.layout import check_layout
 from sage_grpo.plan.memory import PHASES
@@ -28,6 +30,22 @@ def test_json_for_programs(tmp_path, monkeypatch):
     assert told["run"]["cost"] == pytest.approx(2.5 * told["run"]["gpu_hours"])
     assert told["seconds"]["iteration"] == pytest.approx(sum(v for k, v in told["seconds"].items() if k != "iteration"))
     assert told["memory_per_rank"]["fits"]
+
+
+@pytest.mark.slow
+def test_large_sample_videos_and_checkpoints_that_stay_are_counted(tmp_path):
+    """Of a small network: four times the pixels take about four times the operations and the disk."""
+    folder = str(contract.make_checkpoint(HunyuanVideo15, tmp_path / "tiny"))
+    sides = ["model.frames=5", "model.height=512", "model.width=512", f"model.path={folder}"]
+    recipe = ["hunyuan15-1gpu-lora", *sides, "gauge.every=0", "run.iterations=1000", "--json", "--gpu", "h100-80g"]
+    larger = ["run.sample_steps=40", "run.sample_height=1024", "run.sample_width=1024", "run.keep_every=100"]
+    plain, more = (json.loads(run(*recipe, *overrides).stdout) for overrides in ((), larger))
+    assert more["passes"]["samples"] == 2 * plain["passes"]["samples"]
+    seconds = [plan["seconds"]["gauge and samples"] for plan in (plain, more)]
+    assert 7 < seconds[1] / seconds[0] < 2 * 16  # attention grows with the square
+    assert more["disk"]["samples"] == pytest.approx(4 * plain["disk"]["samples"])
+    kept = (more["disk"]["checkpoints"] - plain["disk"]["checkpoints"]) / plain["disk"]["checkpoint"]
+    assert kept == 10
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.loop import Callback
 from sage_grpo.core.protocols import Reward
 from sage_grpo.core.scores import Scores
+from sage_grpo.distributed.checkpoint import load_checkpoint
 from sage_grpo.lab.shapes.model import ShapesModel
 from sage_grpo.training.trackers import read_metrics
 from sage_grpo.training.trainer import Trainer
@@ -266,3 +267,35 @@ def test_an_ordinary_run_overlaps_scoring_and_knows_how_long_it_waited(tmp_path)
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     for row, spent in zip(rows, (sum(waited[:2]), sum(waited[2:])), strict=True):
         assert row["seconds/score"] == pytest.approx(spent, abs=0.05)
+
+
+def test_kept_iterations_survive_a_resume(tmp_path):
+    """Every third iteration stays, though `save_every` does not fall on it and `keep` is 1."""
+    run = {"save_every": 2, "keep": 1, "keep_every": 3, "sample_every": 0}
+    make(tmp_path / "run", iterations=5, **run).train()
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == ["step-00000003", "step-00000005"]
+    result = make(tmp_path / "run", iterations=8, **run).train()
+    assert result.iterations == 8
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == ["step-00000003", "step-00000006", "step-00000008"]
+    kept = load_checkpoint(tmp_path / "run" / "checkpoints", "step-00000003")
+    assert kept["loop"]["iteration"] == 3
+
+
+def test_sample_videos_take_steps_of_their_own(tmp_path):
+    """More steps give other videos from the same noise; rollouts keep theirs."""
+    asked = {}
+    for steps in (None, 9):
+        trainer = make(tmp_path / f"run-{steps}", iterations=1, sample_every=1, sample_steps=steps)
+        passes = asked[steps] = []
+        trainer.model.module.register_forward_hook(lambda *_, passes=passes: passes.append(1))
+        trainer.train()
+    assert len(asked[9]) - len(asked[None]) == 2 * (9 - 5)  # before the first iteration and after it
+    first = [read_mp4(tmp_path / f"run-{steps}" / "samples" / "000000" / "00.mp4") for steps in (None, 9)]
+    assert (first[0] != first[1]).any()
+
+
+def test_a_model_of_one_size_refuses_another(tmp_path):
+    with pytest.raises(ConfigError, match=r"run\.sample_.*GaussianModel makes videos of one size; leave height out"):
+        make(tmp_path / "run", sample_height=64)

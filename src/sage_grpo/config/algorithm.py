@@ -90,7 +90,9 @@ class SamplingConfig(Settings):
 class PolicyConfig(Settings):
     """How rollouts become an update."""
 
-    prompts_per_iteration: int = Field(4, ge=1, description="prompts of one rollout")
+    prompts_per_iteration: int = Field(
+        4, ge=1, description="prompts of one rollout; raise it for what other trainers call gradient accumulation"
+    )
     num_generations: int = Field(4, ge=2, description="rollouts of each prompt: the group")
     batch_size: int = Field(2, ge=1, description="videos in one forward pass, in rollout and replay alike")
     replay_timesteps: int = Field(1, ge=1, description="timesteps of a batch that share one replay pass")

@@ -17,6 +17,12 @@ from sage_grpo.suggest import nearest
 
 T = TypeVar("T", bound=BaseModel)
 
+EQUIVALENT = {  # what others have a key for, by the key
+    "gradient_accumulation": "batches are accumulated until a rollout's update; for four times as many videos in an "
+    "update, use four times policy.prompts_per_iteration",
+}
+EQUIVALENT["gradient_accumulation_steps"] = EQUIVALENT["gradient_accumulation"]
+
 
 class ConfigError(UserError, ValueError):
     """The recipe is wrong; the message says where, why and what is nearest."""
@@ -128,6 +134,8 @@ def _override(values: dict[str, Any], text: str) -> None:
 def _explain(schema: type[BaseModel], location: tuple[int | str, ...], kind: str, message: str, value: object) -> str:
     where = ".".join(str(part) for part in location) or "settings"
     if kind == "extra_forbidden":
+        if location[-1] in EQUIVALENT:
+            return f"{where}: unknown key; {EQUIVALENT[str(location[-1])]}"
         names = _fields_at(schema, location[:-1])
         close = nearest(str(location[-1]), names, cutoff=0.5)
         elsewhere = _find(schema, str(location[-1]))

@@ -114,7 +114,10 @@ class RunConfig(Settings):
     iterations: int = Field(100, ge=1, description="rollouts in all, each with its updates")
     resume: Literal["auto", "never"] = Field("auto", description="`auto` continues from the newest whole checkpoint")
     save_every: int = Field(10, ge=1, description="iterations between checkpoints")
-    keep: int = Field(2, ge=1, description="checkpoints kept")
+    keep: int = Field(2, ge=1, description="newest checkpoints kept; older ones are removed")
+    keep_every: int | None = Field(
+        None, ge=1, description="iterations between checkpoints that are saved and never removed; none keeps no others"
+    )
     checkpoints: str | None = Field(None, description="a folder or s3://bucket/folder; none means run.out/checkpoints")
     hang_minutes: float = Field(
         30.0, ge=0, description="without progress for so long a run ends with the stacks of all processes; 0 for never"
@@ -122,9 +125,19 @@ class RunConfig(Settings):
     sample_every: int = Field(25, ge=0, description="sample videos at fixed seeds; 0 for none")
     samples: int = Field(6, ge=1, description="prompts of the sample videos")
     samples_each: int = Field(1, ge=1, description="videos of each of them; the monitor `diversity` needs two")
+    sample_steps: int | None = Field(None, ge=1, description="steps of the sample videos; none means sampling.steps")
+    sample_frames: int | None = Field(None, ge=1, description="of the sample videos; none means those of training")
+    sample_height: int | None = Field(None, ge=1, description="of the sample videos; none means that of training")
+    sample_width: int | None = Field(None, ge=1, description="of the sample videos; none means that of training")
     trackers: tuple[str, ...] = Field(
         ("tensorboard",), description="besides metrics.jsonl: tensorboard, wandb, trackio"
     )
+
+    @property
+    def sample_size(self) -> dict[str, int]:
+        """What sample videos have in another size than those of training: frames, height and width by name."""
+        size = {"frames": self.sample_frames, "height": self.sample_height, "width": self.sample_width}
+        return {name: value for name, value in size.items() if value is not None}
 
 
 class GaugeConfig(Settings):

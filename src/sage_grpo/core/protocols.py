@@ -1,8 +1,8 @@
 """The seams: what the algorithm asks of a model, a reward, a bank of weights and a group of processes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -166,6 +166,13 @@ class VideoModel(ABC):
     def render(self, x0: Tensor) -> Videos:
         """What rewards judge. A model that makes sound as well gives it here."""
         return Videos(self.decode(x0), self.frame_rate)
+
+    @contextmanager
+    def resized(self, **size: int) -> Iterator[None]:
+        """Make videos of another size inside the block: any of `frames`, `height` and `width`."""
+        if size:
+            raise UserError(f"{type(self).__name__} makes videos of one size; leave {', '.join(sorted(size))} out")
+        yield
 
     @property
     def guided(self) -> bool:

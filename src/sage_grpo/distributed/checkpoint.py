@@ -85,8 +85,10 @@ def _unpack(packed: Mapping[str, Any], tensor: Callable[[Mapping[str, Any]], Any
 class Saver:
     """Writes while training goes on: `save` returns when the state is copied. Every process calls it alike."""
 
-    def __init__(self, root: Root, keep: int = 2, processes: Processes | None = None) -> None:
-        self.storage, self.keep, self.processes = Storage(root), keep, processes
+    def __init__(
+        self, root: Root, keep: int = 2, processes: Processes | None = None, keep_every: int | None = None
+    ) -> None:
+        self.storage, self.keep, self.processes, self.keep_every = Storage(root), keep, processes, keep_every
         # A group of its own: what it says must not mix with what training says meanwhile.
         self.group = processes.another_group() if processes else None
         self.main, self.rank = (processes.main, processes.global_rank) if processes else (True, 0)
@@ -153,10 +155,11 @@ class Saver:
             self._retire()
 
     def _retire(self) -> None:
-        """Remove the oldest. If that fails, the new one is there all the same."""
+        """Remove the oldest, except every so many-th. If that fails, the new one is there all the same."""
         try:
             for old in self.storage.steps()[: -self.keep]:
-                self.storage.remove(old)
+                if not self.keep_every or step_of(old) % self.keep_every:
+                    self.storage.remove(old)
         except Exception as error:
             log.warning("an old checkpoint in %s could not be removed: %s", self.storage.root, _reason(error))
 
@@ -186,6 +189,11 @@ def _reason(error: BaseException) -> str:
 
 def step_name(step: int) -> str:
     return f"{STEP}{step:08d}"
+
+
+def step_of(name: str) -> int:
+    """Return the iteration of a checkpoint's name."""
+    return int(name.removeprefix(STEP))
 
 
 def checkpoints(root: Root) -> list[str]:

@@ -226,6 +226,16 @@ class DiffusersModel(VideoModel):
         with onloaded(parts, self.device) if self.offload_device else nullcontext():
             yield
 
+    @contextmanager
+    def resized(self, **size: int) -> Iterator[None]:
+        before = {name: getattr(self, name) for name in size}
+        try:
+            vars(self).update(size)
+            self.check_size()
+            yield
+        finally:
+            vars(self).update(before)
+
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt]) -> Condition:
         """Each distinct text and image is embedded once, and found on disk by its content after that."""

@@ -44,7 +44,8 @@ def count(config: RecipeConfig, guided: bool, one_sided: bool = False, experts: 
     run = config.run
     replicas = config.parallel.replicas
     sampled = math.ceil(run.samples * run.samples_each / replicas) * replicas  # dealt out, as many to each
-    samples = branches * sampled * config.sampling.steps / run.sample_every if run.sample_every else 0.0
+    steps = run.sample_steps or config.sampling.steps
+    samples = branches * sampled * steps / run.sample_every if run.sample_every else 0.0
     return Counts(
         rollout=rollout_passes(config, experts) * branches,
         anchor=trained_videos(config) * anchor_steps(config) * asked,

@@ -11,7 +11,7 @@ from sage_grpo.plan.calibration import Calibration
 from sage_grpo.plan.counts import Counts, count
 from sage_grpo.plan.hardware import GPU, MEMORY_SHARE, PassTime, ProcessGroup, at_roofline, pass_time
 from sage_grpo.plan.interruptions import GPU_HOURS_PER_FAILURE, Saving, best_interval, lost_share
-from sage_grpo.plan.memory import Memory, ModelStates, memory, model_states
+from sage_grpo.plan.memory import Memory, ModelStates, memory, model_states, video_bytes
 from sage_grpo.plan.probe import Cost, Probe, decoding, probe
 from sage_grpo.training import build
 
@@ -41,6 +41,7 @@ class Plan:
     calibrated: str  # on which GPUs, if it is
     convolution: int  # elements of the largest one in decoding
     typical_text: int | None  # tokens of a prompt, if that was assumed
+    sample_video: int  # bytes of a decoded sample video
 
     @property
     def iteration(self) -> float:
@@ -98,10 +99,15 @@ def _probe(settings: str) -> Probe:
 def alone(config: RecipeConfig, batch: int = 1, *, unguided: bool = False) -> RecipeConfig:
     """The same model on a single process: what does not depend on the layout is looked at once."""
     values = config.model_dump()
-    values["parallel"] = {"processes": 1}
+    values |= {"parallel": {"processes": 1}, "run": {}}
     values["policy"] |= {"batch_size": batch, "prompts_per_iteration": batch}
     values["model"] |= {"guidance_scale": 1.0} if unguided else {}
     return RecipeConfig.model_validate(values)
+
+
+def sampled(config: RecipeConfig) -> RecipeConfig:
+    """Return the same recipe with the size of its sample videos."""
+    return config.model_copy(update={"model": config.model.model_copy(update=config.run.sample_size)})
 
 
 def probed(config: RecipeConfig) -> Probe:
@@ -128,6 +134,8 @@ class Work:
     counts: Counts
     held: ModelStates
     memory: Memory
+    sample_work: float  # operations of a pass for a sample video, relative to one of training
+    sample_video: int  # bytes of it, decoded
 
 
 @lru_cache(maxsize=16)
@@ -137,6 +145,9 @@ def _work(settings: str) -> Work:
     guided = outline.guided
     single = _probe(alone(config, unguided=guided).model_dump_json())
     passes, states = probed(config), model_states(config)
+    with outline.resized(**config.run.sample_size):
+        sample_video = video_bytes(outline)
+    sample = _probe(alone(sampled(config), unguided=guided).model_dump_json())
     decoded = _decoding(alone(config, batch=config.policy.batch_size).model_dump_json())
     one_sided, experts = outline.guidance_gradient == "conditional", len(networks(outline.module))
     counts = count(config, guided, one_sided, experts)
@@ -149,6 +160,8 @@ def _work(settings: str) -> Work:
         counts,
         states,
         memory(outline, config, passes, states, decoded),
+        sample.forward.flops / single.forward.flops,
+        sample_video,
     )
 
 
@@ -165,6 +178,7 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
     decoded_batches = math.ceil(videos / layout.sequence) / policy.batch_size  # dealt out to those that share a video
     per_batch = policy.batch_size * branches * layout.replicas  # videos × branches of a pass on all replicas
     times = {name: value / per_batch for name, value in asdict(counts).items()}
+    times["samples"] *= work.sample_work
     trained = trained_videos(config) / policy.batch_size / layout.replicas
     trained *= config.trained_steps * policy.num_iterations / policy.replay_timesteps
     copied = sum(states.by_kind[kind] for kind in ("trained weights", "gradients", "optimizer"))
@@ -212,4 +226,5 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
         known.gpu or "",
         decoded.largest if decoded else 0,
         work.typical_text,
+        work.sample_video,
     )

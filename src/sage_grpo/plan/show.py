@@ -31,9 +31,10 @@ def in_time(seconds: float) -> str:
 def disk(plan: Plan) -> dict[str, float]:
     run = plan.config.run
     sample_rounds = run.iterations // run.sample_every + 1 if run.sample_every else 0
+    kept = run.keep + 1 + (run.iterations // run.keep_every if run.keep_every else 0)
     return {
-        "checkpoints": float(plan.held.checkpoint * (run.keep + 1)),  # the next is written before the oldest goes
-        "samples": sample_rounds * run.samples * run.samples_each * plan.memory.video / 3 * PIXELS,
+        "checkpoints": float(plan.held.checkpoint * kept),  # the next is written before the oldest goes
+        "samples": sample_rounds * run.samples * run.samples_each * plan.sample_video / 3 * PIXELS,
     }
 
 

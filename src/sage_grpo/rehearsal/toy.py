@@ -88,6 +88,7 @@ def shrink(config: RecipeConfig, folder: Path, record: Rehearsal, processes: int
     _describe_layout(config.parallel, layout, record)
     values["parallel"] = layout.model_dump()
     _shrink_model(values, config, folder, record)
+    _shrink_samples(values["run"], config, record)
     _shrink_sampling(values["sampling"], record)
     policy, tuning, run = values["policy"], values["tuning"], values["run"]
     small = {
@@ -110,6 +111,7 @@ def shrink(config: RecipeConfig, folder: Path, record: Rehearsal, processes: int
         "save_every": 1,
         "sample_every": min(run["sample_every"], 1),
         "samples": 1,
+        "sample_steps": run["sample_steps"] and STEPS + 1,  # other than those of training
         "resume": "auto",
         "checkpoints": None,
         "trackers": [name for name in run["trackers"] if name not in dropped],
@@ -140,6 +142,17 @@ def _shrink_model(values: dict[str, Any], config: RecipeConfig, folder: Path, re
     record.reduced.append(f"checkpoint: a tiny one of the same classes for {model['path']}")
     model |= dict(zip(names, size, strict=True)) | {"path": str(folder / "checkpoint"), "revision": None}
     model["options"] |= dict(adapter.tiny_options)
+
+
+def _shrink_samples(run: dict[str, Any], config: RecipeConfig, record: Rehearsal) -> None:
+    """Sample videos of another size are twice as high and wide as those of training, and a step longer."""
+    adapter = resolve_model(config.model.type)
+    if not build.resizable(adapter) or not config.run.sample_size:
+        return
+    frames, height, width = adapter.tiny_size
+    small = {"frames": frames + adapter.frame_step, "height": 2 * height, "width": 2 * width}
+    run |= {f"sample_{name}": small[name] for name in config.run.sample_size}
+    record.reduce("sample videos", [small[name] for name in config.run.sample_size], [*config.run.sample_size.values()])
 
 
 def _shrink_sampling(sampling: dict[str, Any], record: Rehearsal) -> None:

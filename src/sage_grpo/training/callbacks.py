@@ -108,8 +108,10 @@ class Samples(Callback):
         write: bool = True,
         monitors: Reward | None = None,
     ) -> None:
-        self.folder, self.config, self.trackers, self.writes = folder, config, trackers, write
-        self.monitors = monitors
+        steps = config.run.sample_steps or config.sampling.steps
+        sampling = config.sampling.model_copy(update={"steps": steps})
+        self.config = config.model_copy(update={"sampling": sampling})
+        self.folder, self.trackers, self.writes, self.monitors = folder, trackers, write, monitors
 
     def on_start(self, loop: Loop) -> None:
         if loop.iteration == 0:
@@ -124,7 +126,7 @@ class Samples(Callback):
         run = self.config.run
         prompts = [prompt for prompt in loop.prompts(0, run.samples) for _ in range(run.samples_each)]
         mine = dealt(len(prompts), loop.comm)
-        with averaged(loop):
+        with averaged(loop), loop.model.resized(**run.sample_size):
             own = loop.model.render(generate(loop.model, [prompts[i] for i in mine], self.config, mine))
         made = collected(own, len(prompts), loop.comm, keep=self.writes)
         if made is None:
@@ -176,7 +178,8 @@ class Save(Callback):
         self.saved_at = loop.iteration  # what a run goes on from is there: to write it anew would first take it away
 
     def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
-        if loop.iteration % self.config.run.save_every == 0:
+        run = self.config.run
+        if any(loop.iteration % every == 0 for every in (run.save_every, run.keep_every) if every):
             self.write(loop)
 
     def on_end(self, loop: Loop) -> None:

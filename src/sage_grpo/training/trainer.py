@@ -21,6 +21,7 @@ from sage_grpo.distributed.device import HOST, DeviceRandom
 from sage_grpo.distributed.processes import join
 from sage_grpo.distributed.shard import base_weights
 from sage_grpo.distributed.watchdog import Watchdog
+from sage_grpo.errors import UserError
 from sage_grpo.files import atomic_write, sweep, write_json
 from sage_grpo.rewards.function import CompositeReward
 from sage_grpo.runs.folder import ENVIRONMENT, RECIPE, RunFolder
@@ -138,6 +139,7 @@ class Trainer:
         except ValueError as error:  # a layout or kernel that the recipe should not have asked for
             raise ConfigError(str(error)) from error
         self._check_groups()
+        self._check_samples()
 
     def _rewards(
         self, rewards: Sequence[Reward | Callable[..., Any]] | None, recipe: RecipeConfig
@@ -169,6 +171,14 @@ class Trainer:
                 f"policy.prompts_per_iteration={world * max(share // group, 1)} or fewer processes"
             )
 
+    def _check_samples(self) -> None:
+        """Sample videos of another size must be possible, before the first of them is made."""
+        try:
+            with self.model.resized(**self.config.run.sample_size if self.config.run.sample_every else {}):
+                pass
+        except UserError as error:
+            raise ConfigError(f"run.sample_frames, sample_height, sample_width: {error}") from error
+
     def train(self) -> Result:
         """Go on from the newest checkpoint of the run folder, or start; Ctrl-C finishes the iteration and saves."""
         watchdog = Watchdog(self.loop, self.folder, self.config.run.hang_minutes, self.processes)
@@ -199,7 +209,7 @@ class Trainer:
         parts += [self.gauge, log, *self.callbacks]
         parts.append(ProgressCallback(config.run.iterations, config.rollouts, console=self.console))
         parts.append(stop := CollectiveStop())
-        saver = Saver(self.files.checkpoints(config), config.run.keep, self.processes)
+        saver = Saver(self.files.checkpoints(config), config.run.keep, self.processes, config.run.keep_every)
         saved = {"gauge": self.gauge, "random": self.random}
         parts.append(Save(saver.save, config, saved))  # after the others: it saves what they did
         parts.append(clock)
