@@ -121,6 +121,31 @@ def test_weights_of_the_policy_come_first(run, tmp_path):
     assert means["Overall"] == pytest.approx(means["VQ"] + 2 * means["TA"])
 
 
+def test_chosen_weights(run, whole, tmp_path):
+    """The plain sum of Table 2, of the same scores; a mistake is told before a video is made."""
+    out, before = whole
+    again = shutil.copytree(out, tmp_path / "e")
+    results = evaluated(f"new={run}", *SMALL, "--out", again, "--weights", "VQ=1,MQ=1,TA=1")
+    for source in ("base", "new"):
+        means, old = ({k: m["mean"] for k, m in of["means"][source].items()} for of in (results, before))
+        assert means["Overall"] == pytest.approx(means["VQ"] + means["MQ"] + means["TA"])
+        assert old["Overall"] == pytest.approx(0.5 * old["VQ"] + 0.5 * old["MQ"] + old["TA"])
+        assert {k: v for k, v in means.items() if k != "Overall"} == {k: v for k, v in old.items() if k != "Overall"}
+    held_out = evaluated(f"new={run}", *SMALL, "--out", again, "--weights", "TA=1,distance=-2")
+    means = {key: mean["mean"] for key, mean in held_out["means"]["new"].items()}
+    assert means["Overall"] == pytest.approx(means["TA"] - 2 * means["distance"])
+    assert "Overall is 1·TA − 2·distance" in (again / "table.md").read_text()
+    for given, words in (
+        ("VQ", "not a list of name=number"),
+        ("VQ=1", "two scores or more"),
+        ("VQ=1,TB=1", "no score 'TB'"),
+    ):
+        result = invoke(f"new={run}", *SMALL, "--out", tmp_path / "none", "--weights", given)
+        assert result.exit_code == 2
+        assert words in plain_output(result)
+    assert not (tmp_path / "none").exists()
+
+
 def test_what_makes_a_video_is_in_its_hash(run):
     """Another number of steps or order, other weights of the same run, and the last ones in place of the averaged."""
 

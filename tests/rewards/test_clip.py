@@ -50,6 +50,8 @@ def test_scores_are_those_of_transformers(folder, number):
     cosine = CLIPReward(folder, frames=3).score(VIDEOS, PROMPTS)
     assert cosine.valid.all()
     assert cosine.values[number].item() == pytest.approx(expected / scale, abs=1e-6)
+    scaled = CLIPReward(folder, frames=3, scale=2.5).score(VIDEOS, PROMPTS).values[number].item()
+    assert scaled == pytest.approx(2.5 * expected / scale, abs=1e-6)
     picked = PickScoreReward(folder, frames=3).score(VIDEOS, PROMPTS).values[number].item()
     assert picked == pytest.approx(expected, abs=1e-5)
     divided = PickScoreReward(folder, frames=3, divisor=26).score(VIDEOS, PROMPTS).values[number].item()
@@ -108,6 +110,7 @@ def test_in_recipes(folder):
         ({"type": "motion", "options": {"hihg": 1}}, "motion has no option 'hihg'; did you mean 'high'"),
         ({"type": "sharpness", "options": {"path": "x"}}, "sharpness has no option 'path'; known: frames, natural"),
         ({"type": "pickscore", "options": {"divisor": 0}}, "divisor=0 must be above 0"),
+        ({"type": "clip", "options": {"scale": 0}}, "scale=0 must be above 0"),
         ({"type": "clip", "options": {"frames": 0}}, "clip: frames=0; at least one is needed"),
     ],
 )

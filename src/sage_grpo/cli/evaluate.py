@@ -44,6 +44,9 @@ def evaluate(
     order: Annotated[
         int | None, typer.Option(min=1, max=2, help="Order of the sampler of all sources, not that of training.")
     ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Of the scores in Overall, such as VQ=1,MQ=1,TA=1; without: the first recipe's.")
+    ] = None,
     no_base: Annotated[
         bool, typer.Option("--no-base", help="Compare with the first source, no untrained model.")
     ] = False,
@@ -72,15 +75,15 @@ def evaluate(
         from sage_grpo.evaluation.prompts import find_tasks
         from sage_grpo.evaluation.run import EvaluationPlan, meet
         from sage_grpo.evaluation.run import evaluate as run
-        from sage_grpo.evaluation.scores import read_scorers
+        from sage_grpo.evaluation.scores import read_scorers, read_weights
         from sage_grpo.evaluation.sources import find_sources
 
         sampling = [f"sampling.{key}={value}" for key, value in (("steps", steps), ("order", order)) if value]
         candidates = find_sources(sources, base=not no_base, average=not last, overrides=sampling)
         tasks = find_tasks(prompts, candidates[0].config.model.type, tag or [], limit)
-        more = read_scorers(scorer or [], scorers)
+        more, chosen = read_scorers(scorer or [], scorers), read_weights(weights) if weights else None
         command = f"sage-grpo {shlex.join(sys.argv[1:])}" if sys.argv[1:2] == ["eval"] else ""
-        plan = EvaluationPlan(candidates, tasks, range(seeds), out, more, not last, retry, command)
+        plan = EvaluationPlan(candidates, tasks, range(seeds), out, more, not last, retry, command, chosen)
         processes = meet(candidates[0].config.tuning.device)
         main = processes is None or processes.main
         console = Console(stderr=as_json, quiet=not main)

@@ -1,6 +1,6 @@
 """`sage-grpo eval` from end to end: videos, scores, results, table and page; a call that was stopped goes on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,15 @@ from sage_grpo.evaluation.page import make_page
 from sage_grpo.evaluation.panel import Panel
 from sage_grpo.evaluation.prompts import Task
 from sage_grpo.evaluation.results import EvaluationResults, SourceSummary, as_array, compute, with_overall
-from sage_grpo.evaluation.scores import build_panel, choose_scorers, collect, columns, score_task
+from sage_grpo.evaluation.scores import (
+    build_panel,
+    check_weights,
+    choose_scorers,
+    collect,
+    columns,
+    score_task,
+    weighed,
+)
 from sage_grpo.evaluation.sources import Candidate, differences_in_sampling
 from sage_grpo.evaluation.table import markdown
 from sage_grpo.evaluation.videos import Folder, make_videos, missing_videos, refuse_sizes
@@ -36,6 +44,7 @@ class EvaluationPlan:
     average: bool = True
     retry: bool = False
     command: str = ""
+    weights: Mapping[str, float] | None = None  # of the overall score; none: those of the first recipe
 
 
 def meet(device: str = "auto") -> Processes | None:
@@ -51,12 +60,14 @@ def evaluate(
     mine = plan.tasks[rank::world]
     folder = Folder(plan.out)
     entries, trained = choose_scorers(plan.candidates, plan.scorers)  # mistakes come before hours of work
+    check_weights(plan.weights or {}, entries)
     if rank == 0:
         sources = [candidate.name for candidate in plan.candidates]
         write_json(plan.out / manifest.NAME, manifest.Manifest(sources, plan.tasks, plan.seeds).to_json())
     with progress("videos") as tell:
         _make(plan, folder, mine, tell, processes)
     panel = build_panel(entries, trained, plan.candidates)
+    panel = weighed(panel, plan.weights) if plan.weights else panel
     todo = [(candidate, task) for candidate in plan.candidates for task in mine]
     with progress("scoring") as tell:
         for i, (candidate, task) in enumerate(todo):

@@ -5,7 +5,7 @@ scored anew.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -23,6 +23,7 @@ from sage_grpo.evaluation.prompts import Task
 from sage_grpo.evaluation.sources import Candidate, digest
 from sage_grpo.evaluation.videos import Folder, load_frames, load_sound, read_record
 from sage_grpo.files import atomic_write
+from sage_grpo.suggest import did_you_mean
 from sage_grpo.training import build
 
 OVERALL = "Overall"
@@ -78,7 +79,7 @@ def columns(panel: Panel) -> list[Score]:
             lower = name in judge.reward.lower_is_better or (weight or 0) < 0
             scores.append(Score(key, judge.type, judge.trained, lower, weight))
     if sum(bool(score.weight) for score in scores) > 1:
-        scores.insert(0, Score(OVERALL, "the recipe's weights", True, False))
+        scores.insert(0, Score(OVERALL, "a weighted sum", True, False))
     return scores
 
 
@@ -128,6 +129,36 @@ def choose_scorers(
 
 def _key(entry: RewardConfig) -> str:
     return digest([entry.type, entry.options])
+
+
+def read_weights(text: str) -> dict[str, float]:
+    """Read weights of the overall score, written as `VQ=1,MQ=1,TA=1`."""
+    try:
+        pairs = [part.split("=") for part in text.split(",")]
+        weights = {name.strip(): float(value) for name, value in pairs}
+    except ValueError:
+        raise ConfigError(f"--weights {text!r} is not a list of name=number; write such as VQ=1,MQ=1,TA=1") from None
+    if sum(bool(weight) for weight in weights.values()) < 2:
+        raise ConfigError(f"--weights {text!r}: a sum needs two scores or more; write such as VQ=1,MQ=1,TA=1")
+    return weights
+
+
+def check_weights(weights: Mapping[str, float], entries: Sequence[RewardConfig]) -> None:
+    """Refuse weights of scores that nobody gives, as far as classes say their names before they are made."""
+    known = {name for entry in entries for name in getattr(build.find_reward(entry), "names", ())}
+    open_ended = any(not getattr(build.find_reward(entry), "names", ()) for entry in entries)
+    for name in weights:
+        if name.rpartition(".")[2] not in known and not open_ended:
+            raise ConfigError(f"--weights: there is no score {name!r}; {did_you_mean(name, sorted(known))}")
+
+
+def weighed(panel: Panel, weights: Mapping[str, float]) -> Panel:
+    """Return the same panel with other weights in the overall score."""
+    for name in weights:
+        if name not in panel.keys:
+            raise ConfigError(f"--weights: there is no score {name!r}; {did_you_mean(name, panel.keys)}")
+    judges = [replace(judge, weights=tuple(weights.get(key, 0.0) for key in judge.keys)) for judge in panel.judges]
+    return replace(panel, judges=judges)
 
 
 def build_panel(entries: list[RewardConfig], trained: list[bool], candidates: Sequence[Candidate]) -> Panel:

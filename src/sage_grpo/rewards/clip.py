@@ -26,7 +26,7 @@ except ImportError:
 
 @reward("clip", extra="models")
 class CLIPReward(VideoScorer):
-    """CLIPScore: cosine of text and frame, the mean over a few frames."""
+    """CLIPScore: `scale` times the cosine of text and frame, the mean over a few frames."""
 
     names: tuple[str, ...] = ("clip",)
     device_bytes = 1_710_000_000  # of its weights: what a plan counts
@@ -40,11 +40,19 @@ class CLIPReward(VideoScorer):
         processor: str | None = None,
         revision: str | None = None,
         frames: int = 4,
+        scale: float = 1.0,
         device: str | None = None,
     ) -> None:
-        """`processor` is where tokenizer and image sizes lie, if not at `path`; `device` is by default the videos'."""
+        """`processor` is where tokenizer and image sizes lie, if not at `path`; `device` is by default the videos'.
+
+        `scale` multiplies the score: CLIPScore as first published has 2.5.
+        """
         if frames < 1:
             raise ConfigError(f"{self.names[0]}: frames={frames}; at least one is needed")
+        if not scale > 0:
+            raise ConfigError(
+                f"{self.names[0]}: scale={scale} must be above 0; use 1, or 2.5 as CLIPScore was published"
+            )
         source, chosen = path or self.default_path, processor or path or self.default_processor
         at, theirs = revision or "main", (revision if chosen == source else None) or "main"
         try:
@@ -58,7 +66,7 @@ class CLIPReward(VideoScorer):
         if missing := sorted(info["missing_keys"]):  # they would be random, and so would the scores
             raise ConfigError(f"{self.names[0]}: {source} is not a whole CLIP: it has no {missing[0]}")
         self.model.eval().requires_grad_(False)
-        self.frames, self.device = frames, torch.device(device) if device else None
+        self.scale, self.frames, self.device = scale, frames, torch.device(device) if device else None
         self.text_tokens: int = self.model.config.text_config.max_position_embeddings
 
     @staticmethod
@@ -80,7 +88,7 @@ class CLIPReward(VideoScorer):
         device = self.model.device
         of_text = self.model.get_text_features(**tokens.to(device)).pooler_output.double()
         of_pictures = self.model.get_image_features(**pixels.to(device)).pooler_output.double()
-        return torch.cosine_similarity(of_pictures, of_text)
+        return self.scale * torch.cosine_similarity(of_pictures, of_text)
 
     @classmethod
     def tiny(cls) -> Self:
