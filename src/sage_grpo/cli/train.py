@@ -14,7 +14,9 @@ def train(
     recipe: Recipe,
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the end summary as JSON.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Validate the recipe, print it in full and stop.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Validate the recipe, print it in full, note what has no effect, and stop.")
+    ] = False,
 ) -> None:
     """Post-train a model as a recipe says, from where an earlier run of the same folder stopped.
 
@@ -29,11 +31,17 @@ def train(
     with user_errors():
         config = load_recipe(recipe, overrides or [])
     if check:
+        from rich.console import Console
+
         from sage_grpo.training.build import check_names
+        from sage_grpo.training.inert import inert_terms
 
         with user_errors():
             check_names(config)
-        print(dump_recipe(config), end="")
+            notes = inert_terms(config)
+        print(dump_recipe(config), end="", flush=True)
+        for note in notes:  # beside the recipe, which a program may read
+            Console(stderr=True).print(f"[yellow]note:[/] {note}", highlight=False)
         return
     import json
     from dataclasses import asdict

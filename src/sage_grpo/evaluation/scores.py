@@ -14,6 +14,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from sage_grpo import registry
 from sage_grpo.config import ConfigError, RewardConfig
 from sage_grpo.config.load import validate
 from sage_grpo.config.recipe import RecipeConfig
@@ -23,6 +24,7 @@ from sage_grpo.evaluation.prompts import Task
 from sage_grpo.evaluation.sources import Candidate, digest
 from sage_grpo.evaluation.videos import Folder, load_frames, load_sound, read_record
 from sage_grpo.files import atomic_write
+from sage_grpo.registry import resolve_reward
 from sage_grpo.suggest import did_you_mean
 from sage_grpo.training import build
 
@@ -145,10 +147,10 @@ def read_weights(text: str) -> dict[str, float]:
 
 def check_weights(weights: Mapping[str, float], entries: Sequence[RewardConfig]) -> None:
     """Refuse weights of scores that nobody gives, as far as classes say their names before they are made."""
-    known = {name for entry in entries for name in getattr(build.find_reward(entry), "names", ())}
-    open_ended = any(not getattr(build.find_reward(entry), "names", ()) for entry in entries)
+    names = [resolve_reward(e.type).names if e.type in registry.rewards() else () for e in entries]
+    known = {name for of_one in names for name in of_one}
     for name in weights:
-        if name.rpartition(".")[2] not in known and not open_ended:
+        if name.rpartition(".")[2] not in known and all(names):
             raise ConfigError(f"--weights: there is no score {name!r}; {did_you_mean(name, sorted(known))}")
 
 
