@@ -19,7 +19,7 @@ FLOORS = {
             ("tune",),
             ("plan", "serve", "inference", "lab"),
             ("evaluation",),
-            ("rehearsal", "first_run"),
+            ("rehearsal", "first_run", "paper"),
             ("cli",),
             ("__main__",),
         ]

@@ -29,6 +29,7 @@ OTHERS = {
     "cd",
     "docker",
     "kubectl",
+    "envsubst",
     "sbatch",
     "tensorboard",
     "ray",

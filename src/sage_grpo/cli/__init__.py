@@ -13,6 +13,7 @@ from sage_grpo.cli.evaluate import evaluate
 from sage_grpo.cli.explain import explain
 from sage_grpo.cli.export import export
 from sage_grpo.cli.first_run import first_run
+from sage_grpo.cli.paper import paper
 from sage_grpo.cli.plan import plan
 from sage_grpo.cli.rehearse import rehearse
 from sage_grpo.cli.report import report
@@ -65,6 +66,7 @@ app.add_typer(rewards.app, name="rewards")
 app.command()(serve)
 app.add_typer(study.app, name="study")
 app.command()(explain)
+app.command()(paper)
 
 
 def main() -> None:
