@@ -156,6 +156,17 @@ def test_the_citation_is_this_version():
     assert project["urls"]["Repository"] == HOMEPAGE
 
 
+def test_the_paper_is_cited_as_on_its_page():
+    """`CITATION.cff` prefers the paper, with the authors, title and number of the BibTeX entry in docs/paper.md."""
+    entry = dict(re.findall(r"^  (\w+)=\{(.*)\}", (ROOT / "docs" / "paper.md").read_text(), re.M))
+    paper = read(ROOT / "CITATION.cff")["preferred-citation"]
+    authors = [f"{author['family-names']}, {author['given-names']}" for author in paper["authors"]]
+    assert len(authors) == 12
+    assert authors == entry["author"].split(" and ")
+    assert {name: str(paper[name]) for name in ("title", "journal", "year")} | {"author": entry["author"]} == entry
+    assert paper["journal"].endswith(f":{paper['url'].rpartition('/')[2]}")
+
+
 @pytest.mark.parametrize("name", ["SECURITY.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md"])
 def test_links_of_the_pages_around_exist(name):
     for target in re.findall(r"\]\(([^)#\s]+)", (ROOT / name).read_text()):

@@ -25,6 +25,7 @@ OTHERS = {
     "git",
     "hf",
     "unzip",
+    "envsubst",
     "export",
     "cd",
     "docker",
