@@ -86,6 +86,13 @@ def test_every_table_and_figure_has_its_row():
     assert named == set(EXPERIMENTS)
 
 
+def test_cps_of_the_paper_is_the_published_one():
+    """As docs/paper.md says; `cps` has another log-likelihood."""
+    from sage_grpo.paper.experiments import METHODS
+
+    assert METHODS["CPS"][0] == "cps_unscaled"
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [("| 7 |", "| 8 |"), ("| equal |", "| differs openly |"), ("| equal |", "| same |"), ("| missing |", "| equal |")],
