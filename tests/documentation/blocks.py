@@ -30,7 +30,6 @@ OTHERS = {
     "cd",
     "docker",
     "kubectl",
-    "envsubst",
     "sbatch",
     "tensorboard",
     "ray",

@@ -20,7 +20,7 @@ ROWS = [
     for method, kernel, equalizer, variants in (
         ("DanceGRPO", "dance", False, [("none", 0.0), ("fixed", 0.0)]),
         ("FlowGRPO", "flow", False, [("none", 0.0), ("fixed", 0.0)]),
-        ("CPS", "cps", False, [("none", 0.0), ("fixed", 0.0)]),
+        ("CPS", "cps_unscaled", False, [("none", 0.0), ("fixed", 0.0)]),
         ("SAGE-GRPO", "sage", True, [("none", 0.0), ("fixed", 0.0), ("moving", 0.1)]),
     )
     for anchor, velocity in variants
@@ -31,7 +31,7 @@ def planned(name, base="lab-paper", **more):
     return plan_commands(EXPERIMENTS[name], base, "out", **more)
 
 
-@pytest.mark.parametrize("base", ["hunyuan15-64gpu", "lab-paper"])
+@pytest.mark.parametrize("base", ["hunyuan15-64gpu-released", "lab-paper"])
 def test_table_2_is_the_papers_grid(base):
     found = planned("table2", base)
     assert len(found.runs) == len(ROWS) == 18
@@ -46,7 +46,7 @@ def test_table_2_is_the_papers_grid(base):
     assert all(recipe.run.out == f"out/{name}" for name, recipe in zip(names, found.recipes, strict=True))
 
 
-@pytest.mark.parametrize("base", ["hunyuan15-64gpu", "lab-paper"])
+@pytest.mark.parametrize("base", ["hunyuan15-64gpu-released", "lab-paper"])
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_line_passes_its_own_check(name, base):
     """As `train --check` reads it, from the words of the printed line."""
@@ -65,14 +65,14 @@ def test_every_line_passes_its_own_check(name, base):
 
 
 def test_figure_7_has_the_papers_schedules():
-    constant, two_stage, weak = (recipe.kl for recipe in planned("figure7", "hunyuan15-64gpu").recipes)
+    constant, two_stage, weak = (recipe.kl for recipe in planned("figure7", "hunyuan15-64gpu-released").recipes)
     assert (constant.warmup, constant.high) == (0, 1e-5)
     assert (two_stage.warmup, two_stage.low, two_stage.high) == (100, 1e-7, 1e-5)
     assert (weak.warmup, weak.low, weak.high) == (100, 1e-7, pytest.approx(1e-6))
 
 
 def test_runs_last_as_long_as_the_papers_study():
-    assert {recipe.run.iterations for recipe in planned("table3", "hunyuan15-64gpu").recipes} == {100}
+    assert {recipe.run.iterations for recipe in planned("table3", "hunyuan15-64gpu-released").recipes} == {100}
     assert {recipe.run.iterations for recipe in planned("table3", "lab-paper").recipes} == {32}
 
 
@@ -84,7 +84,7 @@ def test_a_recipe_without_the_papers_scores_is_refused():
 def test_a_machine_without_gpus_is_told_what_to_do(monkeypatch):
     monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available=False: None)
     with pytest.raises(ConfigError, match="needs 64 GPUs and this machine has none"):
-        devices_of(load_recipe("hunyuan15-64gpu"), 1)
+        devices_of(load_recipe("hunyuan15-64gpu-released"), 1)
     assert devices_of(load_recipe("lab-paper"), 2) == [{}, {}]
 
 

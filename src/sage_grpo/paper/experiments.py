@@ -12,10 +12,11 @@ SCORES = ("VQ", "MQ", "TA")
 ITERATIONS = 100  # the paper judges its models at iteration 100 (section 4.4)
 STEPS = 40  # sampling steps of its judged videos
 
-METHODS = {  # kernel and equalizer: Table 2 compares whole methods, and the equalizer belongs to SAGE-GRPO
+# Kernel and equalizer: Table 2 compares whole methods, and the equalizer belongs to SAGE-GRPO.
+METHODS = {
     "DanceGRPO": ("dance", False),
     "FlowGRPO": ("flow", False),
-    "CPS": ("cps", False),
+    "CPS": ("cps_unscaled", False),
     "SAGE-GRPO": ("sage", True),
 }
 SETTINGS = {"A": (1.0, 1.0, 1.0), "B": (0.5, 0.5, 1.0)}
@@ -106,7 +107,7 @@ def method_run(setting: str, method: str, variant: str, recipe: RecipeConfig) ->
     kernel, equalizer = METHODS[method]
     weights = ",".join(f"{weight:g}" for weight in SETTINGS[setting])
     return Run(
-        f"{setting.lower()}-{kernel}-{SLUGS[variant]}",
+        f"{setting.lower()}-{kernel.removesuffix('_unscaled')}-{SLUGS[variant]}",
         setting,
         method,
         variant,
@@ -160,7 +161,7 @@ def figure_3_runs(recipe: RecipeConfig) -> list[Run]:
     """Return four kernels, each with and without the equalizer."""
     return [
         Run(
-            f"{kernel}-{'equalized' if on else 'raw'}",
+            f"{kernel.removesuffix('_unscaled')}-{'equalized' if on else 'raw'}",
             "",
             method,
             "w/ equalizer" if on else "w/o equalizer",
