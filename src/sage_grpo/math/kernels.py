@@ -243,7 +243,7 @@ def cps_unscaled(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
     r"""`cps` with the log-likelihood of its paper and of the released code: $-\lVert x' - \mathrm{mean}\rVert^2$.
 
     Without $1/2s^2$ the log-ratio of a step is $2s^2$ times that of `cps`, so late steps, with little noise, weigh
-    less. KL and equalizer are those of `cps`.
+    less. KL and equalizer are those of `cps`. The objective `guard` has a ratio of its own, without this factor.
     """
     return cps(sigma, sigma_next, eta)
 
