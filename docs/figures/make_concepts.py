@@ -103,15 +103,15 @@ def region(figure: Figure) -> None:
 def weight(figure: Figure) -> None:
     """λ and the KL that answers it: a KL of c/λ, with noise, as when both pulls are in balance."""
     axes = panels(figure, 2)
-    for sign, colour in (("none", GREY), ("lagrangian", BLUE), ("paper", VERMILION)):
-        rule = KLRule(1e-3, 1.0, 50, sign, target=3e-6 if sign != "none" else 0.0)
+    for sign, colour in (("none", GREY), ("proportional", BLUE), ("lagrangian", GREEN), ("paper", VERMILION)):
+        rule = KLRule(1e-3, 1.0, warmup=50, feedback=sign, target=3e-6 if sign != "none" else 0.0)
         state, random, found = initial_weight(rule), torch.Generator().manual_seed(1), []
         for _ in range(160):
             noise = 1 + 0.2 * torch.randn(1, generator=random).item()
             kl = 1e-6 * noise / max(state.value, 0.02)
             found.append((state.value, kl))
             state = next_weight(state, kl, rule)
-        label = {"none": "warm-up only", "lagrangian": "then `lagrangian`", "paper": "then `paper`"}[sign]
+        label = "warm-up only" if sign == "none" else f"then `{sign}`"
         line = {"color": colour, "linestyle": "--" if sign == "none" else "-", "zorder": 3 if sign == "none" else 2}
         axes[0].semilogy([v for v, _ in found], label=label, **line)
         axes[1].semilogy([k for _, k in found], **line)

@@ -1,5 +1,8 @@
 """The clipped surrogate, the equalizer's table and the weight of the KL."""
 
+import itertools
+import math
+import random
 import statistics
 
 import pytest
@@ -90,3 +93,48 @@ def test_feedback_stays_inside_its_bounds():
     rule = KLRule(low=0.5, high=1.0, warmup=0, feedback="lagrangian", target=1.0)
     assert min(run(rule, [0.0] * 50)[0]) == 0.5
     assert max(run(rule, [99.0] * 50)[0]) == 1.0
+
+
+def test_the_warm_up_ends_at_start_and_high_stays_the_bound():
+    rule = KLRule(low=1e-3, high=10.0, start=1.0, warmup=2, feedback="lagrangian", target=1.0, history=1)
+    values, _ = run(rule, [5.0, 5.0, *[5.0] * 40])
+    assert values[:4] == [1e-3, pytest.approx(0.5005), 1.0, pytest.approx(1.1)]
+    assert values[-1] == 10.0
+
+
+def test_proportional_feedback_waits_for_two_means_and_moves_by_the_error():
+    rule = KLRule(low=1e-3, high=100.0, start=1.0, warmup=0, feedback="proportional", target=1.0, history=4)
+    values, _ = run(rule, [4.0] * 8)
+    assert values[:5] == [1.0] * 5
+    assert values[5:] == [pytest.approx(math.sqrt(2) ** n) for n in (1, 2, 3, 4)]  # four times too large: × 4 in four
+    twice, _ = run(KLRule(**vars(rule) | {"gain": 2.0}), [4.0] * 8)
+    assert twice[-1] == pytest.approx(values[-1] ** 2)
+    far, _ = run(rule, [1e9] * 5)
+    assert far[-1] == pytest.approx(10 ** (1 / 4))  # one wild update does not throw λ away
+    assert run(rule, [0.0] * 5)[0][-1] == pytest.approx(10 ** (-1 / 4))
+
+
+def test_damping_answers_the_change_of_the_kl():
+    rule = KLRule(1e-3, 100.0, 1.0, 0, "proportional", target=1.0, history=1, damping=2.0)
+    assert run(rule, [0.5, 1.0])[0][-1] == pytest.approx(4.0)  # on target, and doubled: hold it back
+    assert run(rule, [2.0, 1.0])[0][-1] == pytest.approx(0.25)
+    assert run(KLRule(**vars(rule) | {"damping": 0.0}), [0.5, 1.0])[0][-1] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("feedback", "settles"), [("proportional", True), ("paper", False)])
+def test_proportional_feedback_holds_a_kl_that_swings_and_hardly_answers(feedback, settles):
+    """The plant of the laboratory: 0 after each renewal of the anchor, noisy, and only weakly dependent on λ."""
+
+    def late_mean(start, power, seed):
+        noise, rule = random.Random(seed), KLRule(1e-4, 1e4, start, 0, feedback, target=1.0, history=20)
+        weight, seen = initial_weight(rule), []
+        for update in range(400):
+            swing = 2 * (update % 10) / 9 * noise.lognormvariate(-0.02, 0.2)
+            seen.append(2 * swing * weight.value**-power)  # twice the target at λ = 1
+            weight = next_weight(weight, seen[-1], rule)
+        means = [sum(seen[n : n + 20]) / 20 for n in range(200, 380)]
+        return all(0.5 <= mean <= 1.5 for mean in means)
+
+    cases = itertools.product((0.1, 10.0), (0.25, 0.5, 1.0), range(3))
+    wanted = [late_mean(start * 2 ** (1 / power), power, seed) for start, power, seed in cases]
+    assert all(wanted) if settles else not all(wanted)

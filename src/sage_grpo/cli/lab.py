@@ -296,6 +296,42 @@ def settings(
 
 
 @app.command()
+def feedback(
+    out: Annotated[Path, typer.Option(help="Folder for runs, results.json and feedback.png.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each rule from each start.")] = 10,
+    iterations: Annotated[int, typer.Option(min=22, help="Of each run, two updates in each.")] = 48,
+    samples: Annotated[int, typer.Option(min=48, help="Fresh videos that a trained model is judged on.")] = 96,
+    rules: Annotated[str, typer.Option(help="Which forms of kl.feedback.")] = "proportional,lagrangian,paper",
+    workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Measure whether feedback on λ holds the KL at its target, from a λ ten times too small and ten times too large.
+
+    A run takes three minutes of one core. If killed, the same command continues.
+
+    Example: `sage-grpo lab feedback --out runs/feedback --seeds 1 --rules proportional`
+    """
+    from rich.console import Console
+
+    from sage_grpo.config import ConfigError
+    from sage_grpo.lab import feedback as study
+
+    console = Console(stderr=as_json)
+    one_thread()
+    with user_errors():
+        chosen = rules.split(",")
+        if unknown := sorted(set(chosen) - set(study.RULES)):
+            raise ConfigError(f"--rules: there is no {unknown[0]!r}; use some of {','.join(study.RULES)}")
+        runs = study.feedback(
+            out, seeds=seeds, iterations=iterations, samples=samples, rules=chosen, workers=workers, console=console
+        )
+    if as_json:
+        print((out / "results.json").read_text("utf-8"))
+        return
+    console.print(study.as_markdown(runs), highlight=False, markup=False)
+
+
+@app.command()
 def guidance(
     out: Annotated[Path, typer.Option(help="Folder for runs and guidance.md.")],
     seeds: Annotated[int, typer.Option(min=0, help="Runs of recipe `lab`; 0 judges the base alone, in seconds.")] = 5,

@@ -151,12 +151,25 @@ class KLConfig(Settings):
     decay: float = Field(0.0, ge=0, lt=1, description="what a moving anchor keeps of itself when it is renewed")
     share: float = Field(1.0, gt=0, le=1, description="of the trained steps at which the anchor is asked, at random")
     low: float = Field(1e-7, ge=0, description="λ at the start of the warm-up, and its lower bound")
-    high: float = Field(1e-5, ge=0, description="λ after the warm-up, and its upper bound")
-    warmup: int = Field(100, ge=0, description="updates from low to high; 0 holds λ at high")
-    feedback: Literal["none", "lagrangian", "paper"] = Field("none", description="after the warm-up")
+    high: float = Field(1e-5, ge=0, description="upper bound of λ, and its value after the warm-up")
+    start: float | None = Field(None, gt=0, description="λ after the warm-up, where feedback begins; none: high")
+    warmup: int = Field(100, ge=0, description="updates from low to start; 0 begins there")
+    feedback: Literal["none", "proportional", "lagrangian", "paper"] = Field(
+        "none",
+        description="after the warm-up: `proportional` holds the KL at its target; `lagrangian` is Eq. 42 with its "
+        "sign turned, `paper` as printed",
+    )
     target: float = Field(0.0, ge=0, description="the KL that feedback steers to")
     history: int = Field(10, ge=1, description="updates whose mean KL the feedback looks at")
-    band: float = Field(0.5, ge=0, lt=1, description="feedback rests while the KL is within target × (1 ± band)")
+    band: float = Field(
+        0.5, ge=0, lt=1, description="feedback rests while the KL is within target × (1 ± band); not `proportional`"
+    )
+    gain: float = Field(
+        1.0, gt=0, description="of `proportional`: λ moves by (KL / target)^gain over `history` updates"
+    )
+    damping: float = Field(
+        1.0, ge=0, description="of `proportional`: λ also moves by (KL / KL one update earlier)^damping"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -164,7 +177,20 @@ class KLConfig(Settings):
             raise ValueError(f"low={self.low} is above high={self.high}; swap them")
         if self.feedback != "none" and self.target == 0:
             raise ValueError(f"feedback={self.feedback!r} needs a target above 0: the KL per update to hold")
+        if self.start is not None and not self.low <= self.start <= self.high:
+            raise ValueError(f"start={self.start} is outside low={self.low} to high={self.high}; move a bound or start")
+        if self.feedback == "proportional":
+            self._whole_periods()
         return self
+
+    def _whole_periods(self) -> None:
+        """Refuse a mean over part of an anchor's period: right after a renewal the KL is 0, whatever λ is."""
+        period = self.ref_model_sync_steps if self.anchor == "moving" else 1
+        if self.history % period:
+            raise ValueError(
+                f"history={self.history} is not a multiple of ref_model_sync_steps={period}; the KL is 0 after each "
+                f"renewal of the anchor, so feedback needs its mean over whole periods: use history={period}"
+            )
 
 
 class AlgorithmConfig(Settings):

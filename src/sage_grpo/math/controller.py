@@ -3,6 +3,9 @@ r"""The weight $\lambda$ of the KL: a schedule, then feedback on the KL that was
 from dataclasses import dataclass
 from typing import Literal
 
+Feedback = Literal["none", "proportional", "lagrangian", "paper"]
+LARGEST_ERROR = 10.0  # a KL further than this factor from its target counts as this far
+
 
 @dataclass(frozen=True)
 class KLRule:
@@ -11,17 +14,23 @@ class KLRule:
     low: float = 1e-7
     """Where it starts, and its lower bound."""
     high: float = 1e-5
-    """Where the warm-up ends, and its upper bound."""
+    """Its upper bound, and where the warm-up ends unless `start` says otherwise."""
+    start: float | None = None
+    """Where the warm-up ends and feedback begins."""
     warmup: int = 100
-    """Updates from `low` to `high`."""
-    feedback: Literal["none", "lagrangian", "paper"] = "none"
+    """Updates from `low` to `start`."""
+    feedback: Feedback = "none"
     """What it does afterwards."""
     target: float = 0.0
     """The KL that feedback aims at."""
     history: int = 10
     """Updates whose KLs feedback takes the mean of."""
     band: float = 0.5
-    """How far that mean may be from the target, relative to it, before anything is done."""
+    """How far that mean may be from the target, relative to it, before anything is done; `proportional` has none."""
+    gain: float = 1.0
+    r"""Of `proportional`: the power of KL/target by which $\lambda$ moves over `history` updates."""
+    damping: float = 1.0
+    r"""Of `proportional`: the power of the KL's own change by which $\lambda$ moves, against overshoot."""
 
 
 @dataclass(frozen=True)
@@ -34,28 +43,54 @@ class KLWeight:
 
 
 def warmup(update: int, rule: KLRule) -> float:
-    r"""Eq. 41, for update $u$ of the first $K$; `high` afterwards.
+    r"""Eq. 41, for update $u$ of the first $K$; its end afterwards, which is `high` or `start`.
 
     $$\lambda_u = \lambda_\mathrm{low} + (\lambda_\mathrm{high} - \lambda_\mathrm{low})\,u/K$$
     """
-    return rule.high if update >= rule.warmup else rule.low + (rule.high - rule.low) * update / rule.warmup
+    end = rule.high if rule.start is None else rule.start
+    return end if update >= rule.warmup else rule.low + (end - rule.low) * update / rule.warmup
 
 
 def feedback(value: float, recent: tuple[float, ...], rule: KLRule) -> float:
-    r"""Eq. 42 with the sign of a Lagrange multiplier: grow when the KL is too large.
+    r"""Return the next $\lambda$ after the warm-up, from the mean of the last `history` KLs.
+
+    `lagrangian` is Eq. 42 with the sign of a Lagrange multiplier: grow when the KL is too large.
 
     $$\lambda \leftarrow \mathrm{clip}(f\lambda,\ \lambda_\mathrm{low},\ \lambda_\mathrm{high}),\qquad
     f = \begin{cases}1.1 & \overline{\mathrm{KL}} > (1+\mathrm{band})\cdot\mathrm{target}\\
     0.9 & \overline{\mathrm{KL}} < (1-\mathrm{band})\cdot\mathrm{target}\\ 1 & \text{otherwise}\end{cases}$$
 
     `paper` keeps the printed sign, which is positive feedback: $\lambda$ runs to a bound.
+
+    `proportional` moves with the error and with its change, both on a logarithmic scale. It compares the mean of the
+    last `history` KLs with the same mean one update earlier, so `recent` holds one KL more:
+
+    $$f = (\overline{\mathrm{KL}} / \mathrm{target})^{\mathrm{gain}/\mathrm{history}}\cdot
+    (\overline{\mathrm{KL}} / \overline{\mathrm{KL}}_{-1})^{\mathrm{damping}}$$
+
+    Example:
+        >>> rule = KLRule(low=1e-3, high=10, warmup=0, feedback="proportional", target=1e-4, history=2)
+        >>> feedback(0.5, (4e-4, 4e-4, 4e-4), rule)  # four times too large: × 2 after one update, × 4 after two
+        1.0
     """
-    mean = sum(recent) / len(recent)
-    too_large, too_small = mean > (1 + rule.band) * rule.target, mean < (1 - rule.band) * rule.target
-    if rule.feedback == "paper":
-        too_large, too_small = too_small, too_large
-    factor = 1.1 if too_large else 0.9 if too_small else 1.0
+    if rule.feedback == "proportional":
+        factor = _proportional(recent, rule)
+    else:
+        mean = sum(recent) / len(recent)
+        too_large, too_small = mean > (1 + rule.band) * rule.target, mean < (1 - rule.band) * rule.target
+        if rule.feedback == "paper":
+            too_large, too_small = too_small, too_large
+        factor = 1.1 if too_large else 0.9 if too_small else 1.0
     return min(max(value * factor, rule.low), rule.high)
+
+
+def _proportional(recent: tuple[float, ...], rule: KLRule) -> float:
+    if len(recent) <= rule.history:
+        return 1.0
+    before, now = (sum(window) / rule.history / rule.target for window in (recent[:-1], recent[1:]))
+    before, now = (min(max(error, 1 / LARGEST_ERROR), LARGEST_ERROR) for error in (before, now))
+    factor: float = now ** (rule.gain / rule.history) * (now / before) ** rule.damping
+    return factor
 
 
 def initial_weight(rule: KLRule) -> KLWeight:
@@ -65,7 +100,8 @@ def initial_weight(rule: KLRule) -> KLWeight:
 
 def next_weight(weight: KLWeight, kl: float, rule: KLRule) -> KLWeight:
     r"""$\lambda$ for the next update, after one that observed `kl`."""
-    updates, recent = weight.updates + 1, (*weight.recent, kl)[-rule.history :]
+    kept = rule.history + (rule.feedback == "proportional")
+    updates, recent = weight.updates + 1, (*weight.recent, kl)[-kept:]
     if updates <= rule.warmup:
         return KLWeight(warmup(updates, rule), updates, recent)
     value = weight.value if rule.feedback == "none" else feedback(weight.value, recent, rule)

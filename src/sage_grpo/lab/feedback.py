@@ -1,0 +1,150 @@
+"""`sage-grpo lab feedback`: whether feedback on λ holds the KL at its target, from a λ far too small and far too large.
+
+Settings, seeds, target and band are fixed here, before the runs. They were chosen on seed 100.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from sage_grpo.config import load_recipe
+from sage_grpo.drawing import BLACK, BLUE, GREEN, VERMILION, drawn, legend_below
+from sage_grpo.files import write_json
+from sage_grpo.lab.grid import Experiment, Job, run_grid
+
+TARGET, BAND, HISTORY = 5e-5, 0.5, 10  # history: one period of the anchor
+SETTLED = 1.0  # λ that holds the KL near the target in the second half, on seed 100
+STARTS = {"below": SETTLED / 10, "above": SETTLED * 10}
+RULES = ("proportional", "lagrangian", "paper")
+COMMON = (
+    "policy.timestep_fraction=1",  # as the paper: every update sees the same steps, so its KL can be compared
+    "kl.warmup=0",
+    "kl.low=1e-4",
+    "kl.high=1e4",
+    f"kl.target={TARGET}",
+    f"kl.history={HISTORY}",
+    f"kl.band={BAND}",
+)
+COLOURS = {"proportional": BLUE, "lagrangian": GREEN, "paper": VERMILION}
+
+
+def experiments(rules: Sequence[str] = RULES) -> dict[str, Experiment]:
+    """Return the runs by name, `rule-start`."""
+    return {
+        f"{rule}-{name}": Experiment((*COMMON, f"kl.feedback={rule}", f"kl.start={start}"))
+        for rule in rules
+        for name, start in STARTS.items()
+    }
+
+
+@dataclass(frozen=True)
+class Held:
+    """How one run kept to the band in its last half."""
+
+    name: str
+    seed: int
+    kl: float
+    """Mean over the last half."""
+    lowest: float
+    highest: float
+    """Of the means over `HISTORY` updates that lie in the last half."""
+    weight: float
+    """λ at the end."""
+
+    @property
+    def inside(self) -> bool:
+        """Whether every such mean is within the band."""
+        return self.lowest >= (1 - BAND) * TARGET and self.highest <= (1 + BAND) * TARGET
+
+
+def kl_means(run: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return iterations (n,) and the mean KL of the last `HISTORY` updates at each of them (n,)."""
+    points = np.array(run["curves"]["approx_kl"], dtype=float)
+    means = np.convolve(points[:, 1], np.ones(_rows()) / _rows(), mode="valid")
+    return points[_rows() - 1 :, 0], means
+
+
+def _rows() -> int:
+    """Iterations of `HISTORY` updates."""
+    return HISTORY // load_recipe("lab-paper").policy.updates_per_rollout
+
+
+def held(run: Mapping[str, Any]) -> Held:
+    """Judge one run by the last half of its iterations."""
+    at, means = kl_means(run)
+    points = np.array(run["curves"]["approx_kl"], dtype=float)
+    half = run["iterations"] / 2
+    late = means[at - _rows() >= half]
+    return Held(
+        run["name"],
+        run["seed"],
+        points[points[:, 0] > half, 1].mean().item(),
+        late.min().item(),
+        late.max().item(),
+        run["curves"]["kl_weight"][-1][1],
+    )
+
+
+def as_markdown(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return a row for each rule and start: seeds within the band, KL over target, λ at the end, reward."""
+    head = ["feedback", "λ at the start", "seeds within the band", "KL / target", "λ at the end", "reward"]
+    table = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name in dict.fromkeys(run["name"] for run in runs):
+        rule, start = name.split("-")
+        own = [run for run in runs if run["name"] == name]
+        judged = [held(run) for run in own]
+        levels, weights = [one.kl / TARGET for one in judged], [one.weight for one in judged]
+        cells = [
+            f"`{rule}`",
+            f"{STARTS[start]:g}",
+            f"{sum(one.inside for one in judged)} of {len(judged)}",
+            f"{np.mean(levels):.2f} ({min(levels):.2f} to {max(levels):.2f})",
+            f"{np.median(weights):.3g} ({min(weights):.2g} to {max(weights):.2g})",
+            f"{np.mean([run['evaluation']['reward'] for run in own]):.3f}",
+        ]
+        table.append(f"| {' | '.join(cells)} |")
+    return "\n".join(table) + "\n"
+
+
+def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw λ and the KL over updates, a line for each run."""
+    updates = load_recipe("lab-paper").policy.updates_per_rollout
+    with drawn(
+        path, 3.8, f"Feedback on λ from {STARTS['below']:g} and {STARTS['above']:g}, a line for each run"
+    ) as page:
+        left, right = page.subplots(1, 2)
+        for run in runs:
+            rule = run["name"].split("-")[0]
+            line = {"color": COLOURS[rule], "linewidth": 0.8, "alpha": 0.8, "label": rule}
+            weight = np.array(run["curves"]["kl_weight"], dtype=float)
+            left.semilogy(weight[:, 0] * updates, weight[:, 1], **line)
+            at, means = kl_means(run)
+            right.semilogy(at * updates, means, **line)
+        right.axhspan((1 - BAND) * TARGET, (1 + BAND) * TARGET, color=BLACK, alpha=0.08, label="band")
+        right.axhline(TARGET, color=BLACK, linestyle=":", linewidth=1, label="target")
+        left.set(title="weight λ", xlabel="update")
+        right.set(title=f"mean KL of the last {HISTORY} updates", xlabel="update")
+        legend_below(page, [right])
+
+
+def feedback(
+    out: Path,
+    *,
+    seeds: int,
+    iterations: int,
+    samples: int,
+    rules: Sequence[str] = RULES,
+    workers: int | None = None,
+    console: Console | None = None,
+) -> list[dict[str, Any]]:
+    """Write runs, results.json and feedback.png into `out`; called again after a kill, it continues."""
+    grid = experiments(rules)
+    jobs = [Job(name, grid[name], seed, iterations, samples, out) for name in grid for seed in range(seeds)]
+    runs = run_grid(jobs, out, workers, console)
+    write_json(out / "results.json", [vars(held(run)) | {"inside": held(run).inside} for run in runs])
+    draw(runs, out / "feedback.png")
+    return runs
