@@ -9,8 +9,6 @@ from plan.every import ask
 from sage_grpo.cli import app
 from sage_grpo.config import load_recipe
 from sage_grpo.config.load import shipped_recipes
-from sage_grpo.models import contract
-from sage_grpo.models.hunyuan15 import HunyuanVideo15
 from sage_grpo.plan.hardware import GPUS
 from sage_grpo.plan.layout import check_layout
 from sage_grpo.plan.memory import PHASES
@@ -35,6 +33,10 @@ def test_json_for_programs(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_large_sample_videos_and_checkpoints_that_stay_are_counted(tmp_path):
     """Of a small network: four times the pixels take about four times the operations and the disk."""
+    pytest.importorskip("diffusers")
+    from sage_grpo.models import contract
+    from sage_grpo.models.hunyuan15 import HunyuanVideo15
+
     folder = str(contract.make_checkpoint(HunyuanVideo15, tmp_path / "tiny"))
     sides = ["model.frames=5", "model.height=512", "model.width=512", f"model.path={folder}"]
     recipe = ["hunyuan15-1gpu-lora", *sides, "gauge.every=0", "run.iterations=1000", "--json", "--gpu", "h100-80g"]
