@@ -42,6 +42,10 @@ OBJECTIVES = {  # by the end of a case's name
 }
 CASES |= {f"shapes-{name}": {"kind": "shapes", "mode": "full"} for name in OBJECTIVES}
 CASES |= {"hunyuan15-nft": {"kind": "hunyuan15", "mode": "lora"}, "wan-awm": {"kind": "wan", "mode": "lora"}}
+CASES |= {
+    f"hunyuan15-{mode}-compiled": {"kind": "hunyuan15", "mode": mode, "compile": "aot_eager"}
+    for mode in ("lora", "full")
+}
 CASES |= {f"wan-{mode}-bf16": {"kind": "wan", "mode": mode, **HALF} for mode in ("lora", "full")}
 
 

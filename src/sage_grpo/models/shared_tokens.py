@@ -15,7 +15,6 @@ from torch.nn.functional import pad
 
 from sage_grpo.core.protocols import Exchange
 from sage_grpo.models.errors import ModelError
-from sage_grpo.models.texts import runs
 
 
 def cut(dim: int, of: int, output: bool = False) -> ContextParallelInput:
@@ -78,7 +77,7 @@ class JointAttention:
         attn: Any,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor,
-        attention_mask: Tensor | tuple[int, ...] | None,
+        attention_mask: Tensor | tuple[Tensor, ...] | None,
         image_rotary_emb: tuple[Tensor, Tensor],
     ) -> tuple[Tensor, Tensor]:
         if isinstance(attention_mask, Tensor):
@@ -112,15 +111,14 @@ class JointAttention:
         project, dropout = attn.to_out
         return dropout(project(video_out.flatten(2).to(kind))), attn.to_add_out(text_out.flatten(2).to(kind))
 
-    def _attend(self, joint: list[Tensor], lengths: tuple[int, ...] | None, text: Tensor) -> Tensor:
-        """`lengths` are those of the texts, which are filled up to the longest."""
-        if lengths is None:
+    def _attend(self, joint: list[Tensor], sizes: tuple[Tensor, ...] | None, text: Tensor) -> Tensor:
+        """`sizes` are empty tensors (rows, tokens, 0), one for neighbours with texts of equal length."""
+        if sizes is None:
             out: Tensor = dispatch_attention_fn(*joint, backend=self._attention_backend)
             return out
         parts, tokens = [], joint[0].shape[1]
-        for rows in runs(lengths):
-            missing = text.shape[1] - lengths[rows.start]
-            mine = (x[rows, : tokens - missing] for x in joint)
-            part = dispatch_attention_fn(*mine, backend=self._attention_backend)
+        for size, *mine in zip(sizes, *(x.split([len(size) for size in sizes]) for x in joint), strict=True):
+            missing = text.shape[1] - size.shape[1]
+            part = dispatch_attention_fn(*(x[:, : tokens - missing] for x in mine), backend=self._attention_backend)
             parts.append(pad(part, (0, 0, 0, 0, 0, missing)))
         return torch.cat(parts)

@@ -4,7 +4,7 @@ The library fills texts and image up to 1,985 tokens, computes with all of them 
 tokens that are there take part. They carry no position, so leaving the others out changes nothing but rounding.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,11 +32,11 @@ def unpadded(network: Any, words: Mapping[str, Any], x: Tensor, timestep: Tensor
     # The library rounds the timestep itself to the dtype of the latents; the original rounds its sinusoids.
     time = network.time_embed.timestep_embedder(network.time_embed.time_proj(timestep).to(x.dtype))
     video = network.x_embedder(x)
-    text, lengths = text_tokens(network, timestep, words)
+    text, sizes = text_tokens(network, timestep, words)
     again = torch.is_grad_enabled() and network.gradient_checkpointing
     for block in network.transformer_blocks:
         ask = partial(network._gradient_checkpointing_func, block) if again else block
-        video, text = ask(video, text, time, lengths, rotary)
+        video, text = ask(video, text, time, sizes, rotary)
     out: Tensor = network.proj_out(network.norm_out(video, time))
     patch = (network.config.patch_size_t, network.config.patch_size, network.config.patch_size)
     grid = [size // step for size, step in zip(x.shape[2:], patch, strict=True)]
@@ -44,18 +44,27 @@ def unpadded(network: Any, words: Mapping[str, Any], x: Tensor, timestep: Tensor
     return out.permute(0, 4, 1, 5, 2, 6, 3, 7).flatten(6, 7).flatten(4, 5).flatten(2, 3)
 
 
-def text_tokens(network: Any, timestep: Tensor, words: Mapping[str, Any]) -> tuple[Tensor, tuple[int, ...] | None]:
-    """Tokens beside the video's; and where samples differ, how many of them each has."""
-    if "text" + COUNT not in words:
-        return varying(network, embedded(network, timestep, words)), None
-    counts = {name: words[name + COUNT] for name in KINDS if name + COUNT in words}
-    parts = []
-    for rows in runs(list(zip(*counts.values(), strict=True))):
-        mine = {name: words[name][rows] for name in KINDS if name in words}
-        mine |= {name: mine[name][:, : count[rows.start]] for name, count in counts.items()}
-        parts.append(embedded(network, timestep[rows], mine))
-    lengths = tuple(part.shape[1] for part in parts for _ in range(len(part)))
-    return varying(network, torch.cat([filled(part, max(lengths)) for part in parts])), lengths
+def text_tokens(network: Any, timestep: Tensor, words: Mapping[str, Any]) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+    """Tokens beside the video's (B, tokens, width); and, unless all samples are alike, the size of each run of equals.
+
+    A size is an empty tensor (rows, tokens, 0): a compiled block takes shapes of tensors as they come, and numbers not.
+    Compiled blocks are always given sizes, so that equal lengths are no graph of their own.
+    """
+    graphs = compiled(network)
+    if not graphs and "text" + COUNT not in words:
+        return embedded(network, timestep, words), None
+    texts = [name for name in KINDS if name in words]
+    counts = {name: words.get(name + COUNT) or [words[name].shape[1]] * len(timestep) for name in texts}
+    parts, alike = [], list(zip(*counts.values(), strict=True))
+    for rows in regular(alike) if graphs else runs(alike):
+        # copies: a part of a larger tensor has strides that a block would be compiled for
+        cut = {name: words[name][rows, : counts[name][rows.start]] for name in texts}
+        own = {name: tokens.clone(memory_format=torch.contiguous_format) for name, tokens in cut.items()}
+        parts.append(embedded(network, timestep[rows], own))
+    # With one more no text is the longest: which one is would be a graph of its own.
+    room = max(part.shape[1] for part in parts) + graphs
+    sizes = tuple(varying(network, part.new_empty(*part.shape[:2], 0)) for part in parts)
+    return varying(network, torch.cat([filled(part, room) for part in parts])), sizes
 
 
 def embedded(network: Any, timestep: Tensor, words: Mapping[str, Tensor]) -> Tensor:
@@ -70,8 +79,22 @@ def embedded(network: Any, timestep: Tensor, words: Mapping[str, Tensor]) -> Ten
     )
 
 
+def regular(lengths: Sequence[object]) -> list[slice]:
+    """Two kinds of runs only: both halves alike, as branches of guidance are, or else each sample alone."""
+    half = len(lengths) // 2
+    halves = [slice(0, half), slice(half, len(lengths))]
+    if all(len(set(lengths[rows])) == 1 for rows in halves):
+        return halves
+    return [slice(i, i + 1) for i in range(len(lengths))]
+
+
+def compiled(network: Any) -> bool:
+    found: bool = network.transformer_blocks[0]._compiled_call_impl is not None
+    return found
+
+
 def varying(network: Any, tokens: Tensor) -> Tensor:
     """Compiled blocks are compiled once for all lengths of a text, not once for each."""
-    if network.transformer_blocks[0]._compiled_call_impl is not None:
+    if compiled(network):
         torch._dynamo.mark_dynamic(tokens, 1)
     return tokens
