@@ -234,6 +234,16 @@ def test_too_many_failures_stop_the_run():
         loop.iterate()
 
 
+def test_as_many_failures_as_the_limit_says_are_allowed():
+    """`max_failed_rewards` is the largest share that may fail: exactly that much goes on, one more does not."""
+    loop, seen = make_loop(
+        make_config(policy={"max_failed_rewards": 0.5}), reward=lambda videos: [float("nan")] * 4 + [0.0, 1.0, 2.0, 3.0]
+    )
+    loop.iterate()
+    assert seen.metrics[0]["reward/failed"] == 0.5
+    assert seen.metrics[0]["skipped_iterations"] == 0
+
+
 def test_all_failures_allowed_means_no_update():
     loop, seen = make_loop(
         make_config(policy={"max_failed_rewards": 1.0}), reward=lambda videos: [float("nan")] * len(videos)
@@ -241,6 +251,7 @@ def test_all_failures_allowed_means_no_update():
     before = weights(loop)
     loop.iterate()
     assert not seen.updates
+    assert seen.metrics[0]["skipped_iterations"] == 1
     assert torch.equal(weights(loop), before)
 
 

@@ -198,15 +198,17 @@ class Fails(Good):
         return super().score_video(frames, prompt)
 
 
-def test_a_lone_broken_video_is_masked_only_by_a_scorer_that_works():
-    videos, good, bad = torch.zeros(1, 2, 4, 4, 3, dtype=torch.uint8), [Prompt("")], [Prompt("", {"fails": True})]
-    scorer = Fails()
-    with pytest.raises(RuntimeError, match="planted"):
-        scorer.score(videos, bad)
-    assert scorer.score(videos, good).valid.all()
-    assert not scorer.score(videos, bad).valid.any()
-    with pytest.raises(RuntimeError, match="planted"):
-        scorer.score(videos.repeat(2, 1, 1, 1, 1), bad * 2)
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_batch_that_fails_whole_is_masked_only_by_a_scorer_that_works(count):
+    """Not even the batch decides: two broken videos that happen to share one must not end a run."""
+    video, good, bad = torch.zeros(1, 2, 4, 4, 3, dtype=torch.uint8), [Prompt("")], [Prompt("", {"fails": True})]
+    videos, scorer = video.repeat(count, 1, 1, 1, 1), Fails()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="planted"):
+            scorer.score(videos, bad * count)
+    assert scorer.score(video, good).valid.all()
+    assert not scorer.score(videos, bad * count).valid.any()
+    assert "RuntimeError: planted" in scorer.reasons[count - 1]
 
 
 class HalfFinite(Good):

@@ -155,6 +155,19 @@ def test_plain_lines_come_every_five_seconds_and_at_the_end(clock):
     assert [int(line.split()[1].split("/")[0]) for line in lines] == [0, 5, 10, 15, 20, 23]
 
 
+def test_an_iteration_that_trains_nothing_says_so(clock):
+    page = console(terminal=False)
+    callback = ProgressCallback(2, 8, page)
+    loop = fake_loop()
+    callback.on_start(loop)
+    loop.iteration = 1
+    callback.on_iteration(loop, metrics() | {"skipped_iterations": 0.0, "reward/failed": 0.0})
+    loop.iteration = 2
+    callback.on_iteration(loop, {"skipped_iterations": 1.0, "reward/failed": 0.5})
+    (line,) = [line for line in page.file.getvalue().splitlines() if "nothing" in line]
+    assert line.startswith("iteration 2 trained nothing: 50% of its rewards failed")
+
+
 def test_other_processes_are_silent(clock):
     for terminal in (True, False):
         page = console(terminal=terminal)

@@ -129,7 +129,9 @@ class PolicyConfig(Settings):
     aggregation: Literal["rewards", "advantages"] = Field(
         "rewards", description="what is weighted and summed: scores, or advantages of each score within its group"
     )
-    max_failed_rewards: float = Field(0.5, ge=0, le=1, description="share of failures that stops the run")
+    max_failed_rewards: float = Field(
+        0.5, ge=0, le=1, description="largest share of failures with which a run goes on; above it the run stops"
+    )
 
     @property
     def updates_per_rollout(self) -> int:

@@ -336,6 +336,7 @@ class Loop:
         flat = used.any(1) & ~has_signal(advantage)
         metrics = {
             "zero_std_ratio": flat.double().mean().item(),
+            "skipped_iterations": float(not results),
             "kl_weight": self.kl_weight.value,
             "updates": float(self.updates),
             "skipped_updates": float(sum(not r.stepped for r in results)),

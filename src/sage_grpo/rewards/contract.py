@@ -143,7 +143,10 @@ def check_small(reward: Reward) -> None:
 
 
 def check_broken(reward: Reward) -> None:
-    """A video that fails or has no finite score is masked, the others keep theirs; a failure of all is raised."""
+    """A video that fails or has no finite score is masked, the others keep theirs.
+
+    A failure of all is raised by a scorer that has never scored a video, and masked by one that has.
+    """
     videos, prompts = material()
     whole = scored(reward, videos, prompts)
     if not isinstance(reward, VideoScorer):  # a scorer with a way of its own: nothing to break it by
@@ -164,12 +167,15 @@ def check_broken(reward: Reward) -> None:
             setattr(reward, way, failing({1}, how))
             same(scored(reward, videos, prompts), Scores(whole.values, valid), "with a broken video among them")
         setattr(reward, way, failing({0, 1, 2}, fail))
+        assert not scored(reward, videos, prompts).valid.any(), "videos that all fail have a score"
+        reward._has_scored = False
         try:
             scored(reward, videos, prompts)
         except RuntimeError:
             return
         raise AssertionError("every video failed in the same way, and nothing was raised")
     finally:
+        reward._has_scored = bool(whole.valid.any())
         delattr(reward, way)
 
 

@@ -77,7 +77,11 @@ class VideoScorer(Reward, ABC):
         return self.one_by_one(alone, prompts)
 
     def one_by_one(self, score: Callable[[int], Sequence[float | None]], prompts: Sequence[Prompt]) -> Scores:
-        """Numbers of each video, by its place; one that fails is masked, and all that fail alike are an error."""
+        """Numbers of each video, by its place; one that fails is masked.
+
+        If all fail alike and this scorer has never scored one, the scorer is broken: that is an error. Later it is the
+        videos that may be broken; `policy.max_failed_rewards` stops a run with too many of them.
+        """
         values = torch.full((len(prompts), len(self.names)), math.nan, dtype=torch.float64)
         failures: list[Exception] = []
         self.reasons = {}
@@ -91,8 +95,7 @@ class VideoScorer(Reward, ABC):
                 failures.append(error)
                 self._tell(i, prompt, error)
         same = len({type(error) for error in failures}) == 1 and len(failures) == len(prompts)
-        # One video alone may be the broken one, unless none was ever scored.
-        if same and (len(prompts) > 1 or not self._has_scored):
+        if same and not self._has_scored:
             raise failures[0]
         return Scores.of(values)
 

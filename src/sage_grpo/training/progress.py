@@ -25,6 +25,12 @@ def _clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"  # hours go on counting: "1 day, 2:03:04" takes twice the room
 
 
+def skipped(iteration: int, metrics: Metrics) -> str:
+    """Why the weights stay as they were."""
+    failed = f"{metrics['reward/failed']:.0%} of its rewards failed"
+    return f"iteration {iteration} trained nothing: {failed}, and no group has a difference among the others"
+
+
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None or not math.isfinite(value) else format(value, form)
 
@@ -69,6 +75,8 @@ class ProgressCallback(Callback):
             self._first_reward = metrics.get("reward/mean")
         self._enter("rollout")
         self._line(force=self._iteration >= self.total)
+        if self._shown and metrics.get("skipped_iterations"):
+            self.console.print(skipped(self._iteration, metrics), markup=False, highlight=False, soft_wrap=True)
 
     def on_end(self, loop: Loop) -> None:
         self._phase = ""
