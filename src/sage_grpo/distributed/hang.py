@@ -1,4 +1,4 @@
-"""What is left of a run that hangs: the stacks of every process in one folder, and a word on who is behind."""
+"""What is left of a run that hangs or fails: stacks and tracebacks in one folder, and a word on who is to blame."""
 
 import os
 import sys
@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sage_grpo.files import atomic_write
+from sage_grpo.runs.private import clean_text
 
 STDERR = 2
 REPORT = "report.txt"
+LONGEST = 300  # characters of an error in one line
 
 
 def report_hang(folder: Path, rank: int, world: int, progress: str, minutes: float, grace: float) -> None:
@@ -29,6 +31,23 @@ def report_hang(folder: Path, rank: int, world: int, progress: str, minutes: flo
         os.write(STDERR, text.encode())  # not print: the main thread may hold what that needs
     else:
         _wait((folder / REPORT).exists, grace)  # the launcher kills all others when one process ends
+
+
+def report_error(folder: Path, rank: int, error: BaseException) -> None:
+    """Write what went wrong on this process: one line, then the traceback."""
+    who = f"rank {rank} (process {os.getpid()} on {os.uname().nodename})"
+    what = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
+    trace = "".join(traceback.format_exception(error))
+    atomic_write(folder / f"rank-{rank:04d}.txt", clean_text(f"{who} failed: {what}\n\n{trace}").encode())
+
+
+def failed_rank(folder: Path) -> str | None:
+    """The line of a process that failed, with the file of its traceback; none if all are well."""
+    ranks = _ranks(folder)
+    if not ranks:
+        return None
+    first = min(ranks.values(), key=lambda path: path.stat().st_mtime)
+    return f"error: {first.read_text().splitlines()[0]}; traceback in {first}"
 
 
 def stacks() -> str:

@@ -1,22 +1,25 @@
-"""A hang becomes an error: when nothing moves any more, every process writes its stacks and ends."""
+"""A hang becomes an error, and the error of one process ends all of them, on every node."""
 
 import faulthandler
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 
 from sage_grpo.core.loop import Callback, Loop
 from sage_grpo.core.protocols import networks
-from sage_grpo.distributed.hang import STDERR, report_hang
+from sage_grpo.distributed.hang import STDERR, failed_rank, report_error, report_hang
 from sage_grpo.distributed.processes import Processes
 from sage_grpo.runs.folder import RunFolder
 
 GRACE = 60.0  # seconds in which the other processes may write their stacks; a shared folder shows news late
+LOOK = 1.0  # seconds between two looks into the run folder
+OWN_ERROR = 2.0  # seconds in which a process may fail by itself, as another one has
+LEAVE = 7.0  # seconds that a process that failed may take to end: to close trackers and connections
 
 
 def _event(event: str) -> Callable[..., None]:
@@ -24,11 +27,12 @@ def _event(event: str) -> Callable[..., None]:
 
 
 class Watchdog(Callback):
-    """Ends the process when no mark came for `minutes`; 0 switches it off.
+    """Ends the process when no mark came for `minutes` (0: waits for ever), or when another process has failed.
 
     Marks come with every pass of the trained network, every scored batch and every event of the loop, in the same order
     on all ranks: their number tells who is behind. The thread asks nothing of the other processes, for they may be
-    dead. It looks into the run folder: where one has given up, all write their stacks.
+    dead. It looks into the run folder: where one has given up, all write their stacks; where one has left an error,
+    the others end, for they would wait for it.
     """
 
     on_start, on_scores = _event("the first iteration"), _event("a scored batch")
@@ -40,46 +44,71 @@ class Watchdog(Callback):
         self.rank, self.world = (processes.global_rank, processes.global_world) if processes else (0, 1)
         start = time.strftime("%Y%m%d-%H%M%S")
         self.folder = RunFolder(folder).hangs / (processes.everybody(start)[0] if processes else start)
+        self.errors = self.folder.with_name(f"{self.folder.name}-errors")
         self.marks, self.place, self.at = 0, "the start", time.monotonic()
-        self._over = threading.Event()
+        self._over, self._failed = threading.Event(), False
 
     def mark(self, event: str) -> None:
         self.marks, self.place, self.at = self.marks + 1, event, time.monotonic()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        if not self.limit:
+        if not self.limit and self.world == 1:
             yield
             return
         parts = networks(self.loop.model.module).values()
         # Before the hook of FSDP2, which waits for the others: a rank that waits has come further. A function and no
         # method, for whoever copies the network would copy the watchdog with it.
         hooks = [part.register_forward_pre_hook(lambda *details: self._pass(), prepend=True) for part in parts]
-        thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self.mark("the start")
-        self._last_resort(self.limit + self.grace / 2)
-        thread.start()
+        self._alive()
+        self._thread.start()
         try:
             yield
+        except BaseException as error:
+            self.fail(error)
+            raise
         finally:
-            self._over.set()
-            thread.join()
-            faulthandler.cancel_dump_traceback_later()
+            self._end()
             for hook in hooks:
                 hook.remove()
+
+    def fail(self, error: BaseException) -> None:
+        """Leave the traceback where the other processes look: they end within seconds, and so does this one."""
+        if self.world > 1 and not self._failed:
+            self._failed = True
+            with suppress(OSError):  # such as that of a full disk
+                report_error(self.errors, self.rank, error)
+            self._end()
+            self._last_resort(LEAVE)
+
+    def _end(self) -> None:
+        self._over.set()
+        self._thread.join()
+        if not self._failed:
+            faulthandler.cancel_dump_traceback_later()
 
     def _pass(self) -> None:
         if not torch.compiler.is_compiling():
             self.mark("a pass of the network")
 
     def _watch(self) -> None:
-        while not self._over.wait(min(self.limit / 10, 5.0)):
-            self._last_resort(self.limit + self.grace / 2)
-            if time.monotonic() - self.at > self.limit or self.folder.exists():
+        while not self._over.wait(min(self.limit / 10, LOOK) if self.limit else LOOK):
+            self._alive()
+            if line := failed_rank(self.errors):
+                if not self._over.wait(OWN_ERROR):
+                    os.write(STDERR, f"{line}; rank {self.rank} ends, for it would wait\n".encode())
+                    os._exit(1)
+            elif self.limit and (time.monotonic() - self.at > self.limit or self.folder.exists()):
                 try:
                     self._report()
                 finally:
                     os._exit(1)
+
+    def _alive(self) -> None:
+        if self.limit:
+            self._last_resort(self.limit + self.grace / 2)
 
     def _last_resort(self, seconds: float) -> None:
         """For a hang that lets no thread of Python run, or a disk that blocks this one: stacks go to stderr."""

@@ -219,6 +219,7 @@ class Trainer:
                 loop.run(config.run.iterations)
                 saver.wait()
         except Exception as error:
+            watchdog.fail(error)  # first: trackers may take their time to close
             self._end(f"{type(error).__name__}: {clean_text(str(error))[:400]}")
             raise
         finally:
