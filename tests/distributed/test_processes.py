@@ -1,6 +1,7 @@
 """Several processes give what one gives: the same draws to the bit, the same weights to 1e-6, in every layout."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from once import once
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.sampler import generate
 from sage_grpo.distributed.checkpoint import load_newest
-from sage_grpo.distributed.device import DeviceError, backend_for, choose_device
+from sage_grpo.distributed.device import ALLOCATOR, DeviceError, allocator, backend_for, choose_device
 from sage_grpo.distributed.processes import join, meeting_place
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.training.build import build_model, build_prompts
@@ -276,6 +277,20 @@ def test_every_process_has_an_accelerator_of_its_own(monkeypatch, name, local_ra
     assert current == ([int(found[-1])] if found != "cpu" else [])
 
 
+@pytest.mark.parametrize("name", ALLOCATOR)
+def test_memory_of_gpus_grows_unless_the_user_says_otherwise(monkeypatch, name):
+    pretend_accelerators(monkeypatch, 1)
+    choose_device("cpu")
+    assert allocator() is None
+    choose_device()
+    assert allocator() == "PYTORCH_ALLOC_CONF=expandable_segments:True"
+    pretend_accelerators(monkeypatch, 1)
+    monkeypatch.setenv(name, "max_split_size_mb:512")
+    choose_device()
+    assert [os.environ.get(other) for other in ALLOCATOR if other != name] == [None, None]
+    assert allocator() == f"{name}=max_split_size_mb:512"
+
+
 @pytest.mark.parametrize(
     ("name", "local_rank", "message"),
     [
@@ -298,6 +313,9 @@ def test_a_device_that_is_shared_or_missing_is_refused(monkeypatch, name, local_
 def pretend_accelerators(monkeypatch, count):
     """Names of GPUs without any; returns the numbers that became the current one."""
     current = []
+    for name in ALLOCATOR:  # undone in the end, although the code under test sets one
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
     monkeypatch.setattr(torch.accelerator, "set_device_index", current.append)

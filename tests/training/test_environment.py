@@ -42,7 +42,9 @@ def test_devices_are_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: f"Card {i}")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     assert describe_environment()["devices"] == ["Card 0", "Card 1"]
+    assert describe_environment()["allocator"] == "PYTORCH_ALLOC_CONF=expandable_segments:True"
 
 
 def test_nothing_private_leaks(monkeypatch):

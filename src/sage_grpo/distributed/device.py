@@ -1,13 +1,17 @@
 """The one place that decides on a device. Nothing else names one."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from packaging.version import Version
 
 from sage_grpo.errors import UserError
 
 HOST = torch.device("cpu")
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+GROWING = "expandable_segments:True"
 
 
 class DeviceError(UserError, ValueError):
@@ -32,6 +36,8 @@ def choose_device(name: str = "auto", local_rank: int | None = None) -> torch.de
     if accelerator is None or accelerator.type != device.type:
         there = accelerator.type if accelerator else "none"
         raise DeviceError(f"tuning.device={name!r} is not available here (accelerator: {there}); use auto or cpu")
+    if device.type == "cuda":
+        grow_segments()
     return _numbered(device, local_rank)
 
 
@@ -50,6 +56,21 @@ def _numbered(device: torch.device, local_rank: int | None) -> torch.device:
         raise DeviceError(f"tuning.device={str(device)!r} is not there: {there}")
     torch.accelerator.set_device_index(index)
     return torch.device(device.type, index)
+
+
+def grow_segments() -> None:
+    """Let pieces of GPU memory grow: encoders, activations and tiles take turns, and none fits what another left.
+
+    torch reads the setting when it first allocates. A setting of the user's stays as it is.
+    """
+    if allocator() is None:
+        name = ALLOCATOR[Version(torch.__version__) < Version("2.10")]  # the second one is the older name
+        os.environ[name] = GROWING
+
+
+def allocator() -> str | None:
+    """The setting of torch's allocator of GPU memory, as `NAME=value`; None without one."""
+    return next((f"{name}={os.environ[name]}" for name in ALLOCATOR if name in os.environ), None)
 
 
 def backend_for(device: torch.device) -> str:

@@ -89,7 +89,7 @@ def devices() -> Iterator[Check]:
     try:
         import torch  # noqa: PLC0415 - a broken one is found here, not when this file is read
 
-        from sage_grpo.distributed.device import HOST, backends, choose_device  # noqa: PLC0415
+        from sage_grpo.distributed.device import HOST, allocator, backends, choose_device  # noqa: PLC0415
         from sage_grpo.first_run.attention import attention_report  # noqa: PLC0415
         from sage_grpo.first_run.machine import device_memory, device_name  # noqa: PLC0415
     except (ImportError, OSError) as error:
@@ -105,6 +105,7 @@ def devices() -> Iterator[Check]:
     else:
         count = torch.accelerator.device_count()
         yield Check("GPUs", True, f"{count} × {device_name(device)}, {device_memory(device) / 1e9:.0f} GB each")
+        yield Check("GPU memory", True, allocator() or "torch's own settings")
         kind = torch.get_device_module(device)
         fix = "tuning.precision=float32"
         half = bool(kind.is_bf16_supported())

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from sage_grpo import __version__
+from sage_grpo.distributed.device import allocator
 from sage_grpo.registry import installed_version
 from sage_grpo.runs.private import clean_command
 
@@ -42,6 +43,7 @@ def describe_environment() -> dict[str, Any]:
         "packages": {name: installed for name in PACKAGES if (installed := installed_version(name))},
         "cuda": torch.version.cuda if cuda else None,
         "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else ["cpu"],
+        "allocator": allocator() if cuda else None,
         "cpu_count": os.cpu_count(),
         "git_commit": _git_commit(),
         "command": clean_command(sys.argv),
