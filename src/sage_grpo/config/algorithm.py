@@ -130,7 +130,7 @@ class PolicyConfig(Settings):
         "rewards", description="what is weighted and summed: scores, or advantages of each score within its group"
     )
     max_failed_rewards: float = Field(
-        0.5, ge=0, le=1, description="largest share of failures with which a run goes on; above it the run stops"
+        0.5, ge=0, le=1, description="largest share that may fail; above it the run stops"
     )
 
     @property
