@@ -1,5 +1,6 @@
 """A run that hangs ends by itself, with the stacks of all its processes."""
 
+import json
 import os
 import subprocess
 import sys
@@ -64,7 +65,11 @@ def run(folder, processes, *arguments, timeout=300):
 def test_one_rank_sleeps_and_all_tell_where_they_stand(tmp_path):
     code, stderr, files = run(tmp_path, 2, "1")
     assert code == 1
-    assert sorted(files) == ["rank-0000.txt", "rank-0001.txt", "report.txt"]
+    recorded = ["collectives-0000.json", "collectives-0001.json"]
+    assert sorted(files) == [*recorded, "rank-0000.txt", "rank-0001.txt", "report.txt"]
+    last = [json.loads(files[name])["entries"][-1] for name in recorded]
+    assert [entry["profiling_name"].split(":")[0] for entry in last] == ["gloo", "gloo"]
+    assert last[0]["collective_seq_id"] == last[1]["collective_seq_id"] + 1  # rank 0 waits in one that 1 never joined
     assert "in sleeps_for_ever" in files["rank-0001.txt"]
     assert "in gather" in files["rank-0000.txt"]
     assert "all_gather" in files["rank-0000.txt"]  # it waits in C, for the other

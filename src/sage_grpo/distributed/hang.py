@@ -8,6 +8,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
+
 from sage_grpo.files import atomic_write
 from sage_grpo.runs.private import clean_text
 
@@ -24,6 +27,8 @@ def report_hang(folder: Path, rank: int, world: int, progress: str, minutes: flo
     who = f"rank {rank} (process {os.getpid()} on {os.uname().nodename})"
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write(folder / f"rank-{rank:04d}.txt", f"{progress}: {who}\n\n{stacks()}".encode())
+    if last := collectives():
+        atomic_write(folder / f"collectives-{rank:04d}.json", last)
     _wait(lambda: len(_ranks(folder)) == world, grace)
     if rank == min(_ranks(folder)):
         text = _summary(folder, world, minutes)
@@ -48,6 +53,23 @@ def failed_rank(folder: Path) -> str | None:
         return None
     first = min(ranks.values(), key=lambda path: path.stat().st_mtime)
     return f"error: {first.read_text().splitlines()[0]}; traceback in {first}"
+
+
+def record_collectives() -> None:
+    """Keep the last collectives of this process in torch's flight recorder; call it before the first group is made."""
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+
+
+def collectives() -> bytes | None:
+    """Return what the flight recorder has, as JSON: operation, shapes, state and times; None without a group.
+
+    The rank whose last operation differs from the others', or is missing, is the one to look at.
+    """
+    dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)  # has no public name in torch 2.13
+    if dump is None or not dist.is_initialized():
+        return None
+    found: bytes | str = dump()
+    return found.encode() if isinstance(found, str) else found
 
 
 def stacks() -> str:

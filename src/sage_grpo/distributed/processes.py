@@ -18,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import whole
 from sage_grpo.distributed.device import HOST, backend_for, choose_device
+from sage_grpo.distributed.hang import record_collectives
 from sage_grpo.distributed.ulysses import RING, ULYSSES, Exchange
 
 REPLICATE, SHARD = "replicate", "shard"
@@ -112,6 +113,7 @@ def join(
     if not dist.is_initialized():
         limit, rank = timedelta(minutes=minutes), int(os.environ["RANK"])
         store = meeting_place(next(rendezvous("env://", timeout=limit))[0], rank, processes, limit)
+        record_collectives()
         dist.init_process_group(backend_for(chosen), store=store, rank=rank, world_size=processes, timeout=limit)
     return lay_out(processes, sequence, replicate, chosen, ring)
 
