@@ -5,12 +5,15 @@ them would take seconds, and the library that one of them needs may be on anothe
 """
 
 import ast
+import inspect
+import re
+import sys
+import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
-from inspect import isabstract
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -22,6 +25,7 @@ from sage_grpo.suggest import did_you_mean
 Kind = Literal["model", "reward"]
 C = TypeVar("C", bound=type)
 ROOT = Path(__file__).parent
+PLACE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 ROOMS = {"model": ("models", "lab"), "reward": ("rewards", "lab")}  # where they are defined
 
 
@@ -119,6 +123,8 @@ def _resolve(kind: Kind, name: str, known: dict[str, Registered]) -> Any:
     module, sign, attribute = (built_in.target if built_in else name).partition(":")
     if not sign:
         raise ConfigError(f"{kind} {name!r} is not known; {did_you_mean(name, known)} Your own: package.module:factory")
+    if not built_in and not PLACE.fullmatch(name):
+        raise ConfigError(f"{kind} {name!r} names no place in a package; write package.module:name")
     try:
         made: Any = import_module(module)
         for part in attribute.split("."):
@@ -136,6 +142,40 @@ def _resolve(kind: Kind, name: str, known: dict[str, Registered]) -> Any:
             else ""
         )
         raise ConfigError(f"{kind} {name!r} cannot be imported: {error}{old}") from error
-    if isabstract(made):
+    if inspect.isabstract(made):
         raise ConfigError(f"{kind} {name!r} is incomplete; define {', '.join(sorted(made.__abstractmethods__))}")
+    if not built_in:
+        _refuse_strangers(kind, name, made)
     return made
+
+
+def makes(function: Any, wanted: type) -> bool:
+    """Whether a function says that it returns an object of that class: it is a factory, and may be called for one."""
+    try:
+        own = inspect.isfunction(function) or inspect.ismethod(function)
+        returned = typing.get_type_hints(function).get("return") if own else None
+    except (NameError, TypeError):  # an annotation that cannot be looked up
+        return False
+    return isinstance(returned, type) and issubclass(returned, wanted)
+
+
+def _refuse_strangers(kind: Kind, name: str, made: Any) -> None:
+    """What a recipe names is called with options of the recipe, so it must be what it is called as."""
+    from sage_grpo.core.protocols import Reward, VideoModel  # noqa: PLC0415 - torch, which the names alone do not need
+
+    wanted = {"model": VideoModel, "reward": Reward}[kind]
+    if inspect.isclass(made):
+        fits = issubclass(made, wanted)
+    else:
+        own = inspect.isfunction(made) and made.__module__.partition(".")[0] not in sys.stdlib_module_names
+        plain = kind == "reward" and (own or isinstance(made, Reward))
+        fits = plain or makes(made, wanted)
+    if fits:
+        return
+    word, base = {"model": ("a video model", "VideoModel"), "reward": ("a reward", "Reward")}[kind]
+    functions = f"a function that ends its first line with `-> {base}`"
+    more = f", a function of videos and prompts, or {functions}" if kind == "reward" else f" or {functions}"
+    raise ConfigError(
+        f"{kind} {name!r} is not called: {getattr(made, '__name__', type(made).__name__)} is neither {word} nor makes "
+        f"one; write a class ({base}), after `from sage_grpo import {base}`{more}"
+    )

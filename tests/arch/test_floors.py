@@ -13,7 +13,8 @@ FLOORS = {
         [
             ("errors", "suggest", "files", "progress", "statistics"),  # needs nothing of ours
             ("config", "math", "drawing"),
-            ("core", "registry", "runs", "videos"),
+            ("core", "runs", "videos"),
+            ("registry",),
             ("models", "rewards", "data", "distributed", "weights", "report"),
             ("training",),
             ("tune",),

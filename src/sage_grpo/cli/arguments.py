@@ -9,3 +9,9 @@ Recipe = Annotated[Path, typer.Argument(help="YAML file, or the name of a shippe
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that differ from the recipe.")
 ]
+TrustCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-code", help="Run the code that a run folder names: models and rewards that are not built in."
+    ),
+]

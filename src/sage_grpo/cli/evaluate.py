@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sage_grpo.cli.arguments import TrustCode
 from sage_grpo.cli.errors import user_errors
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def evaluate(
     ] = False,
     last: Annotated[bool, typer.Option("--last", help="The last weights, even if a run averaged them.")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Score again what a scorer failed on.")] = False,
+    trust_code: TrustCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Make videos with every source from the same prompts and seeds, score them, and compare in pairs.
@@ -79,7 +81,9 @@ def evaluate(
         from sage_grpo.evaluation.sources import find_sources
 
         sampling = [f"sampling.{key}={value}" for key, value in (("steps", steps), ("order", order)) if value]
-        candidates = find_sources(sources, base=not no_base, average=not last, overrides=sampling)
+        candidates = find_sources(
+            sources, base=not no_base, average=not last, overrides=sampling, trust_code=trust_code
+        )
         tasks = find_tasks(prompts, candidates[0].config.model.type, tag or [], limit)
         more, chosen = read_scorers(scorer or [], scorers), read_weights(weights) if weights else None
         command = f"sage-grpo {shlex.join(sys.argv[1:])}" if sys.argv[1:2] == ["eval"] else ""

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from sage_grpo.cli.arguments import TrustCode
 from sage_grpo.cli.errors import user_errors
 
 LOSS = 0.01  # of the update; more is worth a warning
@@ -27,6 +28,7 @@ def export(
     dtype: Annotated[
         Dtype | None, typer.Option(help="Of the written weights; by default as they are, merged layers float32.")
     ] = None,
+    trust_code: TrustCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Write what a run trained as a folder that plain diffusers loads.
@@ -44,7 +46,8 @@ def export(
             raise ConfigError(f"{out} is there already; choose another --out")
         from sage_grpo.inference.export import export_run, survival_lines
 
-        written = export_run(run, out, merge=merge, average=not last, dtype=dtype.value if dtype else None)
+        kind = dtype.value if dtype else None
+        written = export_run(run, out, merge=merge, average=not last, dtype=kind, trust_code=trust_code)
     if as_json:
         import json
 

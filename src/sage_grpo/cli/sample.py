@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sage_grpo.cli.arguments import TrustCode
 from sage_grpo.cli.errors import user_errors
 
 
@@ -19,6 +20,7 @@ def sample(
     count: Annotated[int, typer.Option(help="Without --prompt: how many of the recipe's own prompts.", min=1)] = 4,
     compare: Annotated[bool, typer.Option("--compare", help="The untrained model next to it, same seeds.")] = False,
     last: Annotated[bool, typer.Option("--last", help="The last weights, even if the run averaged them.")] = False,
+    trust_code: TrustCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the files as JSON.")] = False,
 ) -> None:
     """Make videos with a run, a checkpoint or an untrained recipe, at fixed seeds and without noise on the way.
@@ -39,7 +41,7 @@ def sample(
             raise ConfigError(f"{len(image)} --image for {len(prompt or [])} --prompt; give one image a prompt")
         console = Console(stderr=as_json)
         with console.status("loading the model"):
-            sources = [open_source(source, average=not last)]
+            sources = [open_source(source, average=not last, trust_code=trust_code)]
             sources += [untrained(sources[0])] if compare else []
         columns = [{"image": str(path)} for path in image or []]
         texts = [Prompt(text, columns[i] if columns else {}) for i, text in enumerate(prompt or [])]

@@ -12,7 +12,7 @@ from sage_grpo import __version__
 from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
 from sage_grpo.distributed.checkpoint import MANIFEST
 from sage_grpo.distributed.storage import Storage
-from sage_grpo.inference.reopen import find_run
+from sage_grpo.inference.reopen import find_run, is_of_run, refuse_code
 from sage_grpo.runs.folder import CHECKPOINTS, STEP, RunFolder, is_run
 
 BASE, UNTRAINED = "base", "untrained"
@@ -39,15 +39,23 @@ def digest(content: Any) -> str:
     return sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def find_sources(texts: Sequence[str], *, base: bool, average: bool, overrides: Sequence[str] = ()) -> list[Candidate]:
-    """`name=path` or a path alone. Unless there is one named base, the first run's untrained model stands first."""
+def find_sources(
+    texts: Sequence[str], *, base: bool, average: bool, overrides: Sequence[str] = (), trust_code: bool = False
+) -> list[Candidate]:
+    """`name=path` or a path alone. Unless there is one named base, the first run's untrained model stands first.
+
+    Recipes in run folders may name what is not built in only with `trust_code`.
+    """
     pairs = [_split(text) for text in texts]
     if base and BASE not in (name for name, _ in pairs):
         path = pairs[0][1]
-        untrained = find_run(path).files.recipe if is_run(path) else path
+        untrained = find_run(path, trust_code=True).files.recipe if is_run(path) else path
         pairs = [(BASE, untrained), *(pair for pair in pairs if pair[1] != untrained)]
     pairs.sort(key=lambda pair: pair[0] != BASE)
     candidates = [_identify(name, path, average, overrides) for name, path in pairs]
+    for candidate in candidates:
+        if is_of_run(candidate.path) and not trust_code:
+            refuse_code(candidate.config, candidate.path, (*candidate.config.rewards, *candidate.config.monitors))
     _refuse_mixtures(candidates)
     return candidates
 
@@ -69,7 +77,7 @@ def _identify(name: str, path: Path, average: bool, overrides: Sequence[str]) ->
         recipe = RunFolder(path).recipe
         raise ConfigError(f"{path} is not a run: there is no {recipe}; give a run, checkpoint or recipe")
     if is_run(path):
-        run = find_run(path)
+        run = find_run(path, trust_code=True)  # nothing is imported here
         step = run.step or run.newest()
         try:
             written = Storage(run.root).read(f"{step}/{MANIFEST}")  # it has the hash of every file

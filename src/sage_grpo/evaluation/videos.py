@@ -134,7 +134,8 @@ def make_videos(
     """The model is in memory only while there is something to make. `after_first` may find that it fits no other."""
     if not todo:
         return
-    source = open_source(candidate.path, average=average, overrides=overrides)
+    # what candidates may name was decided when they were found
+    source = open_source(candidate.path, average=average, overrides=overrides, trust_code=True)
     for i, (task, seed) in enumerate(todo):
         tell(f"{candidate.name}: {task.short}")
         with torch.no_grad():

@@ -13,10 +13,16 @@ from sage_grpo.weights.export import FILE, export
 
 
 def export_run(
-    path: Path, out: Path, *, merge: bool = False, average: bool = True, dtype: str | None = None
+    path: Path,
+    out: Path,
+    *,
+    merge: bool = False,
+    average: bool = True,
+    dtype: str | None = None,
+    trust_code: bool = False,
 ) -> dict[str, Any]:
     """Whole or not there: written beside `out` and renamed into place. All on the host, so that no GPU is needed."""
-    run = open_run(path, average=average, overrides=[f"tuning.device={HOST}"])
+    run = open_run(path, average=average, overrides=[f"tuning.device={HOST}"], trust_code=trust_code)
     work = out.with_name(f".{out.name}.part")
     shutil.rmtree(work, ignore_errors=True)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,16 @@
 """A run folder opened again: its recipe, its model and the weights that it trained."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
+from sage_grpo import registry
+from sage_grpo.config import ConfigError, RecipeConfig, RewardConfig, load_recipe
 from sage_grpo.core.protocols import VideoModel, WeightsBank
 from sage_grpo.distributed.checkpoint import checkpoints, load_checkpoint, load_newest
-from sage_grpo.runs.folder import RunFolder, split
+from sage_grpo.runs.folder import RECIPE, RunFolder, is_run, split
 from sage_grpo.training import build
 from sage_grpo.training.callbacks import EMA
 from sage_grpo.weights.prepare import make_bank
@@ -51,13 +52,48 @@ def _none_yet(place: RunLocation) -> ConfigError:
     return ConfigError(f"{place.files.path} has no checkpoint yet; it is written every {often} iterations")
 
 
-def find_run(path: Path | str, overrides: Sequence[str] = ()) -> RunLocation:
-    """`path` is a run folder, or one of its checkpoints. Nothing is loaded yet."""
+TOKEN = "token_variable"  # the option of a reward that says which environment variable is sent
+
+
+def refuse_code(config: RecipeConfig, place: Path, rewards: Iterable[RewardConfig] = ()) -> None:
+    """A run folder is data, so what its recipe names must be built in: importing anything else would run it.
+
+    `rewards` are those that would be built. A built-in one may not choose which environment variable it sends away.
+    """
+    strange = [] if config.model.type in registry.models() else [f"model {config.model.type!r}"]
+    for entry in rewards:
+        strange += [] if entry.type in registry.rewards() else [f"reward {entry.type!r}"]
+        strange += [f"{TOKEN}={entry.options[TOKEN]!r} of {entry.type}"] if TOKEN in entry.options else []
+    if strange:
+        raise ConfigError(
+            f"{place} names what could run code or send a secret: {', '.join(strange)}; if you know and trust it, "
+            "give --trust-code (in Python, trust_code=True)"
+        )
+
+
+def is_of_run(path: Path) -> bool:
+    """Whether a recipe there is one that a run wrote, and not one that the user chose as a recipe."""
+    return is_run(path) or path.name == RECIPE
+
+
+def find_run(path: Path | str, overrides: Sequence[str] = (), *, trust_code: bool = False) -> RunLocation:
+    """`path` is a run folder, or one of its checkpoints. Nothing is loaded yet.
+
+    Args:
+        path: The folder.
+        overrides: Of its recipe.
+        trust_code: The recipe may name a model that is not built in.
+
+    Raises:
+        ConfigError: It is no run, or its recipe names code.
+    """
     files, step = split(Path(path))
     if not files.exists:
         hint = "give a folder that `sage-grpo train` wrote"
         raise ConfigError(f"{path} is not a run: there is no {files.recipe}; {hint}")
     config = load_recipe(files.recipe, overrides)
+    if not trust_code:
+        refuse_code(config, files.recipe)
     root = files.checkpoints(config)
     if step is not None and step not in checkpoints(root):
         known = ", ".join(checkpoints(root)) or "none"
@@ -65,12 +101,15 @@ def find_run(path: Path | str, overrides: Sequence[str] = ()) -> RunLocation:
     return RunLocation(files, config, root, step)
 
 
-def open_run(path: Path | str, *, average: bool = True, overrides: Sequence[str] = ()) -> OpenedRun:
+def open_run(
+    path: Path | str, *, average: bool = True, overrides: Sequence[str] = (), trust_code: bool = False
+) -> OpenedRun:
     """The recipe of a run folder (or of one of its checkpoints), with the model that it trained.
 
     Averaged weights are used where the run kept them. `overrides` are of its recipe, such as tuning.device=cpu.
+    With `trust_code` its recipe may name a model that is not built in, which runs the code of that model.
     """
-    place = find_run(path, overrides)
+    place = find_run(path, overrides, trust_code=trust_code)
     config, step = place.config, place.step
     if step is None:
         newest = load_newest(place.root)

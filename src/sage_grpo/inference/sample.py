@@ -9,7 +9,7 @@ import torch
 from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.core.protocols import Prompt, VideoModel, Videos
 from sage_grpo.core.sampler import generate
-from sage_grpo.inference.reopen import open_run
+from sage_grpo.inference.reopen import is_of_run, open_run, refuse_code
 from sage_grpo.runs.folder import is_run
 from sage_grpo.training import build
 from sage_grpo.videos import contact_sheet, sound_of, write_frames
@@ -24,12 +24,17 @@ class Source:
     name: str
 
 
-def open_source(path: Path, *, average: bool = True, overrides: Sequence[str] = ()) -> Source:
-    """A run folder, a checkpoint of one, or a recipe whose model is taken as it is."""
+def open_source(path: Path, *, average: bool = True, overrides: Sequence[str] = (), trust_code: bool = False) -> Source:
+    """A run folder, a checkpoint of one, or a recipe whose model is taken as it is.
+
+    The recipe of a run may name a model that is not built in only with `trust_code`.
+    """
     if is_run(path):
-        run = open_run(path, average=average, overrides=overrides)
+        run = open_run(path, average=average, overrides=overrides, trust_code=trust_code)
         return Source(run.config, run.model, f"iteration {run.iteration}")
     config = load_recipe(path, overrides)
+    if is_of_run(path) and not trust_code:
+        refuse_code(config, path)
     return Source(config, build.build_model(config), "untrained")
 
 

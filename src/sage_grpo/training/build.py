@@ -180,7 +180,11 @@ def build_rewards(config: RecipeConfig) -> tuple[Reward, tuple[float, ...]]:
 
 def build_reward(entry: RewardConfig) -> Reward:
     factory = find_reward(entry)
-    return as_reward(factory(**entry.options) if isinstance(factory, type) or entry.options else factory)
+    return as_reward(factory(**entry.options) if _makes_reward(factory) else factory)
+
+
+def _makes_reward(factory: Any) -> bool:
+    return isinstance(factory, type) or registry.makes(factory, Reward)
 
 
 def find_reward(entry: RewardConfig) -> Any:
@@ -192,11 +196,16 @@ def find_reward(entry: RewardConfig) -> Any:
             set(parameters(factory, factory)),
             f"rewards: {entry.type} has no option {{!r}}",
         )
-    if isinstance(factory, type):
+    if _makes_reward(factory):
         try:
             inspect.signature(factory).bind(**entry.options)
         except TypeError as error:
             raise ConfigError(f"rewards.options: {entry.type}: {error}") from error
+    elif entry.options:
+        raise ConfigError(
+            f"rewards.options: {entry.type} takes none: options are for a class, or for a function that makes a reward "
+            "and ends its first line with `-> Reward`"
+        )
     return factory
 
 
