@@ -12,11 +12,16 @@ NEW = ".new"  # ends the name of a file that is not whole yet
 
 
 @contextmanager
-def draft_of(path: Path) -> Iterator[Path]:
-    """A file to write, which takes its place in the end if nothing went wrong. Of several writers the last one wins."""
+def draft_of(path: Path, *, private: bool = False) -> Iterator[Path]:
+    """A file to write, which takes its place in the end if nothing went wrong. Of several writers the last one wins.
+
+    A private file can be read by its owner only.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}{NEW}")
     try:
+        if private:
+            draft.touch(mode=0o600)
         yield draft
         with draft.open("rb+") as file:
             os.fsync(file.fileno())
@@ -25,14 +30,15 @@ def draft_of(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
-def atomic_write(path: Path, data: bytes) -> None:
+def atomic_write(path: Path, data: bytes, *, private: bool = False) -> None:
     """A reader, or a restart after a kill, finds the old file or the new one, never a half."""
-    with draft_of(path) as draft:
+    with draft_of(path, private=private) as draft:
         draft.write_bytes(data)
 
 
-def write_json(path: Path, content: Any) -> None:
-    atomic_write(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+def write_json(path: Path, content: Any, *, private: bool = False) -> None:
+    data = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    atomic_write(path, data, private=private)
 
 
 def sweep(folder: Path) -> None:

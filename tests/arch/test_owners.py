@@ -12,6 +12,7 @@ OWNERS = {
         r'"(config\.yaml|metrics\.jsonl|end\.json|environment\.json|prompts\.json|step-)"',
     ),
     "a file that is whole or not there": ("files.py", r"os\.replace\(|mkstemp|NamedTemporaryFile"),
+    "YAML that is read": ("config/yaml_text.py", r"yaml\.SafeLoader|yaml\.safe_load\("),
     "the nearest name": ("suggest.py", r"get_close_matches"),
     "a score that is not finite": ("core/scores.py", r"valid\S* & \S*\.isfinite"),
 }

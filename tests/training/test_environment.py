@@ -14,9 +14,13 @@ import pytest
 import torch
 
 import sage_grpo
-from sage_grpo.runs.private import clean_command
+from sage_grpo.config import load_recipe
+from sage_grpo.files import write_json
+from sage_grpo.runs.folder import RunFolder
+from sage_grpo.runs.private import clean_command, clean_recipe, clean_text
 from sage_grpo.training import environment
 from sage_grpo.training.environment import describe_environment
+from sage_grpo.training.trainer import Trainer
 
 
 def test_it_says_what_it_ran_on(monkeypatch):
@@ -85,9 +89,79 @@ def test_the_command_line_is_cleaned(given, expected):
     assert clean_command(given) == expected
 
 
+PLANTED = "hunter2hunter2"
+NESTED = [
+    "rewards=[{options: {headers: [{name: X-Api-Key, value: %s}]}}]",
+    "rewards=[{options: {auth: [me, %s]}}]",
+    "rewards=[{options: {client_secret: {value: %s}}}]",
+]
+FORMS = [  # of a secret on a command line: by the key beside it, or by what secrets of known services begin with
+    'rewards=[{type: "my:F", options: {api_key: %s}}]',
+    "rewards.0.options.api_key=%s",
+    'rewards=[{"type": "x", "options": {"api-key": "%s"}}]',
+    "rewards=[{type: x, options: {apiKey: %s, n: 3}}]",
+    "rewards=[{options: {access_token: 'a b %s'}}]",
+    "rewards=[{options: {headers: {Authorization: Bearer %s}}}]",
+    'rewards=[{options: {url: "http://host/?token=%s&x=1"}}]',
+    'rewards=[{options: {url: "https://me:%s@host/"}}]',
+    "url=http://host/?api_key=%s",
+    "rewards=[{options: {api_key: %s",  # not YAML
+    "--try=model.options.password=%s,b",
+    "rewards=[{options: {passphrase: %s}}]",
+    "rewards=[{options: {cookie: sid=%s}}]",
+    """rewards=[{options: {json: '{"password": "%s"}'}}]""",
+    "model.options.credentials.user=%s",
+    "model.options={hf_token: %s}",
+    "{api_key: %s}",
+    "api_key: %s",
+    "TOKEN=%s",
+    "x=sk-ant-%s",
+    "x=[hf_%s]",
+    "x=xoxb-%s",
+    "x=glpat-%s",
+    "-----BEGIN PRIVATE KEY----- %s -----END PRIVATE KEY-----",
+    *NESTED,
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_form_of_a_secret_is_kept(form):
+    assert PLANTED not in str(clean_command(["x", form.replace("%s", PLANTED)]))
+    assert PLANTED not in clean_recipe(form.replace("%s", PLANTED).replace("=", ": ", 1))
+    if form not in NESTED:  # a sentence is not read as settings
+        assert PLANTED not in clean_text(form.replace("%s", PLANTED))
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        "rewards=[{type: http, options: {url: 'http://host:1', token_variable: MY_TOKEN, max_tokens: 77}}]",
+        "model.options={tokenizer: /data/t, keyframes: 3}",
+        "optimizer.betas=[0.9, 0.99]",
+        "kl.anchor=fixed",
+    ],
+)
+def test_what_is_no_secret_stays_as_it_is(plain):
+    assert clean_command(["x", plain]) == ["x", plain]
+
+
 def git(*arguments, cwd):
     identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
     return subprocess.run(["git", *identity, *arguments], cwd=cwd, check=True, capture_output=True, text=True).stdout
+
+
+def test_a_run_keeps_its_command_and_its_secrets_to_its_owner(tmp_path, monkeypatch):
+    command = ["sage-grpo", "train", "lab", f"rewards=[{{type: http, options: {{api_key: {PLANTED}}}}}]"]
+    monkeypatch.setattr(sys, "argv", command)
+    write_json(tmp_path / "environment.json", describe_environment(), private=True)
+    assert PLANTED not in (tmp_path / "environment.json").read_text()
+    assert (tmp_path / "environment.json").stat().st_mode & 0o777 == 0o600
+    config = load_recipe("lab", [f"model.options.api_key={PLANTED}", f"run.out={tmp_path / 'run'}"])
+    trainer = object.__new__(Trainer)
+    trainer.config, trainer.folder, trainer.files = config, tmp_path / "run", RunFolder(tmp_path / "run")
+    trainer._describe(resumed=False)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run").iterdir()}
+    assert modes == {"config.yaml": 0o600, "environment.json": 0o600}
 
 
 def test_the_commit_of_the_current_folder(tmp_path, monkeypatch):

@@ -79,6 +79,7 @@ def evaluate(
         from sage_grpo.evaluation.run import evaluate as run
         from sage_grpo.evaluation.scores import read_scorers, read_weights
         from sage_grpo.evaluation.sources import find_sources
+        from sage_grpo.runs.private import clean_command
 
         sampling = [f"sampling.{key}={value}" for key, value in (("steps", steps), ("order", order)) if value]
         candidates = find_sources(
@@ -86,7 +87,7 @@ def evaluate(
         )
         tasks = find_tasks(prompts, candidates[0].config.model.type, tag or [], limit)
         more, chosen = read_scorers(scorer or [], scorers), read_weights(weights) if weights else None
-        command = f"sage-grpo {shlex.join(sys.argv[1:])}" if sys.argv[1:2] == ["eval"] else ""
+        command = shlex.join(["sage-grpo", *clean_command(sys.argv)[1:]]) if sys.argv[1:2] == ["eval"] else ""
         plan = EvaluationPlan(candidates, tasks, range(seeds), out, more, not last, retry, command, chosen)
         processes = meet(candidates[0].config.tuning.device)
         main = processes is None or processes.main

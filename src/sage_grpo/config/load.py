@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from sage_grpo.config.fleet import FleetConfig
 from sage_grpo.config.recipe import RecipeConfig
+from sage_grpo.config.yaml_text import YamlError, read_yaml
 from sage_grpo.errors import UserError
 from sage_grpo.suggest import nearest
 
@@ -76,7 +77,7 @@ def shipped_recipes() -> dict[str, Traversable]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return _extended(_settings(path), path.parent, (path,))
+    return _extended(_settings(path), path.parent, (path.resolve(),))
 
 
 def _extended(values: dict[str, Any], folder: Path, before: tuple[Path, ...]) -> dict[str, Any]:
@@ -85,9 +86,10 @@ def _extended(values: dict[str, Any], folder: Path, before: tuple[Path, ...]) ->
         return values
     name = str(values.pop("extends"))
     base = folder / name if (folder / name).is_file() else Path(name)
-    if base in before:
-        raise ConfigError(f"extends: {' → '.join(map(str, (*before, base)))} goes round in circles")
-    return _merged(_extended(_settings(base), base.parent, (*before, base)), values)
+    whole = base.resolve()
+    if whole in before:
+        raise ConfigError(f"extends: {' → '.join(map(str, (*before, whole)))} goes round in circles")
+    return _merged(_extended(_settings(base), base.parent, (*before, whole)), values)
 
 
 def _merged(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,8 +112,8 @@ def _settings(path: Path) -> dict[str, Any]:
 
 def _parse(path: Path | Traversable, example: str) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        values = read_yaml(path.read_text())
+    except (YamlError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no settings: they are a YAML mapping such as `{example}`")
@@ -128,7 +130,10 @@ def _override(values: dict[str, Any], text: str) -> None:
         if not isinstance(values, dict):
             raise ConfigError(f"override {text!r}: {part} is a value, it has no parts")
     # YAML 1.1 reads 1e-5 as text; pydantic turns the text into the number where one is wanted
-    values[last] = yaml.safe_load(value)
+    try:
+        values[last] = read_yaml(value)
+    except YamlError as error:
+        raise ConfigError(f"override {text[:200]!r}: the value is not valid YAML: {error}") from None
 
 
 def _explain(schema: type[BaseModel], location: tuple[int | str, ...], kind: str, message: str, value: object) -> str:

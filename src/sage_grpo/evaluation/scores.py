@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-import yaml
 from torch import Tensor
 
 from sage_grpo import registry
 from sage_grpo.config import ConfigError, RewardConfig
 from sage_grpo.config.load import validate
 from sage_grpo.config.recipe import RecipeConfig
+from sage_grpo.config.yaml_text import YamlError, read_yaml
 from sage_grpo.core.protocols import Videos
 from sage_grpo.evaluation.panel import Answer, Judge, Panel, ask, joined, named
 from sage_grpo.evaluation.prompts import Task
@@ -91,10 +91,10 @@ def read_scorers(names: Sequence[str], file: Path | None) -> list[RewardConfig]:
     if file is None:
         return by_name
     try:
-        content = yaml.safe_load(file.read_text())
+        content = read_yaml(file.read_text())
     except FileNotFoundError:
         raise ConfigError(f"there is no file {file}; it holds a list such as `- type: motion`") from None
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (OSError, YamlError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not valid YAML: {error}") from None
     if isinstance(content, dict):
         content = [*(content.get("rewards") or []), *(content.get("monitors") or [])]

@@ -21,7 +21,7 @@ from sage_grpo.plan.hardware import GPUS, find_gpu
 from sage_grpo.plan.show import disk
 from sage_grpo.progress import Tell
 from sage_grpo.runs.folder import RunFolder
-from sage_grpo.runs.private import clean_text
+from sage_grpo.runs.private import clean_recipe, clean_text
 from sage_grpo.training.callbacks import PHASES
 from sage_grpo.training.environment import describe_environment
 from sage_grpo.training.trackers import read_metrics
@@ -48,7 +48,7 @@ def first_run(
     device = choose_device(config.tuning.device)
     kind = gpu or guess_gpu(device_name(device)) or "h100-80g"
     report: dict[str, Any] = {
-        "recipe": clean_text(dump_recipe(config)),
+        "recipe": clean_recipe(dump_recipe(config)),
         "environment": describe_environment(),
         "gpu": kind,
         "error": None,

@@ -5,11 +5,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import yaml
 from pydantic import Field, ValidationError
 
 from sage_grpo.config import ConfigError
 from sage_grpo.config.algorithm import Settings
+from sage_grpo.config.yaml_text import YamlError, read_yaml
 from sage_grpo.files import atomic_write
 
 SCORE_SECONDS = 0.5  # a video, for scorers beside the model, until one is measured
@@ -25,12 +25,12 @@ class Calibration(Settings):
 
 def read_calibration(path: Path) -> Calibration:
     try:
-        return Calibration.model_validate(yaml.safe_load(path.read_text()))
+        return Calibration.model_validate(read_yaml(path.read_text()))
     except FileNotFoundError:
         raise ConfigError(
             f"there is no calibration {path}; write one with `sage-grpo plan RECIPE --measured RUN`"
         ) from None
-    except (ValidationError, yaml.YAMLError) as error:
+    except (ValidationError, YamlError, UnicodeDecodeError) as error:
         known = ", ".join(Calibration.model_fields)
         raise ConfigError(f"{path} is not a calibration: {error}; it has the keys {known}") from None
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sage_grpo.runs.private import clean_text
+from sage_grpo.runs.private import clean_settings
 from sage_grpo.runs.read import DEFAULTS, PLACES, RunRecord
 
 MISSING = object()
@@ -31,14 +31,13 @@ class Group:
 def value_text(key: str, value: Any) -> str:
     if value is None:
         return "none"
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return str(presentable(key, text))
+    shown = presentable(key, value)
+    return shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
 
 
 def presentable(key: str, value: Any) -> Any:
     """A setting fit to be shown: a page is handed on, a secret in it is not."""
-    last = key.rsplit(".", maxsplit=1)[-1]
-    return clean_text(f"{last}: {value}").removeprefix(f"{last}: ") if isinstance(value, str) else value
+    return clean_settings(value, key)
 
 
 def effective(run: RunRecord, key: str) -> Any:

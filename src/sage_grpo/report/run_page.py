@@ -23,7 +23,7 @@ from sage_grpo.report.run_tables import (
     signed,
 )
 from sage_grpo.report.strips import VideoSelection, choose
-from sage_grpo.runs.private import clean_text
+from sage_grpo.runs.private import clean_command, clean_text
 from sage_grpo.runs.read import Column, RunRecord, duration
 
 
@@ -154,7 +154,7 @@ def commands_of(runs: Sequence[RunRecord]) -> str:
     lines = []
     for run in runs:
         words = [str(w) for w in (run.environments[0].get("command") or [])] if run.environments else []
-        lines += [" ".join(["sage-grpo", *words[1:]])] if words else []
+        lines += [" ".join(["sage-grpo", *clean_command(words[1:])])] if words else []
     return "\n".join([*lines, "sage-grpo report " + " ".join(clean_text(str(run.folder)) for run in runs)])
 
 

@@ -12,7 +12,7 @@ from sage_grpo.report.cost import Cost
 from sage_grpo.report.curves import band_of
 from sage_grpo.report.figures import Alarms, Trend, last_of
 from sage_grpo.report.page import Details, PageTable
-from sage_grpo.runs.private import clean_text
+from sage_grpo.runs.private import clean_recipe
 from sage_grpo.runs.read import DEFAULTS, RunRecord, duration, when
 
 MOST_ALARMS, MOST_GAPS = 50, 20  # rows
@@ -139,7 +139,7 @@ def about_tables(summaries: Sequence[RunSummary]) -> list[PageTable | Details]:
             for key in changed(run)
         ]
         parts.append(PageTable("Settings that are not the defaults", ["setting", "value", "default"], listed))
-    return [*parts, *(Details(f"The whole recipe of {t.run.name}", clean_text(t.run.recipe)) for t in summaries)]
+    return [*parts, *(Details(f"The whole recipe of {t.run.name}", clean_recipe(t.run.recipe)) for t in summaries)]
 
 
 def about(t: RunSummary) -> dict[str, str]:

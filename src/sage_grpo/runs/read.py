@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 
 from sage_grpo.config import ConfigError, RecipeConfig
+from sage_grpo.config.yaml_text import YamlError, read_yaml
 from sage_grpo.progress import TellCount, no_count
 from sage_grpo.runs.folder import ENVIRONMENT, RECIPE, RunFolder
 from sage_grpo.suggest import nearest
@@ -157,8 +157,8 @@ def read_recipe(path: Path) -> tuple[Settings, str]:
     """As it stands there: a run of another version may have other keys."""
     try:
         text = path.read_text(encoding="utf-8")
-        values = yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        values = read_yaml(text)
+    except (YamlError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no settings; restore it from the recipe that the run was started with")

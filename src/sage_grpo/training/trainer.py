@@ -25,7 +25,7 @@ from sage_grpo.errors import UserError
 from sage_grpo.files import atomic_write, sweep, write_json
 from sage_grpo.rewards.function import CompositeReward
 from sage_grpo.runs.folder import ENVIRONMENT, RECIPE, RunFolder
-from sage_grpo.runs.private import clean_text
+from sage_grpo.runs.private import clean_settings, clean_text
 from sage_grpo.training import build
 from sage_grpo.training.callbacks import Clock, CollectiveStop, Log, Samples, Save, WeightAverage
 from sage_grpo.training.drift_gauge import INITIAL, DriftGauge
@@ -195,7 +195,7 @@ class Trainer:
             trackers = make_trackers(
                 config.run.trackers,
                 self.folder,
-                config=config.model_dump(mode="json"),
+                config=clean_settings(config.model_dump(mode="json")),
                 name=self.folder.name,
                 # a run killed before its first checkpoint starts over, and so do its curves
                 resume_at=loop.iteration + 1,
@@ -267,8 +267,10 @@ class Trainer:
         for folder in (self.folder, *(sample.path for sample in self.files.samples().values())):
             sweep(folder)
         number = len(self.files.parts(ENVIRONMENT)) if resumed else 0
-        atomic_write(self.files.part(RECIPE, number), dump_recipe(self.config).encode())
-        write_json(self.files.part(ENVIRONMENT, number), describe_environment())
+        values = self.config.model_dump(mode="json")
+        secret = clean_settings(values) != values  # a recipe must be kept as it is, but need not be read by everyone
+        atomic_write(self.files.part(RECIPE, number), dump_recipe(self.config).encode(), private=secret)
+        write_json(self.files.part(ENVIRONMENT, number), describe_environment(), private=True)
         self.files.end.unlink(missing_ok=True)  # of the part before: this one has not ended
 
     def _end(self, error: str | None = None) -> None:
