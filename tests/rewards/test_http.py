@@ -1,5 +1,6 @@
 """A scorer behind HTTP: whatever the server does, no number that it did not give for that video reaches the trainer."""
 
+import contextlib
 import json
 import threading
 import time
@@ -230,6 +231,45 @@ def test_sound_that_is_no_sound_is_refused(changes, message):
     good = {"frame_rate": 24.0, "sound": torch.zeros(3, 1, 4), "sample_rate": 8000}
     with pytest.raises(WireError, match=message):
         unpack_request(pack_request(Videos(VIDEOS, **(good | changes)), PROMPTS, ["1", "2", "3"]))
+
+
+ODD = [
+    {"names": None},
+    {"names": 5},
+    {"names": {"light": 1, "length": 2}},
+    {"names": "light"},
+    {"names": [["light"], "length"]},
+    {"ids": None},
+    {"ids": {"a": 1, "b": 2}},
+    {"ids": "ab"},
+    {"ids": [["a"], "b"]},
+    {"ids": ["a", "b", "b"]},
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=str)
+def test_words_of_another_kind_are_a_wrong_answer(odd):
+    words = {"version": 1, "names": list(NAMES), "ids": ["a", "b"]} | odd
+    tensors = {"values": torch.zeros(2, 2, dtype=torch.float64), "valid": torch.ones(2, 2, dtype=torch.bool)}
+    with pytest.raises(WireError):
+        unpack_answer(save(tensors, metadata={"words": json.dumps(words)}), NAMES, ["a", "b"])
+
+
+def test_names_that_drip_in_are_given_up(url, monkeypatch):
+    def drip(handler):
+        handler.send_response(200)
+        handler.send_header("Content-Length", "100000")
+        handler.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(60):
+                handler.wfile.write(b" ")
+                time.sleep(0.2)
+
+    monkeypatch.setattr(Server, "do_GET", drip)
+    began = time.monotonic()
+    with pytest.raises(RewardError, match="no whole answer within 1 s"):
+        HttpReward(url, timeout=1.0)
+    assert time.monotonic() - began < 6
 
 
 def test_limits():

@@ -41,9 +41,9 @@ def test_a_wrapper_passes_everything_on():
     assert whole.looks_at(9) == [8]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1.7e308, -1e31])
 def test_a_number_that_is_not_finite_is_never_valid(bad):
-    scores = Scores(torch.tensor([[1.0, bad]]), torch.tensor([[True, True]]))
+    scores = Scores(torch.tensor([[1.0, bad]], dtype=torch.float64), torch.tensor([[True, True]]))
     assert scores.valid.tolist() == [[True, False]]
     assert Scores.rows([scores, Scores.failed(1, 2)]).valid.tolist() == [[True, False], [False, False]]
     assert Scores.columns([scores, Scores.of(torch.ones(1, 1))]).valid.tolist() == [[True, False, True]]

@@ -7,12 +7,15 @@ from typing import Self
 import torch
 from torch import Tensor
 
+LARGEST = 1e30  # of a score; squares of larger ones overflow, and advantages with them
+
 
 @dataclass(frozen=True)
 class Scores:
     """One row a video, one column a named score. Where `valid` is false the value means nothing.
 
-    The one place that decides what a failure is: a number that is not finite is never valid, whoever says so.
+    The one place that decides what a failure is: a number that is not finite, or beyond `LARGEST`, is never
+    valid, whoever says so.
     """
 
     values: Tensor
@@ -23,11 +26,12 @@ class Scores:
     def __post_init__(self) -> None:
         if self.valid.shape != self.values.shape:
             raise ValueError(f"{tuple(self.values.shape)} scores with a mask of {tuple(self.valid.shape)}")
-        object.__setattr__(self, "valid", self.valid.bool() & self.values.isfinite())
+        usable = self.values.double().abs() <= LARGEST
+        object.__setattr__(self, "valid", self.valid.bool() & self.values.isfinite() & usable)
 
     @classmethod
     def of(cls, values: Tensor) -> Self:
-        """Failed where the values are not finite."""
+        """Failed where the values are not finite, or larger than a score may be."""
         return cls(values, torch.ones_like(values, dtype=torch.bool))
 
     @classmethod

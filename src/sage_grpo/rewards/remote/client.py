@@ -96,7 +96,7 @@ class Client:
     """Connections to one address. The token comes from the environment, never from a recipe."""
 
     def __init__(self, url: str, token_variable: str, policy: RetryPolicy, connections: int) -> None:
-        if not url.startswith(("http://", "https://")):
+        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
             raise RewardError(f"url={url!r} must begin with http:// or https://")
         self.url, self.policy, self.breaker = url.rstrip("/"), policy, CircuitBreaker()
         token = os.environ.get(token_variable)
@@ -108,7 +108,11 @@ class Client:
         self.requests = self.second_requests = 0
 
     def get(self, path: str) -> bytes:
-        return self._request("GET", path, None)
+        """All of it within the time of one request, however slowly it drips in."""
+        answer = in_background(self._request, "GET", path, None)
+        if not wait({answer}, self.policy.timeout).done:
+            raise Away(f"no whole answer within {self.policy.timeout:g} s")
+        return answer.result()
 
     def ask(self, path: str, body: bytes, read: Callable[[bytes], T]) -> T:
         """What `read` makes of the answer; what it refuses with a `WireError` is asked for again."""

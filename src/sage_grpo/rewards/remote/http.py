@@ -72,7 +72,7 @@ class HttpReward(Reward):
             about = json.loads(self.client.get(path))
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise RewardError(f"{self.client.url}/about does not answer ({error}); is the server up?") from error
-        except ValueError:
+        except (ValueError, RecursionError):
             about = None
         return about if isinstance(about, dict) else {}
 

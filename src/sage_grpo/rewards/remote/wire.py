@@ -148,6 +148,11 @@ def _rate(words: Mapping[str, Any], name: str, kind: Any = float) -> Any:
     return kind(rate)
 
 
+def _texts(words: Any) -> list[str] | None:
+    """A list of texts, or nothing: any JSON may have come."""
+    return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else None
+
+
 def pack_answer(scores: Scores, names: Sequence[str], ids: Sequence[str]) -> bytes:
     return _pack(
         {"values": scores.values.double(), "valid": scores.valid.bool()}, {"names": list(names), "ids": list(ids)}
@@ -160,13 +165,13 @@ def unpack_answer(data: bytes, names: Sequence[str], ids: Sequence[str], limits:
     values, valid = tensors.get("values"), tensors.get("valid")
     if values is None or valid is None or not values.is_floating_point() or valid.dtype != torch.bool:
         raise WireError("`values` must be numbers and `valid` must say which of them count")
-    if sorted(map(str, words.get("names", ()))) != sorted(names):
-        raise WireError(f"scores named {words.get('names')} came back for {list(names)}")
-    if sorted(map(str, words.get("ids", ()))) != sorted(ids):
+    told_names, told_ids = _texts(words.get("names")), _texts(words.get("ids"))
+    if told_names is None or sorted(told_names) != sorted(names):
+        raise WireError(f"scores named {str(words.get('names'))[:200]} came back for {list(names)}")
+    if told_ids is None or sorted(told_ids) != sorted(ids):
         raise WireError("scores of other videos came back")
     if values.shape != (len(ids), len(names)) or valid.shape != values.shape:
         raise WireError(f"{tuple(values.shape)} values came back for {len(ids)} videos and {len(names)} scores")
-    rows = [words["ids"].index(name) for name in ids]
-    columns = [words["names"].index(name) for name in names]
+    rows, columns = [told_ids.index(name) for name in ids], [told_names.index(name) for name in names]
     values, valid = values.double()[rows][:, columns], valid[rows][:, columns]
     return Scores(values, valid)
