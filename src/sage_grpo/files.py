@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,6 +46,18 @@ def sweep(folder: Path) -> None:
     """Remove what writers that were killed left; nobody may be writing there."""
     for left in folder.glob(f".*{NEW}"):
         left.unlink(missing_ok=True)
+
+
+def why_not_writable(folder: Path) -> str | None:
+    """What keeps a folder, or one that has to be made, from being written; None: nothing does."""
+    try:
+        place = nearest_folder(folder)
+        if not place.is_dir():
+            return f"{place} is a file, not a folder"
+        with tempfile.TemporaryFile(dir=place):  # permissions do not say it of root, or of a system's own folders
+            return None
+    except (OSError, ValueError) as error:
+        return f"{str(folder)[:200]} cannot be written: {error.strerror if isinstance(error, OSError) else error}"
 
 
 def nearest_folder(path: Path) -> Path:

@@ -80,7 +80,7 @@ def test_killed_runs_resume_bit_equal(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interruption_saves_and_ends_cleanly(tmp_path, number):
     process = start(tmp_path)
     wait_for_row(tmp_path, 3, process)
@@ -166,3 +166,14 @@ def test_the_accelerator_s_random_numbers_are_resumed(tmp_path, monkeypatch, old
     generator.manual_seed(8)  # a new process
     part(4)
     assert torch.equal(torch.rand(3, generator=generator), other if old else expected)
+
+
+@pytest.mark.slow
+def test_two_runs_in_one_folder_are_refused(tmp_path):
+    process = start(tmp_path)
+    wait_for_row(tmp_path, 1, process)
+    with pytest.raises(ConfigError, match=r"another run is writing into .*; wait for it, or use another run.out"):
+        make(tmp_path, iterations=12).train()
+    assert process.wait() == 0
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == list(range(1, 13))
+    assert make(tmp_path, iterations=12).train().iterations == 12  # a lock ends with its holder

@@ -74,6 +74,11 @@ class RunFolder:
         return self.path / "hang"
 
     @property
+    def lock(self) -> Path:
+        """Held by the run that writes here."""
+        return self.path / ".lock"
+
+    @property
     def exists(self) -> bool:
         return self.recipe.is_file()
 

@@ -1,6 +1,7 @@
 """The trainer a user meets: `Trainer(model=…, rewards=[…], config=…, prompts=…).train()`."""
 
 import math
+import os
 import signal
 import threading
 import time
@@ -22,9 +23,10 @@ from sage_grpo.distributed.processes import join
 from sage_grpo.distributed.shard import base_weights
 from sage_grpo.distributed.watchdog import Watchdog
 from sage_grpo.errors import UserError
-from sage_grpo.files import atomic_write, sweep, write_json
+from sage_grpo.files import atomic_write, sweep, why_not_writable, write_json
 from sage_grpo.rewards.function import CompositeReward
 from sage_grpo.runs.folder import ENVIRONMENT, RECIPE, RunFolder
+from sage_grpo.runs.lock import take
 from sage_grpo.runs.private import clean_settings, clean_text
 from sage_grpo.training import build
 from sage_grpo.training.callbacks import Clock, CollectiveStop, Log, Samples, Save, WeightAverage
@@ -38,9 +40,10 @@ from sage_grpo.weights.prepare import make_bank, prepare
 
 @contextmanager
 def _stop_on_signal(stop: CollectiveStop) -> Iterator[None]:
-    """Ctrl-C or SIGTERM finishes the iteration, saves and ends; a second Ctrl-C interrupts at once.
+    """Ctrl-C, SIGTERM or SIGHUP finishes the iteration, saves and ends; a second Ctrl-C interrupts at once.
 
     A second SIGTERM does not: schedulers send it to all processes, and torchrun passes its own on to the same ones.
+    A closed terminal sends SIGHUP, unless `nohup` had it ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -51,7 +54,9 @@ def _stop_on_signal(stop: CollectiveStop) -> Iterator[None]:
             raise KeyboardInterrupt
         stop.request = stop.request or f"{signal.Signals(number).name} received"
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:
@@ -105,6 +110,8 @@ class Trainer:
     ) -> None:
         recipe = config if isinstance(config, RecipeConfig) else load_recipe(config or {})
         build.check_names(recipe, model=model is None, rewards=rewards is None)
+        if why := why_not_writable(Path(recipe.run.out)):
+            raise ConfigError(f"run.out: {why}; name another folder")
         layout = recipe.parallel
         # The watchdog must bark first: a collective that times out ends its process without a word on the others.
         minutes = max(30.0, 2 * recipe.run.hang_minutes)
@@ -182,8 +189,23 @@ class Trainer:
     def train(self) -> Result:
         """Go on from the newest checkpoint of the run folder, or start; Ctrl-C finishes the iteration and saves."""
         watchdog = Watchdog(self.loop, self.folder, self.config.run.hang_minutes, self.processes)
-        with watchdog.watching():
+        with self._alone(), watchdog.watching():
             return self._train(watchdog)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other run writes into the folder meanwhile. The first process asks, and all of them hear the answer."""
+        lock = take(self.files.lock) if self.main else None
+        busy = self.main and lock is None
+        if self.processes:
+            busy = any(self.processes.everybody(busy))
+        try:
+            if busy:
+                raise ConfigError(f"another run is writing into {self.folder}; wait for it, or use another run.out")
+            yield
+        finally:
+            if lock is not None:
+                os.close(lock)
 
     def _train(self, watchdog: Watchdog) -> Result:
         config, loop, started = self.config, self.loop, time.perf_counter()

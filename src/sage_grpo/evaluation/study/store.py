@@ -1,6 +1,5 @@
 """Answers on the disk before they are acknowledged: one file a rater, one line an answer, no names and no addresses."""
 
-import fcntl
 import json
 import os
 import secrets
@@ -14,6 +13,7 @@ from typing import Any, Self
 
 from sage_grpo.config import ConfigError
 from sage_grpo.evaluation.study.plan import ANSWERS, Showing, StudyPlan, assign
+from sage_grpo.runs.lock import take
 
 MOST_RATERS = 2000  # so that an open address cannot fill the disk
 AWAY = 3600.0  # seconds after which a rater's open comparisons are offered to others
@@ -37,6 +37,12 @@ class Rater:
     showings: list[Showing]
     answers: dict[int, Answer] = field(default_factory=dict)
     last_seen: float = 0.0
+    fetched: set[tuple[int, str]] = field(default_factory=set)  # positions and sides of videos
+    joined_now: bool = False  # since the server started: what was fetched before is not written down
+
+    def may_answer(self, position: int) -> bool:
+        """Whether both videos of a pair were fetched, as far as that is known."""
+        return not self.joined_now or {(position, "left"), (position, "right")} <= self.fetched
 
     @property
     def finished(self) -> bool:
@@ -152,17 +158,17 @@ class Store:
         self.folder = folder / ANSWERS
         self.folder.mkdir(parents=True, exist_ok=True)
         self.lock = threading.Lock()
-        self._held = (self.folder / ".lock").open("w")
-        try:
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"{folder} is being run already; end that one first") from None
+        self._held = take(self.folder / ".lock")
+        if self._held is None:
+            raise ConfigError(f"{folder} is being run already; end that one first")
         paths = sorted(self.folder.glob("*.jsonl"))
         self.raters = {r.id: r for path in paths if (r := read_rater(path, plan_hash, mend=True))}
 
     def close(self) -> None:
         with self.lock:  # an answer under way is written to its end
-            self._held.close()
+            if self._held is not None:
+                os.close(self._held)
+                self._held = None
 
     def _counts(self) -> tuple[Counter[str], Counter[str]]:
         """Of each comparison the answers that it has or may expect, and the raters who were assigned it."""
@@ -195,7 +201,7 @@ class Store:
             token = secrets.token_urlsafe(16)
             number = len(self.raters)
             showings = assign(self.plan, number, expected, assigned)
-            rater = Rater(rater_id(token), number, showings, last_seen=time.time())
+            rater = Rater(rater_id(token), number, showings, last_seen=time.time(), joined_now=True)
             self._append(rater, RaterLine(rater.id, number, self.plan_hash, rater.last_seen, showings))
             self.raters[rater.id] = rater
             return token
