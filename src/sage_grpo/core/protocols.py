@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -127,6 +127,8 @@ class VideoModel(ABC):
     """Of its checkpoint."""
     resizable: bool = False
     """Has `tiny()` and `outline()`: the same classes at toy size, or whole without weights."""
+    left_out: object | None = None
+    """Encoders that stay on disk until `encoding`; none: they are in memory, or there are none."""
     encoders: Sequence[str] = ()
     """Components that are only needed to encode."""
     decoders: Sequence[str] = ()
@@ -178,6 +180,14 @@ class VideoModel(ABC):
     def guided(self) -> bool:
         """Whether a second branch is asked."""
         return self.guidance_scale != 1.0
+
+    def lacks(self, prompt: Prompt) -> bool:
+        """Say whether `encode` would have to load encoders for this prompt: they are left out, and it is not stored."""
+        return False
+
+    def encoding(self) -> AbstractContextManager[None]:
+        """Hold encoders that are left out in memory inside the block; without it, each new prompt loads them anew."""
+        return nullcontext()
 
     def place(self, device: torch.device, offload_device: torch.device | None = None) -> None:
         """Move to the device; what can wait elsewhere waits at `offload_device`."""

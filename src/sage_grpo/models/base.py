@@ -5,8 +5,9 @@ An adapter adds what differs: text to tensors, how the transformer is asked, the
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from sage_grpo.core.protocols import Condition, Prompt, VideoModel
 from sage_grpo.models.conditions import ConditionStore, fingerprint
+from sage_grpo.models.encoders import LeftOut
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.guidance import in_turn
 from sage_grpo.models.loading import empty_parts, full_size, precisions, read_image
@@ -79,6 +81,7 @@ class DiffusersModel(VideoModel):
         self.offload_device: torch.device | None = None  # where encoders and decoder wait while they are not used
         self.conditions = ConditionStore(conditions)
         self._fingerprint: str | None = None
+        self.left_out: LeftOut | None = None  # encoders that are only loaded while there is something to encode
         self.check_size()
 
     # What an adapter provides ------------------------------------------------------------------------------
@@ -146,15 +149,23 @@ class DiffusersModel(VideoModel):
         frozen_dtype: torch.dtype | None = None,
         revision: str | None = None,
         empty: bool = False,
+        without_encoders: bool = False,
         **settings: Any,
     ) -> "DiffusersModel":
-        """Real loading code: a folder or hub name; safetensors only. `empty` leaves out the weights to be trained."""
+        """Real loading code: a folder or hub name; safetensors only. `empty` leaves out the weights to be trained.
+
+        `without_encoders` leaves these out until a text is asked for that is not stored, and lets them go after it.
+        """
         if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
             raise ModelError(f"model.path: there is no folder {path}")
         kinds = precisions(cls, dtype or torch.float32, frozen_dtype)
         try:
-            folder = path if Path(path).is_dir() or not empty else cls.pipeline_class.download(path, revision=revision)
+            local = Path(path).is_dir() or not (empty or without_encoders)
+            folder = path if local else cls.pipeline_class.download(path, revision=revision)
             parts = empty_parts(cls.pipeline_class, folder, cls.denoisers, kinds) if empty else {}
+            if without_encoders:
+                components = inspect.signature(cls.pipeline_class).parameters
+                parts |= {name: None for name in cls.encoders if name in components}
             pipe = cls.pipeline_class.from_pretrained(
                 folder, dtype=kinds, revision=revision, use_safetensors=True, **parts
             )
@@ -166,6 +177,7 @@ class DiffusersModel(VideoModel):
         pipe.set_progress_bar_config(disable=True)
         model = cls(pipe, **settings)
         model.folder = str(folder)
+        model.left_out = LeftOut(Path(folder).expanduser(), kinds) if without_encoders else None
         return model
 
     @classmethod
@@ -242,26 +254,52 @@ class DiffusersModel(VideoModel):
         rows = [self._row(prompt) for prompt in prompts]
         return {name: torch.cat([row[name] for row in rows]).to(self.device) for name in rows[0]}
 
-    def _row(self, prompt: Prompt) -> dict[str, Tensor]:
-        self._fingerprint = self._fingerprint or fingerprint(self.pipe, self.encoders, self._encoding_settings())
-        row = dict(self._embedded("text", prompt.text.encode(), lambda: self.embed_text(prompt.text)))
-        if self.guided:
-            text = self.negative_prompt
-            against = self._embedded("text", text.encode(), lambda: self.embed_text(text))
-            row |= {NEGATIVE + name: value for name, value in against.items()}
+    def _parts(self, prompt: Prompt) -> Iterator[tuple[str, str, bytes, Callable[[], dict[str, Tensor]]]]:
+        """What a prompt consists of: the beginning of its names, its kind, its content, and how it is embedded."""
+        for prefix, text in (("", prompt.text), (NEGATIVE, self.negative_prompt))[: 1 + self.guided]:
+            yield prefix, "text", text.encode(), partial(self.embed_text, text)
         if self.needs_image:
             image = read_image(prompt)
             content = b"%d %d %d " % (self.frames, self.height, self.width) + image.tobytes()
-            row |= self._embedded("image", content, lambda: self.embed_image(image))
-        return row
+            yield "", "image", content, partial(self.embed_image, image)
 
-    def _embedded(self, kind: str, content: bytes, make: Any) -> dict[str, Tensor]:
+    def _row(self, prompt: Prompt) -> dict[str, Tensor]:
+        return {
+            prefix + name: value
+            for prefix, kind, content, make in self._parts(prompt)
+            for name, value in self._embedded(kind, content, make).items()
+        }
+
+    def lacks(self, prompt: Prompt) -> bool:
+        if self.left_out is None:
+            return False
+        return not all(self.conditions.has(self._space(kind), content) for _, kind, content, _ in self._parts(prompt))
+
+    def _embedded(self, kind: str, content: bytes, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         def visit() -> dict[str, Tensor]:
-            with self.on_device(*self.encoders, *(["vae"] if kind == "image" else [])):
-                embeddings: dict[str, Tensor] = make()
-                return {name: value.detach().cpu() for name, value in embeddings.items()}
+            with self.encoding(), self.on_device(*self.encoders, *(["vae"] if kind == "image" else [])):
+                return {name: value.detach().cpu() for name, value in make().items()}
 
-        return self.conditions.get((self._fingerprint or "", kind, str(self.dtype)), content, visit)
+        return self.conditions.get(self._space(kind), content, visit)
+
+    def _space(self, kind: str) -> tuple[str, ...]:
+        """What an embedding depends on beside its content."""
+        if self._fingerprint is None:
+            settings, folder = self._encoding_settings(), None
+            if self.left_out:
+                settings, folder = f"{settings} {self.left_out.kinds}", self.left_out.folder
+            self._fingerprint = fingerprint(self.pipe, self.encoders, settings, folder)
+        return self._fingerprint, kind, str(self.dtype)
+
+    @contextmanager
+    def encoding(self) -> Iterator[None]:
+        missing = self.left_out and all(getattr(self.pipe, name, None) is None for name in self.encoders)
+        parts = self.left_out.load(self.pipe, self.encoders) if self.left_out and missing else {}
+        try:
+            self.pipe.register_modules(**{name: part.to(self.device) for name, part in parts.items()})
+            yield
+        finally:
+            self.pipe.register_modules(**dict.fromkeys(parts))
 
     def _encoding_settings(self) -> str:
         return type(self).__name__
@@ -302,7 +340,8 @@ class DiffusersModel(VideoModel):
         return frames.permute(0, 2, 3, 4, 1).contiguous()
 
     def save_pretrained(self, directory: str) -> None:
-        self.pipe.save_pretrained(directory)
+        with self.encoding():
+            self.pipe.save_pretrained(directory)
 
     # Small helpers of the adapters ---------------------------------------------------------------------------
 
