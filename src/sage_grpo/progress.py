@@ -1,8 +1,14 @@
 """How long work tells how far it is. Whoever starts it decides what is shown, if anything."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+from rich import progress as bars
+from rich.console import Console
+from rich.table import Column
+
+LINE_EVERY = 5.0  # seconds, between plain lines
 Tell = Callable[[str], None]
 """What is done now."""
 TellCount = Callable[[int, int, str], None]
@@ -18,3 +24,34 @@ def no_count(done: int, total: int, what: str) -> None:
 def no_progress(what: str) -> AbstractContextManager[TellCount]:
     """Shows nothing."""
     return nullcontext(no_count)
+
+
+@contextmanager
+def progress_of(what: str, console: Console) -> Iterator[TellCount]:
+    """A bar with the time left on a terminal, a line now and then anywhere else. Yields `tell(done, in all, what)`."""
+    if console.is_terminal and not console.is_dumb_terminal:
+        now = bars.TextColumn("{task.fields[now]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+        columns = (
+            bars.TextColumn(what),
+            bars.BarColumn(20),
+            bars.MofNCompleteColumn(),
+            bars.TimeElapsedColumn(),
+            bars.TextColumn("left"),
+            bars.TimeRemainingColumn(),
+            now,
+        )
+        with bars.Progress(*columns, console=console, transient=True, expand=True) as bar:
+            task = bar.add_task(what, total=None, now="")
+            yield lambda done, total, now: bar.update(task, completed=done, total=total, now=now)
+        return
+    began = last = time.monotonic()
+
+    def tell(done: int, total: int, now: str) -> None:
+        nonlocal last
+        moment = time.monotonic()
+        if moment - last >= LINE_EVERY and done:
+            last = moment
+            left = (moment - began) / done * (total - done)
+            console.print(f"{what} {done}/{total}, {left:.0f} s left: {now}", highlight=False, markup=False)
+
+    yield tell

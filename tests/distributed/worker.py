@@ -41,6 +41,7 @@ OBJECTIVES = {  # by the end of a case's name
     "dpo": {"select": 1},
 }
 CASES |= {f"shapes-{name}": {"kind": "shapes", "mode": "full"} for name in OBJECTIVES}
+CASES |= {"hunyuan15-as-needed": {"kind": "hunyuan15", "mode": "lora", "encode_ahead": False}}
 CASES |= {"hunyuan15-nft": {"kind": "hunyuan15", "mode": "lora"}, "wan-awm": {"kind": "wan", "mode": "lora"}}
 CASES |= {
     f"hunyuan15-{mode}-compiled": {"kind": "hunyuan15", "mode": mode, "compile": "aot_eager"}

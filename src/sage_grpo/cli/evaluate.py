@@ -70,7 +70,7 @@ def evaluate(
 
     from rich.console import Console
 
-    from sage_grpo.cli.progress import progress_of
+    from sage_grpo.progress import progress_of
 
     with user_errors():
         from sage_grpo.distributed.processes import leave

@@ -145,8 +145,8 @@ def _cost(planned: Planned, gpu: str, price: float | None) -> dict[str, float | 
 
 
 def _run(planned: Planned, workers: int, console: Console) -> None:
-    from sage_grpo.cli.progress import progress_of
     from sage_grpo.paper.run import run_experiment
+    from sage_grpo.progress import progress_of
 
     def say(text: str) -> None:
         console.print(text, highlight=False)

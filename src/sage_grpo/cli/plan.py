@@ -41,7 +41,7 @@ def plan(
 
     from rich.console import Console
 
-    from sage_grpo.cli.progress import progress_of
+    from sage_grpo.progress import progress_of
 
     console, notes = Console(), Console(stderr=True)
     changes = [*(overrides or []), *([f"parallel.processes={gpus}"] if gpus else [])]

@@ -23,6 +23,7 @@ KINDS = {
 }
 PHASES = (
     "load",
+    "encode",
     "sample",
     "rollout",
     "decode",

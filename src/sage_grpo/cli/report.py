@@ -37,8 +37,8 @@ def report(
     """
     from rich.console import Console
 
-    from sage_grpo.cli.progress import progress_of
     from sage_grpo.config import ConfigError
+    from sage_grpo.progress import progress_of
 
     with user_errors():
         from sage_grpo.report.page import write_page

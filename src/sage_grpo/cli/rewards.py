@@ -106,7 +106,7 @@ def reference(
     """
     from rich.console import Console
 
-    from sage_grpo.cli.progress import progress_of
+    from sage_grpo.progress import progress_of
 
     console = Console(stderr=as_json)
     with user_errors():

@@ -46,7 +46,7 @@ def score(
     """
     from rich.console import Console
 
-    from sage_grpo.cli.progress import progress_of
+    from sage_grpo.progress import progress_of
 
     console = Console(stderr=as_json)
     with user_errors():

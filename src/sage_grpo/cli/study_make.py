@@ -43,8 +43,8 @@ def make(
     """
     from rich.console import Console
 
-    from sage_grpo.cli.progress import progress_of
     from sage_grpo.config import ConfigError
+    from sage_grpo.progress import progress_of
 
     console = Console(stderr=as_json)
     with user_errors():

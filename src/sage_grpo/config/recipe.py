@@ -45,6 +45,9 @@ class TuningConfig(Settings):
     offload_copies: bool = Field(False, description="full weights: anchor and average wait in the memory of the host")
     vae_tiling: bool = Field(False, description="decode in tiles: less memory, faint seams are possible")
     conditions: str | None = Field(None, description="folder of cached embeddings; none means conditions/ in run.out")
+    encode_ahead: bool = Field(
+        True, description="encode all prompts before training, which then needs no encoders in memory"
+    )
 
 
 class ParallelConfig(Settings):

@@ -31,9 +31,10 @@ from sage_grpo.rehearsal.toy import Rehearsal, find_monitors, find_prompts, find
 from sage_grpo.training import build
 from sage_grpo.training.callbacks import Samples, Save, WeightAverage
 from sage_grpo.training.drift_gauge import DriftGauge
+from sage_grpo.training.encode import encode_ahead
 from sage_grpo.training.trainer import Trainer
 
-ITERATION = "load, sample, rollout, decode, score, checks, update, anchor, EMA, gauge, save"
+ITERATION = "load, encode, sample, rollout, decode, score, checks, update, anchor, EMA, gauge, save"
 AGAIN = "resume, second iteration"
 
 
@@ -42,6 +43,7 @@ def phases(model: Any) -> dict[CodeType, str]:
     named: dict[Callable[..., Any], str] = {
         Trainer.__init__: "load",
         Trainer._resume: "resume",
+        encode_ahead: "encode",
         Samples.write: "sample",
         Loop.rollout: "rollout",
         Loop.score: "score",

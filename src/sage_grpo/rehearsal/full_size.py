@@ -64,6 +64,7 @@ def at_full_size(config: RecipeConfig, folder: Path, record: Rehearsal) -> Recip
     values["model"]["options"] = dict(config.model.options)
     # all is on the host: there is nowhere to offload to
     values["tuning"] |= {"rank": config.tuning.rank, "alpha": config.tuning.alpha, "offload": False}
+    values["tuning"]["encode_ahead"] = False  # conditions are made up
     # few passes: a pass of a large network takes seconds here, and memory is the same in all of them
     values["policy"] |= {"batch_size": 1, "prompts_per_iteration": 1, "num_iterations": 1, "reward_weights": None}
     values["sampling"] |= {"steps": min(config.sampling.steps, 2), "window": {}}

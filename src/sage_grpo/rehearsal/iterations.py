@@ -38,8 +38,8 @@ def run_iterations(
         run = small.run.model_copy(update={"iterations": iterations})
         return Trainer(config=small.model_copy(update={"run": run}), rewards=rewards, prompts=prompts, console=console)
 
-    tell("first iteration: rollout, decode, rewards, update, anchor, checkpoint")
-    with record.phase("load, rollout, decode, rewards, update, anchor, checkpoint"):
+    tell("first iteration: encode, rollout, decode, rewards, update, anchor, checkpoint")
+    with record.phase("load, encode, rollout, decode, rewards, update, anchor, checkpoint"):
         first = trainer(1)
         start = {name: p.detach().clone() for name, p in first.model.module.named_parameters() if p.requires_grad}
         first.train()

@@ -54,8 +54,13 @@ def model_settings(config: ModelConfig) -> dict[str, Any]:
     return settings | dict(config.options)
 
 
-def build_model(config: RecipeConfig, processes: Processes | None = None) -> VideoModel:
-    """Load, place, prepare for training, and share among processes if there are several."""
+def build_model(
+    config: RecipeConfig, processes: Processes | None = None, *, without_encoders: bool = False
+) -> VideoModel:
+    """Load, place, prepare for training, and share among processes if there are several.
+
+    `without_encoders`: a model that can leaves them out until a prompt is not stored.
+    """
     factory = resolve_model(config.model.type)
     settings, load = model_settings(config.model), getattr(factory, "from_pretrained", factory)
     known = accepted(factory, load)
@@ -70,6 +75,8 @@ def build_model(config: RecipeConfig, processes: Processes | None = None) -> Vid
         raise ConfigError(f"model.path: {config.model.type} needs a checkpoint, a folder or a hub name")
     if processes and "empty" in known:
         settings["empty"] = True  # no process ever holds the weights whole
+    if without_encoders and "without_encoders" in known:
+        settings["without_encoders"] = True
     model = as_model(load(config.model.path, **settings))
     device = processes.device if processes else choose_device(config.tuning.device)
     model.place(device, offload_device=HOST if config.tuning.offload else None)

@@ -17,6 +17,7 @@ from rich.console import Console
 from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
 from sage_grpo.core.loop import Callback, Loop, Metrics
 from sage_grpo.core.protocols import Reward, VideoModel
+from sage_grpo.data.prompts import Prompts
 from sage_grpo.distributed.checkpoint import Saver, load_newest
 from sage_grpo.distributed.device import HOST, DeviceRandom
 from sage_grpo.distributed.processes import join
@@ -31,6 +32,7 @@ from sage_grpo.runs.private import clean_settings, clean_text
 from sage_grpo.training import build
 from sage_grpo.training.callbacks import Clock, CollectiveStop, Log, Samples, Save, WeightAverage
 from sage_grpo.training.drift_gauge import INITIAL, DriftGauge
+from sage_grpo.training.encode import encode_ahead
 from sage_grpo.training.environment import describe_environment
 from sage_grpo.training.progress import ProgressCallback
 from sage_grpo.training.trackers import Tracker, make_trackers
@@ -122,8 +124,8 @@ class Trainer:
         self.reward, recipe = self._rewards(rewards, recipe)
         self.config = recipe
         self.monitors = build.build_monitors(recipe) if self.main else None  # who writes the samples
-        self.model = self._model(model)
         self.prompts = build.build_prompts(recipe, prompts)
+        self.model = self._model(model)
         self.callbacks, self.console = (
             list(callbacks),
             console if console and self.main else Console(quiet=not self.main),
@@ -162,7 +164,9 @@ class Trainer:
 
     def _model(self, model: VideoModel | None) -> VideoModel:
         if model is None:
-            return build.build_model(self.config, self.processes)
+            # what a function will ask for nobody knows: its prompts are encoded as they come
+            ahead = self.config.tuning.encode_ahead and isinstance(self.prompts, Prompts)
+            return build.build_model(self.config, self.processes, without_encoders=ahead)
         build.as_model(model)
         prepare(model, self.config.tuning, self.config.seed)  # a model of your own is trained as the recipe says, too
         build.share(model, self.config, self.processes)
@@ -209,6 +213,8 @@ class Trainer:
 
     def _train(self, watchdog: Watchdog) -> Result:
         config, loop, started = self.config, self.loop, time.perf_counter()
+        if isinstance(self.prompts, Prompts):
+            encode_ahead(self.model, self.prompts, config, self.processes, watchdog.mark, self.console)
         resumed = self._resume()
         if self.main:
             self._describe(resumed)

@@ -1,0 +1,76 @@
+"""Prompts are encoded before the run, dealt out among its processes: training then needs no encoders in memory."""
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from rich.console import Console
+
+from sage_grpo.config import RecipeConfig
+from sage_grpo.core.protocols import VideoModel
+from sage_grpo.data.prompts import Prompts
+from sage_grpo.distributed.processes import Processes
+from sage_grpo.progress import progress_of
+
+TURN = 16  # prompts of a process between two talks with the others: nobody waits for longer
+
+
+def positions(config: RecipeConfig, prompts: Prompts) -> tuple[range, range]:
+    """Return the positions that training asks for, none twice, and those of the sample videos."""
+    asked = config.run.iterations * config.policy.prompts_per_iteration
+    samples = config.run.samples if config.run.sample_every else 0
+    return range(min(asked, len(prompts))), range(min(samples, len(prompts)))
+
+
+def shares(processes: Processes | None) -> list[tuple[int, int]]:
+    """Return what this process takes of the work, as first and step, in two rounds.
+
+    The first is among all processes. The second is among those of each node, which encode what is not there: nothing
+    if the nodes share the folder, else what other nodes have made. A launcher that does not count the processes of a
+    node lets each look at everything.
+    """
+    if processes is None:
+        return [(0, 1)]
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    place = int(os.environ.get("LOCAL_RANK", "0")) if local > 1 else 0
+    among_all = (processes.global_rank, processes.global_world)
+    return [among_all] if local == processes.global_world else [among_all, (place, local)]
+
+
+def encode_ahead(
+    model: VideoModel,
+    prompts: Prompts,
+    config: RecipeConfig,
+    processes: Processes | None,
+    mark: Callable[[str], None],
+    console: Console,
+) -> None:
+    """Encode and store what `model` lacks of a run's prompts; returns when all processes have done so.
+
+    Encoders are loaded by the processes that find something to encode, and let go in the end. `mark` hears of every
+    prompt, for a watchdog.
+    """
+    if model.left_out is None:
+        return
+    trained, sampled = positions(config, prompts)
+    total = len(trained) + len(sampled)
+
+    def of_all(value: int) -> list[int]:
+        return processes.everybody(value) if processes else [value]
+
+    held = False
+    with ExitStack() as loaded, progress_of("encoding prompts", console) as tell:
+        for first, step in shares(processes):
+            mine = range(first, total, step)
+            for start in range(0, max(of_all(len(mine))), TURN):
+                for number in mine[start : start + TURN]:
+                    mark("an encoded prompt")
+                    sample = number >= len(trained)
+                    (prompt,) = prompts(number - sample * len(trained), 1)
+                    with model.resized(**config.run.sample_size if sample else {}):
+                        if model.lacks(prompt):
+                            if not held:
+                                loaded.enter_context(model.encoding())
+                                held = True
+                            model.encode([prompt])
+                tell(min(sum(of_all(len(mine[: start + TURN]))), total), total, "")
