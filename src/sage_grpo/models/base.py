@@ -114,6 +114,11 @@ class DiffusersModel(VideoModel):
         """Of what `embed_text` returns, without the batch. Only a plan asks, for it has nothing to encode with."""
         raise ModelError(f"{type(self).__name__} does not say how large its conditions are; plan without the peak")
 
+    @property
+    def encoded_tokens(self) -> int:
+        """Tokens that the encoders compute for a text, at most. Only a plan asks."""
+        return self.text_tokens
+
     def image_shapes(self) -> dict[str, tuple[int, ...]]:
         """The same for `embed_image`."""
         return DiffusersModel.text_shapes(self)

@@ -124,6 +124,10 @@ class HunyuanVideo15(OwnLengths):
         text = min(self.typical_text, self.pipe.tokenizer_max_length)
         return {"text": (text, config.text_embed_dim), "glyphs": (0, config.text_embed_2_dim)}
 
+    @property
+    def encoded_tokens(self) -> int:
+        return int(self.pipe.tokenizer_max_length)
+
     def _encoding_settings(self) -> str:
         p, own = self.pipe, f"{super()._encoding_settings()} without padding"
         return f"{own} {p.tokenizer_max_length} {p.tokenizer_2_max_length} {p.system_message}"

@@ -65,6 +65,11 @@ class QwenImage(OwnLengths):
         width = self.pipe.transformer.config.joint_attention_dim
         return {"text": (min(self.typical_text, self.text_tokens), width)}
 
+    @property
+    def encoded_tokens(self) -> int:
+        """A text alone is not filled up."""
+        return min(self.typical_text, self.text_tokens)
+
     def _encoding_settings(self) -> str:
         return f"{super()._encoding_settings()} {self.text_tokens}"
 

@@ -9,6 +9,7 @@ from sage_grpo.core.passes import trained_videos
 from sage_grpo.core.protocols import networks
 from sage_grpo.plan.calibration import Calibration
 from sage_grpo.plan.counts import Counts, count
+from sage_grpo.plan.encoding import Encoders, Encoding, encoders_of, encoding
 from sage_grpo.plan.hardware import GPU, MEMORY_SHARE, PassTime, ProcessGroup, at_roofline, pass_time
 from sage_grpo.plan.interruptions import GPU_HOURS_PER_FAILURE, Saving, best_interval, lost_share
 from sage_grpo.plan.memory import Memory, ModelStates, memory, model_states, video_bytes
@@ -42,6 +43,7 @@ class Plan:
     convolution: int  # elements of the largest one in decoding
     typical_text: int | None  # tokens of a prompt, if that was assumed
     sample_video: int  # bytes of a decoded sample video
+    encoding: Encoding
 
     @property
     def iteration(self) -> float:
@@ -58,7 +60,7 @@ class Plan:
 
     @property
     def hours(self) -> float:
-        return self.config.run.iterations * self.iteration / (1 - self.lost) / 3600
+        return (self.config.run.iterations * self.iteration / (1 - self.lost) + self.encoding.seconds) / 3600
 
     @property
     def fits(self) -> bool:
@@ -136,6 +138,7 @@ class Work:
     memory: Memory
     sample_work: float  # operations of a pass for a sample video, relative to one of training
     sample_video: int  # bytes of it, decoded
+    encoders: Encoders
 
 
 @lru_cache(maxsize=16)
@@ -162,6 +165,7 @@ def _work(settings: str) -> Work:
         memory(outline, config, passes, states, decoded),
         sample.forward.flops / single.forward.flops,
         sample_video,
+        encoders_of(outline, config),
     )
 
 
@@ -227,4 +231,5 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
         decoded.largest if decoded else 0,
         work.typical_text,
         work.sample_video,
+        encoding(config, work.encoders, gpu, DISK),
     )

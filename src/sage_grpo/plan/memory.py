@@ -19,6 +19,7 @@ from sage_grpo.distributed.device import HOST
 from sage_grpo.distributed.fake_group import pretend
 from sage_grpo.distributed.shard import local
 from sage_grpo.plan.counts import stochastic_steps
+from sage_grpo.plan.encoding import encodes_ahead
 from sage_grpo.plan.layout import contents
 from sage_grpo.plan.probe import Cost, Probe, config_prompts
 from sage_grpo.registry import resolve_reward
@@ -65,9 +66,11 @@ class Memory:
     offloaded: tuple[str, ...]  # parts that are on the device only while they are used
     host: int
     uncounted: tuple[str, ...]  # scorers that do not say how large they are
+    encodes_ahead: bool = False  # the encoders are there before the first iteration only
 
     def phase(self, name: Phase) -> int:
-        resident = {"text encoders", "VAE"} - {*self.offloaded}
+        resident = {"VAE"} if self.encodes_ahead else {"text encoders", "VAE"}
+        resident -= {*self.offloaded}
         return sum(self.parts.get(part, 0) for part in {*ALWAYS, *resident, *PHASES[name]})
 
     @property
@@ -195,6 +198,7 @@ def memory(
         "activations of the VAE": round(decoding.memory) if decoding else 0,
         "reward models": rewards,
     }
-    away = ("text encoders", "VAE") if config.tuning.offload else ()
+    ahead = encodes_ahead(model, config)
+    away = (("VAE",) if ahead else ("text encoders", "VAE")) if config.tuning.offload else ()
     host = sum(parts[name] for name in away) + (copies if config.tuning.offload_copies else 0)
-    return Memory(parts, frames, away, host, uncounted)
+    return Memory(parts, frames, away, host, uncounted, ahead)

@@ -35,6 +35,7 @@ def disk(plan: Plan) -> dict[str, float]:
     return {
         "checkpoints": float(plan.held.checkpoint * kept),  # the next is written before the oldest goes
         "samples": sample_rounds * run.samples * run.samples_each * plan.sample_video / 3 * PIXELS,
+        "encoded prompts": float(plan.encoding.stored),
     }
 
 
@@ -102,6 +103,12 @@ def summary(plan: Plan, gpu: str, price: float | None) -> dict[str, Any]:
         "pflop_per_iteration": plan.flops / 1e15,
         "bytes_moved_per_rank": plan.moved,
         "seconds": {**plan.seconds, "iteration": plan.iteration},
+        "encode": {
+            "prompts": plan.encoding.prompts,
+            "seconds": plan.encoding.seconds,
+            "bytes": plan.encoding.stored,
+            "memory_per_rank": plan.memory.phases["encode"],
+        },
         "bound": plan.passes["training"].bound,
         "mfu": plan.mfu,
         "disk": disk(plan) | {"checkpoint": float(plan.held.checkpoint)},
@@ -165,6 +172,12 @@ def show(plan: Plan, gpu: str, price: float | None, console: Console) -> None:
         + " moved by a GPU",
         highlight=False,
     )
+    if plan.encoding.prompts:
+        console.print(
+            f"before that, at most {plan.encoding.prompts:,} prompts are encoded once: "
+            f"{in_time(plan.encoding.seconds)}, {in_units(plan.encoding.stored)} on disk",
+            highlight=False,
+        )
     run, stops = figures["run"], figures["interruptions"]
     cost = f", {run['cost']:,.0f} at {price:g} a GPU-hour" if price is not None else ""
     console.print(
