@@ -116,8 +116,8 @@ class JointAttention:
         if sizes is None:
             out: Tensor = dispatch_attention_fn(*joint, backend=self._attention_backend)
             return out
-        parts, tokens = [], joint[0].shape[1]
-        for size, *mine in zip(sizes, *(x.split([len(size) for size in sizes]) for x in joint), strict=True):
+        parts, tokens, rows = [], joint[0].shape[1], [len(size) for size in sizes]
+        for size, mine in zip(sizes, zip(*(x.split_with_sizes(rows) for x in joint), strict=True), strict=True):
             missing = text.shape[1] - size.shape[1]
             part = dispatch_attention_fn(*(x[:, : tokens - missing] for x in mine), backend=self._attention_backend)
             parts.append(pad(part, (0, 0, 0, 0, 0, missing)))
