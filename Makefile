@@ -106,8 +106,9 @@ claims:           ## regenerate docs/claims/: figures, results.json and the tabl
 guidance:         ## regenerate docs/laboratory/: the base and recipe lab, judged with guidance 1, 2 and 4; twenty minutes
 	$(PYTHON) -m sage_grpo lab guidance --out docs/laboratory --seeds 5
 
-feedback:         ## regenerate docs/feedback/: whether feedback on λ holds the KL, on ten seeds; three CPU hours
-	$(PYTHON) -m sage_grpo lab feedback --out docs/feedback --seeds 10
+feedback:         ## regenerate docs/feedback/: whether feedback on λ holds the KL, on ten seeds; two CPU hours
+	$(PYTHON) -m sage_grpo lab feedback --out docs/feedback --seeds 10 --rules proportional
+	$(PYTHON) -m sage_grpo lab feedback --out docs/feedback --seeds 3
 
 efficiency:       ## regenerate docs/efficiency/: what each saving brings, on ten seeds; six CPU hours
 	$(PYTHON) -m sage_grpo lab efficiency --out docs/efficiency --seeds 10

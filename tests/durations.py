@@ -1,4 +1,4 @@
-"""How long tests take and why: `python tests/durations.py FILE` shows what CI wrote as a table by file and by cause.
+"""How long tests take and why: `python tests/durations.py FILE...` shows what CI wrote as a table by file and by cause.
 
 A thread looks at what the test is doing twenty times a second, in every worker of pytest-xdist.
 """
@@ -104,5 +104,10 @@ def table(found):
     yield f"\nWall clock: {found['wall']} s"
 
 
+def together(runs):
+    """Return one record of runs that went on at the same time."""
+    return {"wall": max(run["wall"] for run in runs), "files": {k: v for run in runs for k, v in run["files"].items()}}
+
+
 if __name__ == "__main__":
-    print("\n".join(table(json.loads(Path(sys.argv[1]).read_text()))))
+    print("\n".join(table(together([json.loads(Path(name).read_text()) for name in sys.argv[1:]]))))

@@ -299,7 +299,7 @@ def settings(
 def feedback(
     out: Annotated[Path, typer.Option(help="Folder for runs, results.json and feedback.png.")],
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each rule from each start.")] = 10,
-    iterations: Annotated[int, typer.Option(min=22, help="Of each run, two updates in each.")] = 48,
+    iterations: Annotated[int, typer.Option(min=22, help="Of each run, two updates in each.")] = 60,
     samples: Annotated[int, typer.Option(min=48, help="Fresh videos that a trained model is judged on.")] = 96,
     rules: Annotated[str, typer.Option(help="Which forms of kl.feedback.")] = "proportional,lagrangian,paper",
     workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
@@ -307,7 +307,7 @@ def feedback(
 ) -> None:
     """Measure whether feedback on λ holds the KL at its target, from a λ ten times too small and ten times too large.
 
-    A run takes three minutes of one core. If killed, the same command continues.
+    A run takes four minutes of one core. If killed, the same command continues.
 
     Example: `sage-grpo lab feedback --out runs/feedback --seeds 1 --rules proportional`
     """

@@ -62,8 +62,9 @@ def feedback(value: float, recent: tuple[float, ...], rule: KLRule) -> float:
 
     `paper` keeps the printed sign, which is positive feedback: $\lambda$ runs to a bound.
 
-    `proportional` moves with the error and with its change, both on a logarithmic scale. It compares the mean of the
-    last `history` KLs with the same mean one update earlier, so `recent` holds one KL more:
+    `proportional` moves with the error and with its change, both on a logarithmic scale: a PI controller. It compares
+    the mean of the last `history` KLs with the same mean one update earlier, so `recent` holds one KL more. The first
+    mean after the warm-up is compared with the target, which corrects a wrong start at once:
 
     $$f = (\overline{\mathrm{KL}} / \mathrm{target})^{\mathrm{gain}/\mathrm{history}}\cdot
     (\overline{\mathrm{KL}} / \overline{\mathrm{KL}}_{-1})^{\mathrm{damping}}$$
@@ -85,10 +86,13 @@ def feedback(value: float, recent: tuple[float, ...], rule: KLRule) -> float:
 
 
 def _proportional(recent: tuple[float, ...], rule: KLRule) -> float:
-    if len(recent) <= rule.history:
+    if len(recent) < rule.history:
         return 1.0
-    before, now = (sum(window) / rule.history / rule.target for window in (recent[:-1], recent[1:]))
-    before, now = (min(max(error, 1 / LARGEST_ERROR), LARGEST_ERROR) for error in (before, now))
+
+    def error(window: tuple[float, ...]) -> float:
+        return min(max(sum(window) / rule.history / rule.target, 1 / LARGEST_ERROR), LARGEST_ERROR)
+
+    now, before = error(recent[-rule.history :]), error(recent[:-1]) if len(recent) > rule.history else 1.0
     factor: float = now ** (rule.gain / rule.history) * (now / before) ** rule.damping
     return factor
 
@@ -100,9 +104,9 @@ def initial_weight(rule: KLRule) -> KLWeight:
 
 def next_weight(weight: KLWeight, kl: float, rule: KLRule) -> KLWeight:
     r"""$\lambda$ for the next update, after one that observed `kl`."""
-    kept = rule.history + (rule.feedback == "proportional")
-    updates, recent = weight.updates + 1, (*weight.recent, kl)[-kept:]
-    if updates <= rule.warmup:
-        return KLWeight(warmup(updates, rule), updates, recent)
+    own = rule.feedback == "proportional"
+    updates, recent = weight.updates + 1, (*weight.recent, kl)[-rule.history - own :]
+    if updates <= rule.warmup:  # λ was another one then
+        return KLWeight(warmup(updates, rule), updates, () if own else recent)
     value = weight.value if rule.feedback == "none" else feedback(weight.value, recent, rule)
     return KLWeight(value, updates, recent)
