@@ -1,8 +1,8 @@
 """`sage-grpo lab feedback`: whether feedback on λ holds the KL at its target, from a λ far too small and far too large.
 
 Settings, seeds, target and band are fixed here, before the runs. They were chosen on seeds 100 and 101. A first form
-of `proportional`, which did not correct the start at once, was judged on seeds 0 to 4 and left the band on one of them. So
-the present form has seeds of its own.
+of `proportional`, which did not correct the start at once, left the band on one of seeds 0 to 4. So the present form
+is judged on seeds of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -146,7 +146,8 @@ def feedback(
 ) -> list[dict[str, Any]]:
     """Write runs, results.json and feedback.png into `out`; called again after a kill, it continues."""
     grid = experiments(rules)
-    jobs = [Job(name, grid[name], seed, iterations, samples, out) for name in grid for seed in range(FIRST_SEED, FIRST_SEED + seeds)]
+    chosen = range(FIRST_SEED, FIRST_SEED + seeds)
+    jobs = [Job(name, grid[name], seed, iterations, samples, out) for name in grid for seed in chosen]
     runs = run_grid(jobs, out, workers, console)
     write_json(out / "results.json", [vars(held(run)) | {"inside": held(run).inside} for run in runs])
     draw(runs, out / "feedback.png")
