@@ -90,7 +90,7 @@ FAULTS = (
           "cost.py", "spans[i] = run.times[i] - restarts[-1]", "spans[i] = span",
           ("report/test_run_folders.py",)),
     Fault("rewards", "scores that come back in another order go to the wrong videos",
-          "remote/wire.py", 'rows = [words["ids"].index(name) for name in ids]', "rows = list(range(len(ids)))",
+          "remote/wire.py", '[told_ids.index(name) for name in ids]', "list(range(len(ids)))",
           ("rewards/test_http.py::test_another_order_is_put_right",)),
     Fault("runs", "an iteration that was done again after a kill keeps the line of its first time",
           "read.py", 'rows[int(row["step"])] = row', 'rows.setdefault(int(row["step"]), row)',

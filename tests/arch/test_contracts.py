@@ -13,7 +13,9 @@ OTHERS = {  # objects of other libraries and of users, which promise us nothing
     "distributed/fake_group.py": {"_get_device_handle"},  # modules of FSDP2
     "plan/fake_tensors.py": {"inverted"},  # a mark on a tensor
     "inference/export.py": {"load_lora_weights", "transformer_2"},  # a pipeline
-    "models/conditions.py": {"backend_tokenizer", "chat_template"},  # a tokenizer
+    "distributed/hang.py": {"_dump_fr_trace_json"},  # torch's flight recorder
+    "models/conditions.py": {"backend_tokenizer", "chat_template", "vae"},  # a tokenizer, a pipeline
+    "registry.py": {"__name__"},  # what a user's name stands for
     "rehearsal/fake_device.py": {"inverted"},
     "rehearsal/fake_run.py": {"key", "idx", "origin"},  # a path of pytree, a mark on a tensor
     "rehearsal/fake_values.py": {"kept", "origin"},

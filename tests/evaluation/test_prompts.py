@@ -130,7 +130,7 @@ def test_mistakes_in_a_file(tmp_path, rows, message):
 
 
 def test_other_mistakes():
-    with pytest.raises(PromptError, match="neither a file nor a set that ships \\(videos\\)"):
+    with pytest.raises(PromptError, match="neither a file nor a set that ships \\(gallery, videos\\)"):
         find_tasks("video", "wan")
     with pytest.raises(ConfigError, match="no prompt has the value 'animals'; did you mean 'animal'"):
         find_tasks("videos", "wan", ["subject=animals"])
