@@ -34,7 +34,7 @@ class Effect:
 
 
 def effect(values: Sequence[float], level: float = 0.95) -> Effect:
-    """Of independent values, such as the differences of pairs."""
+    """Return mean and interval of independent values, such as the differences of pairs."""
     n = len(values)
     if n < 2:
         raise ValueError(f"{n} values have no interval; at least two are needed")
@@ -45,7 +45,7 @@ def effect(values: Sequence[float], level: float = 0.95) -> Effect:
 
 
 def paired(treated: Sequence[float], control: Sequence[float], level: float = 0.95) -> Effect:
-    """Of the differences of two runs with equal seeds."""
+    """Return the effect of the differences of two runs with equal seeds."""
     return effect([a - b for a, b in zip(treated, control, strict=True)], level)
 
 

@@ -127,7 +127,7 @@ def read_mp4(path: Path) -> Frames:
 
 
 def read_sound(path: Path, limit: int | None = None) -> SoundTrack | None:
-    """Of a file that has any, from its first picture on; one of more than `limit` numbers is a ValueError."""
+    """Read the sound of a file, from its first picture on; more than `limit` numbers is a ValueError."""
     with av.open(str(path)) as container:
         if not container.streams.audio:
             return None

@@ -35,7 +35,7 @@ def noised(model: VideoModel, path: Trajectory, levels: Sequence[float], keys: S
 
 @torch.no_grad()
 def remembered(model: VideoModel, path: Trajectory) -> Trajectory:
-    """With the velocities of the policy that is in place."""
+    """Return `path` with the velocity at every point recomputed under the weights that are loaded now."""
     points = {
         n: replace(point, velocity=velocity_at(model, point.x, point.sigma, path.condition))
         for n, point in path.points.items()

@@ -147,7 +147,7 @@ class VideoModel(ABC):
 
     @abstractmethod
     def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
-        """Of one sample, without the batch. Latents of several tensors are one row of numbers: see `core.latents`."""
+        """Return the shape of one sample, without the batch. Several tensors are one row (`core.latents`)."""
 
     @abstractmethod
     def encode(self, prompts: Sequence[Prompt]) -> Condition:
@@ -258,7 +258,7 @@ class Reward:
     """Without an option `device` its weights go where the videos are; those of others stay on the host."""
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
-        """Of uint8 frames (B, F, H, W, 3), each with its prompt."""
+        """Score uint8 frames (B, F, H, W, 3), each video with its prompt."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it scores")
 
     def looks_at(self, frames: int) -> Sequence[int] | None:
@@ -278,7 +278,7 @@ class PromptSource(Protocol):
 
     @property
     def fingerprint(self) -> str | None:
-        """Of their content, so that a resumed run gets the same; none if unknown."""
+        """Return a digest of the prompts, so that a resumed run gets the same ones; None if unknown."""
         ...
 
     def __call__(self, start: int, count: int) -> Sequence[Prompt]:

@@ -55,13 +55,13 @@ class Point:
         return self.velocity
 
     def rows(self, rows: list[int]) -> "Point":
-        """Of some videos, by plain numbers."""
+        """Return the point of some videos of the batch, by index."""
         velocity = None if self.velocity is None else self.velocity[rows]
         return replace(self, x=self.x[rows], velocity=velocity, noise=self.noise[rows])
 
     @staticmethod
     def joined(points: Sequence["Point"]) -> "Point":
-        """Of several batches at one noise level."""
+        """Concatenate the points of several batches at one noise level."""
         known = [point.velocity for point in points if point.velocity is not None]
         velocity = torch.cat(known) if known else None
         x, noise = torch.cat([point.x for point in points]), torch.cat([point.noise for point in points])

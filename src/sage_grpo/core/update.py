@@ -80,7 +80,7 @@ def asked(
 
 
 def gradient_size(loss: Loss, v: Tensor) -> Tensor:
-    """Of the objective's loss by the velocity, a video (Eq. 36): what the equalizer balances."""
+    """Return the norm of the loss's gradient by the velocity, per video (B,) (Eq. 36): what the equalizer balances."""
     (force,) = torch.autograd.grad(loss.value.sum(), v, retain_graph=True)
     size: Tensor = force.flatten(1).norm(dim=1)
     return size

@@ -9,8 +9,9 @@ from sage_grpo.math.schedule import short_tail, sigma_schedule, stochastic_windo
 
 
 def full_table(sampling: SamplingConfig, *, explores: bool = True) -> KernelTable:
-    """Of a rollout whose steps are all stochastic, but for the last one where the recipe says so; none need be where
-    the rollout does not explore."""
+    """Return the kernel table of a rollout whose steps are all stochastic.
+
+    The last step is not where the recipe says so. Where the rollout does not explore, no step needs to be."""
     table = _table(sampling, sigma_schedule(sampling.steps, sampling.shift))
     if explores and not table.stochastic.any():
         raise ValueError(f"kernel {sampling.kernel!r} with eta={sampling.eta} has no noise to learn from; raise eta")
@@ -72,13 +73,13 @@ class Windows:
         return drawn * (prompts // len(keys))
 
     def tables(self, iteration: int) -> list[KernelTable]:
-        """Of each prompt."""
+        """Return the kernel table of each prompt."""
         starts = self.starts(iteration)
         made = {start: self.table(start) for start in set(starts)}
         return [made[start] for start in starts]
 
     def table(self, start: int) -> KernelTable:
-        """Of a rollout whose window begins there. Down to its end the steps are those of the full table."""
+        """Return the table of a rollout whose window begins at `start`. Up to its end the steps are those of `full`."""
         sampling, size = self.config.sampling, self.config.sampling.window_size
         if not self.explores:
             return self.full
@@ -86,7 +87,7 @@ class Windows:
         return table.ode_outside(stochastic_window(len(table), size, start) & table.stochastic)
 
     def passes(self, iteration: int) -> list[list[int]]:
-        """Of the network in each rank's rollout, with their numbers of videos.
+        """Return each rank's forward passes of a rollout, as numbers of videos.
 
         The prefix of a group is walked once a rank. Whoever needs fewer passes asks for one video as often as the rank
         with most passes does: weights that are shared out are gathered by all of them together.

@@ -73,7 +73,7 @@ def collectives() -> bytes | None:
 
 
 def stacks() -> str:
-    """Of all threads, the main one first."""
+    """Return the stacks of all threads, the main one first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sorted(sys._current_frames().items(), key=lambda pair: pair[0] != threading.main_thread().ident)
     return "\n".join(f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames)

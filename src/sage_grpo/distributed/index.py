@@ -24,7 +24,7 @@ class Files(Protocol):
 
 
 def to_json(metadata: Metadata, locations: dict[MetadataIndex, _StorageInfo]) -> bytes:
-    """Of every tensor its type, shape and pieces: offset, shape, file, where it begins there and how long it is."""
+    """Return type, shape and pieces of every tensor. A piece has offset, shape, file, place and length there."""
     tensors: dict[str, Any] = {}
     for name, kind in metadata.state_dict_metadata.items():
         if not isinstance(kind, TensorStorageMetadata):

@@ -48,7 +48,7 @@ class Exchange:
         return received.view(self.size, count, *received.shape[1:]).permute(2, 1, 0, 3, 4).flatten(2, 3)
 
     def my_heads(self, x: Tensor) -> Tensor:
-        """Of tokens that every process holds, such as those of the text."""
+        """Return this process's heads of tokens that every process holds, such as those of the text."""
         return x.chunk(self.size, dim=2)[self.rank]
 
     def all_heads(self, x: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ class Declared:
         self.bases = [base for parent in self.node.bases for base in _base(module, tree, parent)]
 
     def value(self, name: str) -> Any:
-        """Of a class attribute, its own or an inherited one."""
+        """Return the value of a class attribute, its own or an inherited one."""
         own = _assigned(self.node.body).get(name)
         if own is not None:
             return self._literal(own)

@@ -77,7 +77,7 @@ def as_shown(video: Video) -> Videos:
 
 
 def listen(path: Path, seen: Videos) -> Videos:
-    """With the sound of its file, where that has any: for scorers that hear. A damaged one is no matter to others."""
+    """Return the clip with the sound of its file, if it has any. Scorers that do not hear ignore damaged sound."""
     if path.suffix.lower() in THROUGH_PILLOW:
         return seen
     try:

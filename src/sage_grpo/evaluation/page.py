@@ -73,7 +73,7 @@ def _pairs(
     folder: Folder,
     digits: int,
 ) -> Iterator[VideoPair]:
-    """Of each source pairs at even places of the order by gain, so that its failures are shown too."""
+    """Choose pairs of each source at even places of the order by gain, so that its failures are shown too."""
     reference, *others = values
     room, each = PAGE_BYTES, max(PAIRS // max(len(others), 1), 3)
     for name in others:

@@ -209,7 +209,7 @@ def wins(treated: Values, control: Values, lower: bool = False) -> Values:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Of one value a prompt."""
+    """Return mean and interval of one value per prompt."""
     mean = float(np.mean(values)) if values else None
     if len(values) < FEWEST:
         return Interval(mean, None, None, len(values))

@@ -73,7 +73,7 @@ class Score:
 
 
 def columns(panel: Panel) -> list[Score]:
-    """Of the results: rewards of any source, then what is held out."""
+    """Return the columns of the results: rewards of any source, then what is held out."""
     scores = []
     for judge in panel.judges:
         weights = judge.weights or [None] * len(judge.keys)
@@ -257,7 +257,7 @@ def _video_scores(judge: Judge, answer: Answer, frames: str) -> VideoScores:
 def collect(
     folder: Folder, source: str, tasks: Sequence[Task], seeds: Sequence[int], panel: Panel
 ) -> tuple[dict[str, list[list[float | None]]], dict[str, dict[str, int]]]:
-    """Of every score a row a prompt and a column a seed, with None where it is masked; and the reasons, counted."""
+    """Return each score as rows of prompts and columns of seeds, None where masked; and the reasons, counted."""
     table = {key: [[None] * len(seeds) for _ in tasks] for judge in panel.judges for key in judge.keys}
     values: dict[str, list[list[float | None]]] = {key: list(map(list, rows)) for key, rows in table.items()}
     reasons: dict[str, dict[str, int]] = {key: {} for key in values}

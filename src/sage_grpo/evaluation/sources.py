@@ -98,7 +98,7 @@ def _identify(name: str, path: Path, average: bool, overrides: Sequence[str]) ->
 
 
 def _base_weights(path: str | None) -> list[Any]:
-    """Of a folder its files; a hub's name stands for itself, with the revision that the recipe pins."""
+    """Identify base weights: a folder by its files, a hub's name by itself and the revision that the recipe pins."""
     if path is None:
         return [__version__]  # the checkpoint that ships
     folder = Path(path).expanduser()

@@ -179,7 +179,7 @@ def duels(results: EvaluationResults) -> Grid | None:
 
 
 def _reversed(share: Interval) -> Interval:
-    """Of the other side."""
+    """Return the comparison seen from the other side."""
     mean, low, high = (None if value is None else 1 - value for value in (share.mean, share.high, share.low))
     return Interval(mean, low, high, share.prompts)
 

@@ -82,7 +82,7 @@ class Folder:
 
 
 def noise_seed(prompt: Prompt, seed: int) -> int:
-    """Of prompt and seed alone: not of the source, so that videos are pairs, nor of the place in a list or process."""
+    """Return a seed of prompt and seed alone. Source, place in a list and process do not enter, so videos are pairs."""
     return int.from_bytes(blake2b(repr((prompt.text, seed)).encode(), digest_size=7).digest(), "little")
 
 

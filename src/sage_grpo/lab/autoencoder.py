@@ -80,7 +80,7 @@ class Autoencoder(nn.Module):
         return 2 * torch.sigmoid(self.logits(latents)) - 1
 
     def logits(self, latents: Tensor) -> Tensor:
-        """Of the light of every pixel: what the decoder is trained on, for it makes sharper edges than squares do."""
+        """Return logits of the light of every pixel: trained on them, the decoder makes sharper edges."""
         rows = cut(latents * self.deviation + self.mean, (1, 1, 1))
         return join(self.decoder(rows), self.clip, self.patch)
 

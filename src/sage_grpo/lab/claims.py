@@ -93,7 +93,7 @@ class Results:
         return {seed: value / self.base["diversity"] for seed, value in self._per_seed(name, "diversity").items()}
 
     def std(self, name: str) -> dict[int, float]:
-        """Of the rewards of late rollouts: what is still explored."""
+        """Return the spread of rewards in the last rollouts: what is still explored."""
         return self.late(name, "reward/std")
 
     def late(self, name: str, curve: str, last: int = 10) -> dict[int, float]:

@@ -102,7 +102,7 @@ GROUPS = {
 
 
 def setting(name: str, group: str = "once") -> Overrides:
-    """Of an objective, without what is searched."""
+    """Return the overrides of an objective, without what is searched."""
     kind = NOISED if OBJECTIVES[name].noised else ON_STEPS
     pairs = ("policy.select=1", "policy.batch_size=8", "kl.share=1") if OBJECTIVES[name].paired else ()
     return (*COMMON, *kind, *pairs, *GROUPS[group].changed, f"policy.objective={name}")
@@ -139,7 +139,7 @@ class Search:
     _limited: dict[str, dict[str, Overrides]] = field(default_factory=dict)
 
     def found(self, group: str) -> dict[str, Overrides]:
-        """Of the members of a group."""
+        """Return what the searches of a group found."""
         limits = GROUPS[group].limits
         found = self._with_limits(limits) if limits else self._first
         return {name: found[name] for name in self.names if name in GROUPS[group].members}

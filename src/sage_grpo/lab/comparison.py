@@ -48,7 +48,7 @@ def most_telling(gains: Tensor) -> list[int]:
 
 
 def paired_rows(columns: dict[str, tuple[Tensor, Tensor]]) -> list[list[str]]:
-    """Of values before and after, one a video: what, before, after, paired difference with interval."""
+    """Return table rows of values before and after, one per video: name, before, after, paired difference."""
     rows = []
     for name, (old, new) in columns.items():
         change = effect((new - old).tolist())

@@ -89,7 +89,7 @@ def a_race(name: str, rate: float, seed: int, out: Path, *, looks: int, samples:
 
 
 def found_rates(out: Path, names: Sequence[str], workers: int | None, console: Console) -> dict[str, float]:
-    """Of each setting the learning rate with most reward at the end of its passes, over the searched seeds."""
+    """Return each setting's learning rate with most reward at the end of its passes, over the searched seeds."""
     asked = [(name, rate, seed) for name in names for rate in RATES for seed in SEARCHED]
     races = [a_race(*which, out, looks=1, samples=0, role="search-") for which in asked]
     ends = {which: run["reward"][-1] for which, run in zip(asked, run_grid(races, out, workers, console), strict=True)}

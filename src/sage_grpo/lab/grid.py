@@ -148,7 +148,7 @@ class Job:
 
 
 def cost(config: RecipeConfig) -> int:
-    """Of one iteration, in forward passes of a video: rollout, anchor, and trained ones with a backward pass of two.
+    """Return the cost of an iteration in forward passes of a video. A backward pass counts as two.
 
     Prefixes that are shared, and updates that do without the anchor, are not deducted.
     """

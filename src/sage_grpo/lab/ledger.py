@@ -39,7 +39,7 @@ class Ledger:
 
 
 def key_of(name: str, config: RecipeConfig, *more: object) -> str:
-    """Of a run: its name, and a digest of all that decides its result.
+    """Return the key of a run: its name, and a digest of all that decides its result.
 
     Settings that stand at their default are not in it: one that is added later, and leaves runs as they were, would
     else take every run off the record.

@@ -68,7 +68,7 @@ def rollouts(
 
 
 def rollout_distances(kernel: str, *, noisy_end: bool, count: int, first: int = 0) -> list[float]:
-    """Of each rollout to the manifold; rows of equal index share prompt and noise, and no two of one kernel do."""
+    """Return each rollout's distance to the manifold. Rows of equal index share prompt and noise across kernels."""
     made = rollouts(kernel, ETA, count, first=first, noisy_end=noisy_end)
     return [distance for clips in made for distance in fit(clips).distance.tolist()]
 

@@ -50,7 +50,7 @@ class Compared:
 
 
 def judge(runs: Runs, found: Mapping[str, Overrides], passes: Mapping[str, float]) -> list[Compared]:
-    """Of one group; `passes` are those of a video."""
+    """Judge one group; `passes` are counted per video."""
 
     def ends(name: str, key: str) -> list[float]:
         return [float(run["evaluation"][key]) for run in runs[name]]

@@ -154,7 +154,7 @@ def _interval(values: Sequence[float]) -> list[float]:
 
 
 def tuned(done: dict[Any, dict[str, Any]], seeds: int) -> list[dict[str, Any]]:
-    """Of each seed: what `tune` chooses among the learning rates, and its reward next to the best of the grid.
+    """Return, for each seed, the learning rate that `tune` chooses, and its reward next to the best of the grid.
 
     A run that is continued is bit-equal to one that was never stopped, so its choice can be read off whole runs.
     """

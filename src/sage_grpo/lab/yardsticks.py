@@ -19,7 +19,7 @@ FIRST_SEED = 2_000_000  # away from the seeds of evaluations
 
 @dataclass(frozen=True)
 class Yardstick:
-    """Of one world. Both may be asked of any run, whatever its rollouts use."""
+    """The measures of one world. Both apply to any run, whatever its rollouts use."""
 
     recipe: str
     """Whose choices runs vary, and whose sampler they are measured by."""

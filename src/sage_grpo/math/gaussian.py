@@ -25,7 +25,7 @@ def difference(v: Tensor, v_other: Tensor) -> Tensor:
 
 
 def log_ratio(v: Tensor, v_old: Tensor, noise: Tensor, k: float, reduction: Reduction = "mean") -> Tensor:
-    r"""Of the policy and the one that made the rollout, with its noise $\varepsilon$ (Eq. 4, 43).
+    r"""Return the log-ratio of the policy to the one that made the rollout with noise $\varepsilon$ (Eq. 4, 43).
 
     $$\log\frac{\pi_\theta}{\pi_\mathrm{old}} = k\,\langle\varepsilon, \delta\rangle - \tfrac12 k^2\lVert\delta\rVert^2,
     \qquad \delta = v_\theta - v_\mathrm{old}$$

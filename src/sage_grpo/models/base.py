@@ -111,7 +111,7 @@ class DiffusersModel(VideoModel):
         """Latents through the decoder: (B, C, F, H, W) in [-1, 1]."""
 
     def text_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of what `embed_text` returns, without the batch. Only a plan asks, for it has nothing to encode with."""
+        """Return the shapes of what `embed_text` returns, without the batch, for a plan that has no encoder."""
         raise ModelError(f"{type(self).__name__} does not say how large its conditions are; plan without the peak")
 
     @property

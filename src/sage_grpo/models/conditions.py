@@ -23,7 +23,7 @@ DIGEST = "digest"  # of a file's content, in its header
 
 
 def fingerprint(pipe: Any, encoders: Sequence[str], settings: str, folder: Path | None = None) -> str:
-    """Of the encoders' weights, their tokenizers and everything that shapes an embedding.
+    """Return a digest of the encoders' weights, their tokenizers and everything that shapes an embedding.
 
     With `folder`, that of the checkpoint, the encoders need not be in memory: their files are looked at instead.
     """
@@ -71,7 +71,7 @@ def _of_files(folder: Path) -> bytes:
 
 
 def _of_content(key: str, tensors: Mapping[str, Tensor]) -> str:
-    """Of a stored entry, its key included: a file under another's name is found out."""
+    """Return a digest of a stored entry and its key: a file under another's name is found out."""
     digest = blake2b(key.encode(), digest_size=20)
     for name, value in sorted(tensors.items()):
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())

@@ -119,7 +119,7 @@ class HunyuanVideo15(OwnLengths):
         return {"text": words[:, there[0].bool()], "glyphs": glyphs[:, written[0].bool()]}
 
     def text_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of a text as people write them: the longest has `text_tokens` and `glyph_tokens`."""
+        """Return the shapes of a text of usual length; the longest has `text_tokens` and `glyph_tokens`."""
         config = self.pipe.transformer.config
         text = min(self.typical_text, self.pipe.tokenizer_max_length)
         return {"text": (text, config.text_embed_dim), "glyphs": (0, config.text_embed_2_dim)}

@@ -10,7 +10,7 @@ from sage_grpo.training.drift_gauge import NOISE_LEVELS
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one iteration on all replicas: videos times passes. Every branch of guidance is a pass of its own."""
+    """Passes of one iteration on all replicas: videos times passes. Every branch of guidance is a pass of its own."""
 
     rollout: float
     anchor: float

@@ -16,7 +16,7 @@ from sage_grpo.training import build
 
 @dataclass(frozen=True)
 class Encoders:
-    """Of a model: their size, what one prompt takes, and what is stored of it."""
+    """The encoders of a model: their size, what one prompt takes, and what is stored of it."""
 
     bytes: int
     flops: float

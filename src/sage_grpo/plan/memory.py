@@ -128,14 +128,14 @@ def reads_base(model: VideoModel, config: RecipeConfig) -> bool:
 
 
 def video_bytes(model: Any) -> int:
-    """Of its frames; what is no pipeline is small, and decodes one."""
+    """Return the bytes of a video's frames. A model without a pipeline is small, and decodes one."""
     if model.pipe is not None:
         return int(model.frames * model.height * model.width * 3)
     return int(model.decode(torch.zeros(1, *model.latent_shape(Prompt("")))).numel())
 
 
 def reward_bytes(config: RecipeConfig) -> tuple[int, tuple[str, ...]]:
-    """Of scorers inside the trainer's processes, and those that do not say."""
+    """Return the bytes of scorers inside the trainer's processes, and the scorers that do not say."""
     total, unknown = 0, []
     for entry in (*config.rewards, *config.monitors):
         scorer = None if ":" in entry.type else resolve_reward(entry.type)

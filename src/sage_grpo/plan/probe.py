@@ -27,7 +27,7 @@ SHALLOW = (4, 6)  # with fewer blocks the peak is elsewhere
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one pass on one process."""
+    """The cost of one pass on one process."""
 
     operations: dict[Operation, float]  # how many there are of each (FLOPs, bytes)
     sent: dict[str, float]  # bytes of messages by purpose
@@ -142,7 +142,7 @@ def probe(config: RecipeConfig) -> Probe:
 
 
 def decoding(config: RecipeConfig) -> Cost | None:
-    """Of a batch of videos, their frames included."""
+    """Return the cost of decoding a batch of videos, their frames included."""
     model = build.outline_model(config)
     if model.pipe is None:
         return None

@@ -66,7 +66,7 @@ def _line(frame: FrameType, number: int | None = None) -> str:
 
 
 def place_of(frames: Iterator[tuple[FrameType, int]]) -> Place:
-    """Of frames from the innermost outwards, each with its line."""
+    """Return file and line of the first frame of ours, from the innermost outwards."""
     inside = ""
     for frame, number in frames:
         name = frame.f_code.co_filename

@@ -147,7 +147,7 @@ def act_out(
 
 
 def _sentence(error: Exception) -> str:
-    """With the place, unless the words are for a user or name it already."""
+    """Add the place to a message, unless it is for a user or names it already."""
     if isinstance(error, UserError):
         return str(error)
     return f"{place_of_error(error)}: {type(error).__name__}: {error}"

@@ -127,7 +127,7 @@ def check_room(config: RecipeConfig, planned: int, folder: Path) -> None:
 
 
 def cached_bytes() -> int:
-    """Of files that the system keeps in memory and gives back when asked."""
+    """Return the bytes of files that the system keeps in memory and gives back when needed."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -39,7 +39,7 @@ def not_loaded(scorer: str, source: str, needs: str, error: OSError) -> UserErro
 
 
 def sha256(path: Path) -> str:
-    """Of a file that may be larger than the memory."""
+    """Return the SHA-256 of a file that may be larger than the memory."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

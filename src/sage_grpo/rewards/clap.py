@@ -72,7 +72,7 @@ class CLAPReward(SoundScorer):
         return [float(self.cosines(clip.mono(self.extractor.sampling_rate), bounded(described or prompt.text)).mean())]
 
     def cosines(self, wave: Tensor, text: str) -> Tensor:
-        """Of a text and each window of a sound (samples,) at the extractor's rate."""
+        """Return cosines (windows,) of a text and each window of a sound (samples,) at the extractor's rate."""
         device = self.model.device
         tokens = self.tokenizer(text, truncation=True, max_length=self.text_tokens, return_tensors="pt")
         of_text = self.model.get_text_features(**tokens.to(device)).pooler_output.double()
@@ -82,7 +82,7 @@ class CLAPReward(SoundScorer):
         return torch.cosine_similarity(torch.cat(heard), of_text)
 
     def spectrograms(self, wave: Tensor) -> Iterator[Tensor]:
-        """Of as many windows as the sound fills, spread from its start to its end, so that all of it is heard.
+        """Return spectrograms of as many windows as the sound fills, spread over all of it.
 
         Given a longer sound the extractor would cut out a random part, and the same video would have two scores.
         """

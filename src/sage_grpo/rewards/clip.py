@@ -82,7 +82,7 @@ class CLIPReward(VideoScorer):
         return [float(self.cosines(frames[self.looks_at(len(frames))], bounded(prompt.text)).mean())]
 
     def cosines(self, pictures: Tensor, text: str) -> Tensor:
-        """Of a text and each picture (N, H, W, 3)."""
+        """Return cosines (N,) of a text and each picture (N, H, W, 3)."""
         tokens = self.tokenizer(text, truncation=True, max_length=self.text_tokens, return_tensors="pt")
         pixels = self.processor(list(pictures.cpu().numpy()), return_tensors="pt", input_data_format="channels_last")
         device = self.model.device

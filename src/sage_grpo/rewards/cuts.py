@@ -59,7 +59,7 @@ class CutsReward(VideoScorer):
 
     @torch.no_grad()
     def probabilities(self, frames: Tensor) -> Tensor:
-        """Of a cut at each of uint8 frames (F, H, W, 3)."""
+        """Return the probability (F,) of a cut at each of uint8 frames (F, H, W, 3)."""
         pictures = frames.to(self.device or frames.device).permute(0, 3, 1, 2).float()
         small = F.interpolate(pictures, (HEIGHT, WIDTH), mode="bilinear", antialias=True)
         small = small.round().clamp(0, 255).byte().permute(0, 2, 3, 1).contiguous()

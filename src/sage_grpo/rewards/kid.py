@@ -66,7 +66,7 @@ def kernel(x: Tensor, y: Tensor) -> Tensor:
 
 
 def mean_across(x: Tensor, owners: Tensor) -> float:
-    """Of the kernel over all pairs of rows that belong to different owners: pairs of one owner are not independent."""
+    """Return the kernel's mean over pairs of rows of different owners: those of one owner are not independent."""
     total, pairs = 0.0, 0
     for i in range(0, len(x), BLOCK):
         apart = owners[i : i + BLOCK, None] != owners

@@ -44,7 +44,7 @@ class LPIPS:
             tensors[:] = [x.to(device) for x in tensors]
 
     def features(self, pictures: Tensor) -> list[Tensor]:
-        """Of pictures (N, 3, H, W) from 0 to 255: layer by layer, of length one at each place."""
+        """Return features of pictures (N, 3, H, W) from 0 to 255, by layer, of length one at each place."""
         x = pictures
         if min(x.shape[2:]) < SMALLEST:
             size = [max(SMALLEST, n) for n in x.shape[2:]]

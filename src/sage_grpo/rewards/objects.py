@@ -220,7 +220,7 @@ class ObjectsReward(VideoScorer):
         return found
 
     def look(self, picture: Tensor, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Of every patch, a logit for each text and the corners of its box.
+        """Return, for every patch, a logit for each text and the corners of its box.
 
         OWLv2 sees a square, into whose corner the picture is put, and boxes are in sides of that square: a pixel is as
         long across as down, whatever the picture's shape.

@@ -43,7 +43,7 @@ class RunFolder:
 
     @property
     def recipe(self) -> Path:
-        """Of its first part; a resumed run has more of them, see `parts`."""
+        """Return the recipe of the run's first part; a resumed run has more of them, see `parts`."""
         return self.path / RECIPE
 
     @property

@@ -85,5 +85,5 @@ class CandidateRun:
             self.failure = f"stopped after {done} of {iterations} iterations: {reason or 'nothing says why'}"
 
     def forget_weights(self) -> None:
-        """Of a run that is out: its curves stay, its checkpoints would fill the disk."""
+        """Delete the checkpoints of a run that is out, for they would fill the disk. Its curves stay."""
         shutil.rmtree(self.folder / CHECKPOINTS, ignore_errors=True)

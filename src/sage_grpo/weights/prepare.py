@@ -16,8 +16,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def storage_dtypes(config: TuningConfig) -> dict[str, torch.dtype]:
-    """Of the checkpoint as it is loaded: weights that will be trained are kept in float32, frozen ones need no more
-    than they compute in."""
+    """Return the types in which a checkpoint is loaded: float32 for trained weights, else that of the arithmetic."""
     computed = DTYPES[config.precision]
     return {"dtype": torch.float32 if config.mode == "full" else computed, "frozen_dtype": computed}
 
@@ -89,7 +88,7 @@ def reserve_copies(model: VideoModel, names: Sequence[str]) -> None:
 
 
 def initial_weights(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Of an adapter: what no checkpoint holds."""
+    """Return the initial weights of an adapter, which no checkpoint holds."""
     from sage_grpo.weights.lora_bank import initial_adapter  # noqa: PLC0415 - peft is an extra
 
     return initial_adapter(name, shape, seed)

@@ -44,7 +44,7 @@ def senses_of(panel: Panel, names: Sequence[str]) -> list[Sense]:
 
 @dataclass
 class Sheet:
-    """Of every score a row a clip: as it is, then its copies."""
+    """Scores by name, with a row per clip: the clip as it is, then its copies."""
 
     values: dict[str, Values]
     masked: dict[str, Counter[str]]

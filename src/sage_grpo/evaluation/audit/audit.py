@@ -117,7 +117,7 @@ def cell_of(natural: Values, copies: Values, spread: float) -> Cell:
 
 
 def spread_of(values: Values) -> float:
-    """Of (clips, 1 + copies), the clips as they are in the first column."""
+    """Return the spread of scores (clips, 1 + copies); the first column has the clips as they are."""
     finite = values[np.isfinite(values)]
     whole = float(np.ptp(finite)) if len(finite) else 0.0
     plain = values[:, 0][np.isfinite(values[:, 0])]

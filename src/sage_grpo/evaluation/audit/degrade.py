@@ -34,7 +34,7 @@ def each(frames: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def gaussian_blur(picture: Tensor, sigma: float) -> Tensor:
-    """Of (H, W, 3), edges repeated."""
+    """Blur a picture (H, W, 3); edges are repeated."""
     reach = max(1, round(3 * sigma))
     weight = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / sigma) ** 2)
     weight = (weight / weight.sum())[None, None].expand(3, 1, -1)

@@ -117,7 +117,7 @@ class StudyResults:
 
     @property
     def main(self) -> GroupResult:
-        """Of those who passed the checks, unless nobody did."""
+        """Return results of raters who passed the checks, or of all if nobody did."""
         return self.kept or self.all
 
     def to_json(self) -> dict[str, Any]:

@@ -156,7 +156,7 @@ def krippendorff(units: Sequence[Sequence[str]]) -> float | None:
 def half_width(
     raters: int, prompts: int, rate: float = 0.5, by_rater: float = 0.05, by_prompt: float = 0.15, ties: float = 0.2
 ) -> float:
-    """Of a win rate's 95 % interval when every rater sees every prompt.
+    """Return half the width of a win rate's 95 % interval when every rater sees every prompt.
 
     `by_rater` and `by_prompt` are the shares of an answer's variance that all answers of a rater, or of a prompt, have
     in common. Student's t with as many degrees of freedom as the smaller number of clusters allows.

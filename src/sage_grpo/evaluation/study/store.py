@@ -171,7 +171,7 @@ class Store:
                 self._held = None
 
     def _counts(self) -> tuple[Counter[str], Counter[str]]:
-        """Of each comparison the answers that it has or may expect, and the raters who were assigned it."""
+        """Return, for each comparison, how many answers it has or may expect, and how many raters were assigned it."""
         expected: Counter[str] = Counter()
         assigned: Counter[str] = Counter()
         now = time.time()

@@ -81,7 +81,7 @@ def evaluate(
 
 
 def diversities(model: VideoModel, config: RecipeConfig) -> tuple[float, float]:
-    """Of videos that share a prompt, and nothing else: in what the prompt leaves open, and of pixels."""
+    """Return two diversities of videos of one prompt: in what the prompt leaves open, and of pixels."""
     texts = [t for t in text.fresh_prompts(GROUPS) for _ in range(GROUP)]
     first = FIRST_SEED * 2
     x0 = generate(model, [Prompt(t) for t in texts], config, range(first, first + len(texts)))

@@ -90,7 +90,7 @@ def evaluate(
 
 
 def mean_distance(clips: Tensor, prompts: int) -> float:
-    """Of two clips of one prompt, a pixel; clips are of the prompts in turn."""
+    """Return the mean distance per pixel of two clips of one prompt; clips belong to the prompts in turn."""
     flat = clips.flatten(1)
     apart = [torch.pdist(flat[i::prompts]).mean() / flat.shape[1] ** 0.5 for i in range(prompts)]
     return torch.stack(apart).mean().item()

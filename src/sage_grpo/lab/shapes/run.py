@@ -27,7 +27,7 @@ PICTURE = "Prompts with their videos before and after training; a cross marks wh
 
 @dataclass(frozen=True)
 class Rewards:
-    """Of each video, as the recipe weighs the scores."""
+    """Rewards of each video, as the recipe weighs the scores."""
 
     before: Tensor
     after: Tensor

@@ -50,7 +50,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Loss:
-    """Of one point, a number a video."""
+    """The loss at one point, a number per video (B,)."""
 
     value: Tensor
     """In float64, with gradient."""
@@ -62,7 +62,7 @@ class Loss:
 
     @classmethod
     def unheld(cls, value: Tensor, log_ratio: Tensor) -> "Loss":
-        """Of an objective that never holds the policy back."""
+        """Return the loss of an objective that never clips."""
         return cls(value, log_ratio, torch.zeros_like(value, dtype=torch.bool))
 
 
@@ -85,7 +85,7 @@ class Objective(ABC):
 
     @abstractmethod
     def loss(self, ask: Ask) -> Loss:
-        """Of every video of a batch at one point."""
+        """Return the loss of every video of a batch at one point."""
 
     def step_weights(self, table: KernelTable) -> Tensor | None:
         """Weights of the steps that belong to the objective itself; none: the equalizer's."""

@@ -39,5 +39,5 @@ class Dpo(Objective):
 
 
 def _other(x: Tensor) -> Tensor:
-    """Of each video the other one of its pair."""
+    """Swap the two videos of each pair (B,)."""
     return x.view(-1, 2).flip(1).flatten()
