@@ -15,7 +15,7 @@ from sage_grpo.files import draft_of
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, BLACK, GREY, SILVER = "#E69F00", "#56B4E9", "#000000", "#666666", "#999999"
 LINES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
-MARKS = "osD^vP"  # beside the colours, so that a line is told apart in print
+MARKS = "osD^vP"  # besides colours, so that lines differ in print
 
 WIDTH = 10.0  # inches. Pages show every figure as wide as their text, so letters come out equally large
 LOOK = {

@@ -1,4 +1,4 @@
-"""What people are told in a sentence instead of a stack trace. Imports nothing, so every part may raise it."""
+"""Errors that people read as a sentence instead of a stack trace. Imports nothing, so every part may raise it."""
 
 
 class UserError(Exception):

@@ -94,7 +94,7 @@ def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> Changes:
 
 
 def bootstrap(values: Sequence[float], *, draws: int = DRAWS, seed: int = 0) -> Effect:
-    """A mean with its 95 % interval (BCa) by drawing the values, such as those of prompts, anew with replacement.
+    """A mean with its 95 % interval (BCa) by drawing the values, such as those of prompts, with replacement.
 
     The same values always have the same interval. Equal values have one without width: BCa is not defined for them.
     """

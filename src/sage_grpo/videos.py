@@ -43,7 +43,7 @@ def _enlarged(frames: Frames, scale: int | None) -> Frames:
 
 
 class SoundTrack(NamedTuple):
-    """What is heard beside the frames."""
+    """The sound of the frames."""
 
     wave: npt.NDArray[np.float32]  # (channels, samples) from -1 to 1
     rate: int  # samples a second

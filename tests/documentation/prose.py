@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -70,6 +71,54 @@ def module(path: Path) -> Iterator[Sentence]:
         elif commands and isinstance(node, ast.FunctionDef) and (help_text := ast.get_docstring(node)):
             for paragraph in help_text.split("\n\n"):
                 yield from sentences(path, node.lineno, CODE.sub(GAP, paragraph))
+
+
+def comments(path: Path) -> Iterator[Sentence]:
+    """The docstrings and comments of a module."""
+    for line, text in _docstrings(path):
+        for paragraph in _paragraphs(text):
+            yield from sentences(path, line, paragraph)
+    with tokenize.open(path) as file:
+        for line, text in _comments(tokenize.generate_tokens(file.readline)):
+            yield from sentences(path, line, CODE.sub(GAP, text))
+
+
+def docstrings(path: Path) -> list[str]:
+    """Of modules, classes, functions and attributes."""
+    return [text for _, text in _docstrings(path)]
+
+
+def _docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        for child in getattr(node, "body", []) if not isinstance(node, ast.Lambda | ast.IfExp) else []:
+            value = child.value if isinstance(child, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield child.lineno, value.value
+
+
+def _paragraphs(docstring: str) -> Iterator[str]:
+    """Without examples, tables and formulas."""
+    text = re.sub(r"\$\$.*?\$\$", GAP, docstring, flags=re.S)
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\w+:) )", text):
+        if not re.match(r"\s*(>>>|\||```)", paragraph):
+            yield " ".join(FORMULA.sub(GAP, CODE.sub(GAP, paragraph)).split())
+
+
+def _comments(tokens: Iterator[tokenize.TokenInfo]) -> Iterator[tuple[int, str]]:
+    """Line and text of each comment; whole lines below one another are one."""
+    first, last, text = 0, 0, ""
+    for token in tokens:
+        if token.type != tokenize.COMMENT or re.match(r"#\s*(type:|noqa|ruff:|pragma|fmt:)", token.string):
+            continue
+        line, said, whole = token.start[0], token.string.lstrip("#! "), token.line.lstrip().startswith("#")
+        if text and line == last + 1 and whole:
+            text, last = f"{text} {said}", line
+            continue
+        if text:
+            yield first, text
+        first, last, text = line, line if whole else 0, said
+    if text:
+        yield first, text
 
 
 def template_page(path: Path) -> Iterator[Sentence]:

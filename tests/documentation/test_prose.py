@@ -3,7 +3,7 @@
 import pytest
 
 from documentation.blocks import PAGES, ROOT
-from documentation.prose import Sentence, module, page, problems, template_page
+from documentation.prose import Sentence, comments, docstrings, module, page, problems, template_page
 
 PROSE = [*PAGES, ROOT / "CHANGELOG.md", *sorted((ROOT / "examples").glob("*.ipynb"))]
 MODULES = sorted((ROOT / "src").rglob("*.py"))
@@ -17,6 +17,16 @@ def test_page(path):
 
 def test_help_texts_and_messages():
     assert not [problem for path in MODULES for problem in problems(module(path))]
+
+
+def test_docstrings_and_comments():
+    assert not [problem for path in MODULES for problem in problems(comments(path))]
+
+
+def test_a_docstring_is_a_sentence():
+    """It says what is returned, or what the thing is: "Return the mean …", not "Of the mean …"."""
+    found = [(str(path.relative_to(ROOT)), text) for path in MODULES for text in docstrings(path)]
+    assert not [(name, text) for name, text in found if text.startswith(("Of ", "With the velocities"))]
 
 
 def test_pages_that_the_software_writes():
@@ -43,6 +53,17 @@ def test_a_page_is_read_without_its_code(tmp_path):
     path.write_text("\n".join(["Say `just this`. Then\nthat.\n", code, table, image]))
     found = [(sentence.line, sentence.text) for sentence in page(path) if sentence.text]
     assert found == [(1, "Say …."), (1, "Then that."), (8, "a"), (10, "b"), (12, "Colours")]
+
+
+def test_docstrings_and_comments_are_read_without_examples(tmp_path):
+    path = tmp_path / "module.py"
+    lines = '"""Sums `x`.', "", ">>> just(1)", '"""', "x = 1  # one", "# Two lines", "# of a comment.", 'z = ""'
+    path.write_text("\n".join(lines))
+    assert [(found.line, found.text) for found in comments(path)] == [
+        (1, "Sums …."),
+        (5, "one"),
+        (6, "Two lines of a comment."),
+    ]
 
 
 def test_a_module_is_read_where_it_speaks(tmp_path):

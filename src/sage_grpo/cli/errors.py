@@ -1,4 +1,4 @@
-"""A user's mistake is told in a sentence, without a stack trace."""
+"""A user's mistake becomes one sentence, without a stack trace."""
 
 import errno
 from collections.abc import Iterator

@@ -34,7 +34,7 @@ def first_run(
     with user_errors():
         from sage_grpo.config import load_recipe
 
-        load_recipe(recipe, overrides or [])  # a mistake in the recipe is told before anything is loaded
+        load_recipe(recipe, overrides or [])  # a mistake in the recipe ends this before anything is loaded
         console = Console(stderr=as_json)
         with console.status("loading the libraries") as status:
             from sage_grpo.first_run.run import first_run as run

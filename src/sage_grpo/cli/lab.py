@@ -91,7 +91,7 @@ def text(
     with user_errors():
         from sage_grpo.registry import resolve_reward
 
-        resolve_reward("ocr")  # a missing library is told with its install line, before anything else
+        resolve_reward("ocr")  # fails first, with the install line, if the library is missing
         from sage_grpo.lab.digits.run import run_text
 
         one_thread()
@@ -397,7 +397,7 @@ def compare(
         if any(GROUPS[name].world == "text" for name in chosen):
             from sage_grpo.registry import resolve_reward
 
-            resolve_reward("ocr")  # a missing library is told with its install line, before anything else
+            resolve_reward("ocr")  # fails first, with the install line, if the library is missing
         found = run(out, seeds=seeds, samples=samples, only=only or (), groups=chosen, workers=workers, console=console)
     if as_json:
         print(json.dumps({name: [outcome.to_json() for outcome in rows] for name, rows in found.items()}))

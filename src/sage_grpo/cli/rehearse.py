@@ -57,7 +57,7 @@ def rehearse(
 
         if full_size and fake_cuda:
             raise ConfigError("--full-size needs values and --fake-cuda has none; give one of them at a time")
-        load_recipe(recipe, overrides or [])  # a mistake in the recipe is told before anything is loaded
+        load_recipe(recipe, overrides or [])  # a mistake in the recipe ends this before anything is loaded
         if full_size:
             from sage_grpo.cli.rehearse_full import rehearse_full
 

@@ -1,4 +1,4 @@
-"""`sage-grpo report`: a run, or several beside each other, on one page."""
+"""`sage-grpo report`: a run, or several next to each other, on one page."""
 
 from __future__ import annotations
 

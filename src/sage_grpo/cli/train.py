@@ -40,7 +40,7 @@ def train(
             check_names(config)
             notes = inert_terms(config)
         print(dump_recipe(config), end="", flush=True)
-        for note in notes:  # beside the recipe, which a program may read
+        for note in notes:  # to stderr: a program may read the recipe from stdout
             Console(stderr=True).print(f"[yellow]note:[/] {note}", highlight=False)
         return
     import json

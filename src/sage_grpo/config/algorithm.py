@@ -216,7 +216,7 @@ class AlgorithmConfig(Settings):
         return self
 
     def _noised(self) -> None:
-        """Videos that are noised anew come from the plain ODE, each from noise of its own."""
+        """Objectives on renoised videos sample with the plain ODE, each video from noise of its own."""
         sampling, given = self.sampling, f"policy.points={self.policy.points} trains on videos with fresh noise"
         if sampling.eta > 0 and sampling.kernel != "ode":
             raise ValueError(f"{given}: the rollout needs none along its way; use sampling.eta=0")

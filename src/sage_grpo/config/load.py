@@ -81,7 +81,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _extended(values: dict[str, Any], folder: Path, before: tuple[Path, ...]) -> dict[str, Any]:
-    """With what it does not say itself from the recipe that it `extends`: a shipped one, or a file beside it."""
+    """Fill in what it leaves out from the recipe that it `extends`: a shipped one, or a file next to it."""
     if "extends" not in values:
         return values
     name = str(values.pop("extends"))

@@ -14,6 +14,6 @@ def anchor_is_due(config: KLConfig, updates: int) -> bool:
 
 
 def anchor_is_asked(config: KLConfig, updates: int) -> bool:
-    """Not where it has just become a copy of the policy: the KL to oneself is 0."""
+    """Not where it is still a copy of the policy: the KL to oneself is 0."""
     copied = updates == 0 or config.decay == 0
     return config.anchor != "none" and not (copied and anchor_is_due(config, updates))

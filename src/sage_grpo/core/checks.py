@@ -45,7 +45,7 @@ def check_replay(
 ) -> float:
     """The step-0 gate: with unchanged weights replay gives the rollout's velocities, or the run must not start.
 
-    To the bit where a rollout serves several updates (`exact`). Where it serves one, that update takes its own
+    Bit for bit where a rollout serves several updates (`exact`). Where it serves one, that update takes its own
     velocities for old: its ratios are 1 by construction, and kernels may round differently with and without gradient.
     Returns the largest relative deviation; `together` timesteps share a pass.
     """

@@ -52,7 +52,7 @@ class Rollouts:
     videos: list[Videos] = field(default_factory=list)
     """Batches that this process decoded: those that share a video deal them out."""
     scores: list[tuple[slice, Callable[[], Scores]]] = field(default_factory=list)
-    """Of those videos: their rows among the prompts, and what to call for them."""
+    """Rows of those videos among the prompts, and what to call for their scores."""
     dealt: int = 0
     """Videos whose decoding has begun, here or on another process."""
 
@@ -68,7 +68,7 @@ class Lesson:
 
 
 class Callback:
-    """Logging, gauges and saving hang on here; the core knows none of them. Override what you want to be told."""
+    """Logging, gauges and saving hang on here; the core knows none of them. Override the events that you need."""
 
     def on_start(self, loop: "Loop") -> None:
         """Before the first iteration."""
@@ -119,7 +119,7 @@ class Loop:
 
     def _point_weights(self) -> Tensor:
         policy, table = self.config.policy, self.table
-        if policy.points:  # an objective that noises videos anew weighs noise levels itself
+        if policy.points:  # an objective on renoised videos weighs noise levels itself
             return torch.ones(policy.points, dtype=torch.float64)
         # From the full table, not the window: a window that moves must not change a step's weight.
         own = self.objective.step_weights(table)
@@ -357,7 +357,7 @@ class Loop:
         return metrics
 
     def run(self, iterations: int) -> None:
-        """Go on until `iterations` are done or a callback called `stop`."""
+        """Train until `iterations` are done or a callback called `stop`."""
         self._tell("on_start")
         while self.iteration < iterations and self.stop_reason is None:
             self.iterate()

@@ -48,7 +48,7 @@ def old_steps(config: RecipeConfig) -> int:
 def forward_passes(config: RecipeConfig, branches: int = 1) -> float:
     """Videos times passes of an iteration, without recomputation; a backward pass counts two.
 
-    Guidance asks with two `branches`, but for points on videos with fresh noise.
+    Guidance asks with two `branches`, except for points on videos with fresh noise.
     """
     trained = trained_videos(config) * config.trained_steps * config.policy.num_iterations
     references = trained_videos(config) * (anchor_steps(config) + old_steps(config))

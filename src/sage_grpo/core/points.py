@@ -1,4 +1,4 @@
-"""Points of objectives that noise the videos of a rollout anew, and what is asked of the old policy there."""
+"""Points of objectives on renoised videos, and the old policy's velocities there."""
 
 import math
 from collections.abc import Iterator, Sequence

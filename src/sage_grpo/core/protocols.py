@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sage_grpo.core.scores import Scores
 from sage_grpo.errors import UserError
 
-Condition = Mapping[str, Tensor]  # what the network is told; every tensor has the samples as first axis
+Condition = Mapping[str, Tensor]  # inputs of the network; every tensor has the samples as first axis
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,14 @@ class Prompt:
     """What a video is asked for, with whatever else its row of the prompt file says."""
 
     text: str
-    """What the model is told."""
+    """What a video is made from."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """`image` for image-to-video, anything for rewards."""
 
 
 @dataclass(frozen=True)
 class Videos:
-    """What a model made of latents: frames, how fast they go, and the sound beside them where there is any."""
+    """What a model made of latents: frames, how fast they go, and the sound if there is any."""
 
     frames: Tensor
     """uint8 (B, F, H, W, 3)."""
@@ -38,7 +38,7 @@ class Videos:
     sound: Tensor | None = None
     """(B, channels, samples) from -1 to 1."""
     sample_rate: int | None = None
-    """Of the sound, a second."""
+    """Samples of sound per second."""
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -116,15 +116,15 @@ class VideoModel(ABC):
     autocast_dtype: torch.dtype | None = None
     """What to compute in, if not in the precision of the weights."""
     dtype: torch.dtype = torch.float32
-    """Of its velocities."""
+    """Type of its velocities."""
     frame_rate: float | None = None
-    """Of its videos, a second."""
+    """Frames of its videos per second."""
 
     # Where it comes from, and what a plan or a rehearsal may know of it without its weights.
     pipe: Any = None
     """The pipeline of diffusers, if it is one."""
     folder: str | None = None
-    """Of its checkpoint."""
+    """Folder of its checkpoint."""
     resizable: bool = False
     """Has `tiny()` and `outline()`: the same classes at toy size, or whole without weights."""
     left_out: object | None = None
@@ -151,7 +151,7 @@ class VideoModel(ABC):
 
     @abstractmethod
     def encode(self, prompts: Sequence[Prompt]) -> Condition:
-        """What the network is told: tensors by name, each with the samples as first axis."""
+        """Encode prompts: tensors by name, each with the samples as first axis."""
 
     @abstractmethod
     def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
@@ -186,7 +186,7 @@ class VideoModel(ABC):
         return False
 
     def encoding(self) -> AbstractContextManager[None]:
-        """Hold encoders that are left out in memory inside the block; without it, each new prompt loads them anew."""
+        """Hold encoders that are left out in memory inside the block; without it, each new prompt loads them again."""
         return nullcontext()
 
     def place(self, device: torch.device, offload_device: torch.device | None = None) -> None:
@@ -235,9 +235,9 @@ class Reward:
     """
 
     names: Sequence[str] = ()
-    """Of its scores. A class that knows them only once it is made leaves them out."""
+    """Names of its scores. A class that knows them only once it is made leaves them out."""
     groupwise: bool = False
-    """Compares the videos of a prompt, and must be given all of them at once."""
+    """Compares the videos of a prompt, and needs all of them together."""
     hears: bool = False
     """Listens as well. Videos without sound are masked."""
     waited: float = 0.0
@@ -245,7 +245,7 @@ class Reward:
     reasons: Mapping[int, str] = MappingProxyType({})
     """Why videos of the last call are masked, by their number."""
     lower_is_better: Sequence[str] = ()
-    """Of its names."""
+    """Those of its names where less is better."""
     presets: Mapping[str, Mapping[str, float]] = MappingProxyType({})
     """Sets of weights: by their own name, then by the name of the score."""
     monitor_only: str | None = None
@@ -253,7 +253,7 @@ class Reward:
     laboratory: bool = False
     """Judges clips of a made-up world alone."""
     device_bytes: int = 0
-    """Of its weights, where a plan should count them."""
+    """Bytes of its weights, where a plan should count them."""
     goes_with_videos: bool = False
     """Without an option `device` its weights go where the videos are; those of others stay on the host."""
 

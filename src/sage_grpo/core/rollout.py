@@ -32,13 +32,13 @@ class Point:
     """Where the network is asked again, and what is remembered of the first time.
 
     Of a rollout these are its stochastic steps: from which state, with which velocity and noise each was taken.
-    Objectives that noise videos anew have points of their own (`core.points`).
+    Objectives on renoised videos have points of their own (`core.points`).
     """
 
     x: Tensor
     sigma: float
     velocity: Tensor | None
-    """Of the old policy; none where nobody needs it, for the policy itself is the old one."""
+    """Velocity of the old policy (B, …); None where the policy itself is the old one."""
     noise: Tensor
     b: float
     """Weight of the velocity in the step."""

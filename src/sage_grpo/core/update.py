@@ -73,7 +73,7 @@ def velocities(model: VideoModel, trajectory: Trajectory, steps: Sequence[int]) 
 def asked(
     path: Trajectory, step: int, v: Tensor, advantage: Tensor, anchor: Tensor | None = None, *, fresh: bool = False
 ) -> Ask:
-    """What the objective is told at a point where the policy's velocity is `v`."""
+    """Return the inputs of the objective at a point where the policy's velocity is `v`."""
     point = path.points[step]
     old = v.detach() if fresh or point.velocity is None else point.velocity
     return Ask(v, old, anchor, point.sigma, point.noise, path.x0, advantage, point.b, point.k, point.scale)

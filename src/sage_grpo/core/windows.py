@@ -34,7 +34,7 @@ def my_samples(rollouts: int, world: int, rank: int) -> range:
 class Windows:
     """The tables of a run's rollouts. Outside its window a rollout is the plain ODE's.
 
-    Where an objective noises videos anew there is no window, and the whole rollout is.
+    With an objective on renoised videos there is no window, and the whole rollout is deterministic.
 
     Args:
         config: Its `sampling.window` says where windows lie.

@@ -1,4 +1,4 @@
-"""Prompts by position, from a file or a sequence: shuffled anew each epoch, resumable anywhere, not held in memory."""
+"""Prompts by position, from a file or a sequence: reshuffled each epoch, resumable anywhere, not held in memory."""
 
 import csv
 import json
@@ -71,7 +71,7 @@ def checked_text(row: Mapping[str, Any], column: str, where: str) -> str:
 
 
 def check_image(row: Mapping[str, Any], folder: Path, where: str) -> None:
-    """A picture that is missing is told now, not in the middle of a run."""
+    """Raise for a missing picture now, not in the middle of a run."""
     image = row.get("image")
     if isinstance(image, str) and image and not (folder / image).is_file():
         raise PromptError(f"{where}: no image {image!r}; its path is relative to {folder}, URLs are not fetched")
@@ -119,7 +119,7 @@ class LineRows:
         return len(self.starts)
 
     def row(self, index: int) -> Row:
-        with open(self.path, "rb") as file:  # anew each time: processes then share no position in the file
+        with open(self.path, "rb") as file:  # opened each time: processes then share no position in the file
             file.seek(int(self.starts[index]))
             return next(self.parse(self.lines(file))) or {}
 

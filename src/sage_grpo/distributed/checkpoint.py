@@ -83,7 +83,7 @@ def _unpack(packed: Mapping[str, Any], tensor: Callable[[Mapping[str, Any]], Any
 
 
 class Saver:
-    """Writes while training goes on: `save` returns when the state is copied. Every process calls it alike."""
+    """Writes while training continues: `save` returns when the state is copied. Every process calls it alike."""
 
     def __init__(
         self, root: Root, keep: int = 2, processes: Processes | None = None, keep_every: int | None = None

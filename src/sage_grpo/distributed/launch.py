@@ -35,7 +35,7 @@ def launch(
     """
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
     command = [sys.executable, *torchrun]
-    # what this process can import, the others can: a reward of the user's may lie beside the recipe
+    # what this process can import, the others can: a reward of the user's may lie next to the recipe
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
     settings = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": paths} | dict(environment or {})
     with (folder / LOG).open("wb") as log:

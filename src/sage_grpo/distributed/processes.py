@@ -90,7 +90,7 @@ class Processes:
         return values
 
     def another_group(self) -> dist.ProcessGroup:
-        """All of them again, for work beside the training. Every process must ask for it."""
+        """All of them again, for work besides training. Every process must ask for it."""
         group: dist.ProcessGroup = dist.new_group(backend=backend_for(HOST))
         return group
 
@@ -128,8 +128,8 @@ def meeting_place(store: Store, rank: int, world: int, limit: timedelta) -> Stor
     """A part of the launcher's store that nobody used before.
 
     torchrun keeps its store when it restarts processes, with all that the dead ones wrote, and its count of restarts
-    differs between nodes. So the first process opens a part of its own, and the others know it for a living one when
-    it answers with the name that they have just given themselves.
+    differs between nodes. So the first process opens a part of its own. The others know that it is alive when
+    it answers with the name that they gave themselves.
     """
     store.set_timeout(limit)
     mine = uuid4().hex

@@ -30,7 +30,7 @@ class Watchdog(Callback):
     """Ends the process when no mark came for `minutes` (0: waits for ever), or when another process has failed.
 
     Marks come with every pass of the trained network, every scored batch and every event of the loop, in the same order
-    on all ranks: their number tells who is behind. The thread asks nothing of the other processes, for they may be
+    on all ranks. Their number shows who is behind. The thread asks nothing of the other processes, for they may be
     dead. It looks into the run folder: where one has given up, all write their stacks; where one has left an error,
     the others end, for they would wait for it.
     """

@@ -1,1 +1,1 @@
-"""Checkpoints held against each other: videos of the same prompts and seeds, scored, compared in pairs, tabled."""
+"""Checkpoints compared: videos of the same prompts and seeds, scored, compared in pairs, tabled."""

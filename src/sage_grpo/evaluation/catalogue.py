@@ -19,7 +19,7 @@ class Entry:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of the other options
     presets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     missing: str | None = None  # the package that it needs and that is not installed
-    install: str | None = None  # the line that mends it
+    install: str | None = None  # the line that installs it
     downloads: bool = False  # its weights come from the hub unless a folder is named
     laboratory: bool = False  # for the laboratory's clips alone
 

@@ -1,4 +1,4 @@
-"""Videos of any folder, opened one at a time. A broken one is told by its reason and never by a crash."""
+"""Videos of any folder, opened one at a time. A broken one gives its reason, never a crash."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ class Video:
 def find_videos(paths: list[Path], kinds: Sequence[tuple[str, ...]] = (FILMS, PICTURES)) -> list[Path]:
     """Files as they are given; of a folder those in it and below of the first of `kinds` that it has any of.
 
-    So a folder of films with pictures beside them is one of films.
+    So a folder of films that also has pictures is one of films.
     """
     videos: list[Path] = []
     for path in paths:
@@ -112,7 +112,7 @@ def _through_av(path: Path, megapixels: float) -> Video:
             raise Unreadable("it does not say how large its frames are: it is damaged or not a video")
         declared = stream.frames or _from_duration(stream, container)
         bound(max(declared, 1), width, height, megapixels)
-        # A frame may be larger inside than the file says outside: the decoder is told too.
+        # A frame may be larger inside than the file says outside: the decoder gets the limit, too.
         stream.codec_context.options = {"max_pixels": str(max(1, int(megapixels * 1e6)))}
         pictures: list[Frames] = []
         for frame in container.decode(stream):

@@ -85,7 +85,7 @@ def _name(path: Path, root: Path) -> str:
 def _score_groups(
     videos: Sequence[Path], prompts: Sequence[Prompt], rows: list[Row], judges: list[Judge], megapixels: float
 ) -> None:
-    """Scorers that compare get the readable videos of one prompt at once."""
+    """Scorers that compare get all readable videos of one prompt together."""
     groups: dict[str | None, list[int]] = {}
     for i, row in enumerate(rows):
         if row.frames:

@@ -15,7 +15,7 @@ from sage_grpo.rewards.kid import Inception, Reference
 def make_reference(
     files: list[Path], target: Path, *, device: torch.device, frames: int = 4, megapixels: float, tell: TellCount
 ) -> dict[str, Any]:
-    """Write `target`; a file that cannot be read is told of and left out. Returns what it holds."""
+    """Write `target`; a file that cannot be read is named and left out. Returns what it holds."""
     if target.exists():
         raise RewardError(f"{target} is there already; choose another name or remove it")
     inception, features, owners, unread = Inception(), [], [], []

@@ -1,4 +1,4 @@
-"""`sage-grpo eval` from end to end: videos, scores, results, table and page; a call that was stopped goes on."""
+"""`sage-grpo eval` from end to end: videos, scores, results, table and page; a call that was stopped continues."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Scores of the kept videos: every scorer is built once and asked once for a video; a failure is a mask with a reason.
 
-A scorer's line in a prompt's file says which pixels it saw, and which sound it heard, so that a video made anew is
-scored anew.
+A scorer's line in a prompt's file says which pixels it saw, and which sound it heard, so that a video made again is
+scored again.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Which prompt belongs to which video: by the file's name in a prompt file, or a .txt beside the video."""
+"""Which prompt belongs to which video: by the file's name in a prompt file, or a .txt next to the video."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Videos of every source, prompt and seed, made once: each with a record of what made it, so that a call goes on.
+"""Videos of every source, prompt and seed, made once: each with a record of what made it, so that a call continues.
 
 A video is kept twice: as mp4 to look at, and without loss to score, for what mp4 loses would change the scores. So is
 its sound, if the model makes any. It is made alone, never in a batch: rounding depends on the batch, and a seed and a
@@ -33,7 +33,7 @@ from sage_grpo.videos import DEFAULT_FPS, LAYOUTS, SoundTrack, mp4_bytes, read_s
 
 @dataclass(frozen=True)
 class SoundRecord:
-    """What is heard beside the frames, and how fast they go: scorers that hear are told both."""
+    """The sound of the frames, and how fast they go: scorers that hear need both."""
 
     samples: str  # sha256
     sample_rate: int
@@ -174,7 +174,7 @@ def hash_of_sound(sound: SoundTrack) -> str:
 def lossless(video: Tensor, sound: SoundTrack | None = None, fps: float | None = None) -> bytes:
     """H.264 in RGB at quantiser 0: a twentieth to a half of the pixels' size, and not one of them changed.
 
-    Sound is beside it as the numbers that the model gave, which is a small part of the file.
+    Sound is stored next to it as the numbers that the model gave, which is a small part of the file.
     """
     out, array = io.BytesIO(), video.numpy()
     bitexact = {"fflags": "bitexact"}  # the same video is the same file: no random number of the container's own
@@ -215,7 +215,7 @@ def load_sound(folder: Folder, source: str, task: str, seed: int, expected: str)
 
 
 def refuse_sizes(folder: Folder, candidates: Sequence[Candidate], tasks: Sequence[Task], seeds: Sequence[int]) -> None:
-    """Recipes that leave the size to the model are told apart by the first video of each."""
+    """Recipes that leave the size to the model are distinguished by the first video of each."""
     first: dict[tuple[int, ...], str] = {}
     for candidate in candidates:
         record = read_record(folder, candidate.name, tasks[0].id, seeds[0]) if tasks else None

@@ -1,4 +1,4 @@
-"""What this machine can do, one line each: found, or how to mend it. Nothing is downloaded, and nothing is kept."""
+"""What this machine can do, one line each: found, or how to fix it. Nothing is downloaded, and nothing is kept."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ LITTLE = 20e9  # bytes on disk: a checkpoint of adapters, samples and a report n
 LITTLE_SHARED = 1e9  # bytes of /dev/shm, through which processes and loaders hand on tensors
 PORT = 29500  # torchrun's own
 PATIENCE = 3.0  # seconds for an answer of the hub
-EXTRAS = ("models", "serve", "parquet", "wandb", "trackio")  # scorers are told by themselves
+EXTRAS = ("models", "serve", "parquet", "wandb", "trackio")  # scorers have lines of their own
 
 
 def examine(folder: Path) -> dict[str, list[Check]]:
@@ -40,7 +40,7 @@ def examine(folder: Path) -> dict[str, list[Check]]:
 
 
 def summary(sections: Mapping[str, list[Check]]) -> dict[str, Any]:
-    """As JSON, with the number of those that must be mended."""
+    """As JSON, with the number of those that must be fixed."""
     found = {name: [asdict(check) for check in checks] for name, checks in sections.items()}
     return {"sections": found, "broken": sum(check.broken for checks in sections.values() for check in checks)}
 

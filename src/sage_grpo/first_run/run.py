@@ -82,7 +82,7 @@ def passed(checks: Iterable[Check], report: dict[str, Any]) -> None:
 
 
 def recipe_for(source: str | Path, overrides: Sequence[str], folder: Path, count: int) -> RecipeConfig:
-    """The recipe itself but for its length, its folder, and that it saves and samples within it."""
+    """The recipe itself except for its length, its folder, and that it saves and samples within it."""
     short = [f"run.iterations={count}", f"run.out={folder / 'run'}", f"run.save_every={count}", "run.resume=never"]
     return load_recipe(source, [*overrides, *short, f"run.sample_every={count}", "run.trackers=[]"])
 
@@ -101,7 +101,7 @@ def run_iterations(config: RecipeConfig, folder: Path, tell: Tell) -> None:
 
 
 def measured(config: RecipeConfig, folder: Path, plan: Plan) -> dict[str, Any]:
-    """Seconds by phase, memory and deviation of replay, beside what was planned."""
+    """Seconds by phase, memory and deviation of replay, next to what was planned."""
     rows = read_metrics(RunFolder(folder / "run").log)
     later = rows[1:] or rows  # the first one warms up
     seconds = {phase: median(row.get(f"seconds/{phase}") or 0.0 for row in later) for phase in PHASES}

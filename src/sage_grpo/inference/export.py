@@ -21,7 +21,7 @@ def export_run(
     dtype: str | None = None,
     trust_code: bool = False,
 ) -> dict[str, Any]:
-    """Whole or not there: written beside `out` and renamed into place. All on the host, so that no GPU is needed."""
+    """Whole or not there: written next to `out` and renamed into place. All on the host, so that no GPU is needed."""
     run = open_run(path, average=average, overrides=[f"tuning.device={HOST}"], trust_code=trust_code)
     work = out.with_name(f".{out.name}.part")
     shutil.rmtree(work, ignore_errors=True)

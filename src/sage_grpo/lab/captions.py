@@ -1,6 +1,6 @@
 """Captions as a large video model gets them: some are wrong and some are missing.
 
-A model that learns from them makes clean clips of the wrong thing as often as its captions were wrong: the right
+A model that learns from them makes clean clips of the wrong thing as often as its captions were wrong. The right
 answer is in its distribution, and a reward can bring it out. Empty captions teach it what guidance leads away from.
 """
 

@@ -317,7 +317,7 @@ def _weight(results: Results) -> list[Claim]:
 
 
 def _gauge(results: Results) -> list[Claim]:
-    """A run that is paid for visual quality alone and held by nothing, beside `lab-paper`."""
+    """A run that is paid for visual quality alone and held by nothing, next to `lab-paper`."""
     paid = effect(
         [run["evaluation"]["scores"][0] - results.base["scores"][0] for run in results.runs["hacking"].values()], LEVEL
     )

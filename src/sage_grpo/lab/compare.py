@@ -43,7 +43,7 @@ COMMON = (*COMMON, "policy.timestep_fraction=1.0", "policy.clip=null", *KL_SHARE
 ON_STEPS: Overrides = ("sampling.window.size=1", *RANGE, *TAIL)
 NOISED: Overrides = ("sampling.eta=0", "sampling.shared_initial_noise=false", "policy.points=2", "kl.high=0.1")
 
-# Beside the learning rate each is searched over three values of what holds it back most.
+# Besides the learning rate each is searched over three values of what holds it back most.
 KL_ON_STEPS = ("kl.high=0.1", "kl.high=0.5", "kl.high=2.5")
 KL_NOISED = ("kl.high=1.0", "kl.high=5.0", "kl.high=25.0")
 OWN: dict[str, Overrides] = {
@@ -162,7 +162,7 @@ class Search:
     def _best_of(
         self, tries: Mapping[str, Sequence[Overrides]], group: str, keep: Sequence[int]
     ) -> dict[str, Overrides]:
-        """The one with most reward when the passes are spent, summed over seeds; `keep` of them go on after each."""
+        """The one with most reward when the passes are spent, summed over seeds; `keep` of them continue after each."""
         left = {name: list(its) for name, its in tries.items()}
         ends: dict[tuple[str, Overrides], float] = defaultdict(float)
         for seed, number in zip(SEARCHED, keep, strict=True):
@@ -185,7 +185,7 @@ def compare(
     workers: int | None = None,
     console: Console | None = None,
 ) -> dict[str, list[Compared]]:
-    """Runs, results.json, compare.md and figures into `out` after each group; called again after a kill, it goes on."""
+    """Runs, results.json, compare.md and figures into `out` after each group. After a kill, call it again."""
     console = console or Console()
 
     def run(races: Sequence[Race]) -> list[dict[str, Any]]:

@@ -215,7 +215,7 @@ def efficiency(
     workers: int | None = None,
     console: Console | None = None,
 ) -> list[Outcome]:
-    """Runs, results.json, efficiency.md and efficiency.png into `out`; called again after a kill, it goes on."""
+    """Runs, results.json, efficiency.md and efficiency.png into `out`; called again after a kill, it continues."""
     console = console or Console()
     names = [PAPER, *(name for name in SETTINGS if name != PAPER and (not only or name in only))]
     console.print(f"learning rates, on seeds {SEARCHED[0]} and {SEARCHED[1]}", highlight=False)

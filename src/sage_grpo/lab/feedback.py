@@ -1,7 +1,7 @@
 """`sage-grpo lab feedback`: whether feedback on λ holds the KL at its target, from a λ far too small and far too large.
 
 Settings, seeds, target and band are fixed here, before the runs. They were chosen on seeds 100 and 101. A first form
-of `proportional`, which did not correct the start at once, left the band on one of seeds 0 to 4. So the present form
+of `proportional` did not correct the start in one step, and left the band on one of seeds 0 to 4. So the present form
 is judged on seeds of its own.
 """
 
@@ -54,7 +54,7 @@ class Held:
     """Mean over the last half."""
     lowest: float
     highest: float
-    """Of the means over `HISTORY` updates that lie in the last half."""
+    """Extremes of the means over `HISTORY` updates that lie in the last half."""
     weight: float
     """λ at the end."""
 

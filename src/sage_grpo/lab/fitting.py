@@ -16,7 +16,7 @@ def improve(
     bounds: tuple[Tensor, Tensor],
     iterations: int,
 ) -> tuple[Tensor, Tensor]:
-    """Levenberg–Marquardt on many pairs of video and clip at once: better numbers (N, K) and squared residuals.
+    """Levenberg–Marquardt on many pairs of video and clip together: better numbers (N, K) and squared residuals.
 
     masks: coverage of the clips by their numbers, (N, pixels); slopes: of that in the numbers, (N, pixels, K);
     projected: the video's light along the clip's colour, (N, pixels); total: squared norm of the video; strength: of

@@ -230,7 +230,7 @@ def run_grid(
                     ledger.add(key, result)
                     progress.update(task, advance=1, description=key)
             except BaseException:
-                pool.shutdown(cancel_futures=True)  # what failed is told now, not after all the others
+                pool.shutdown(cancel_futures=True)  # what failed is reported now, not after all the others
                 raise
     done = ledger.read()
     return [done[job.key] for job in jobs]

@@ -1,4 +1,4 @@
-"""Results of runs, a line each in one file: what is there is done, and stays beside what is concluded from it."""
+"""Results of runs, a line each in one file: what is there is done, and stays next to what is concluded from it."""
 
 import json
 from hashlib import blake2b

@@ -12,7 +12,7 @@ from sage_grpo.lab.efficiency import MEASURED, Overrides, crossing, with_error
 from sage_grpo.lab.pass_curves import against_passes, reward_curve
 from sage_grpo.statistics import Effect, effect, holm, p_of_zero, paired
 
-FIRST = "grpo"  # what the others are held against
+FIRST = "grpo"  # what the others are compared with
 STAR = "\u00a0*"  # which no line break parts from its figure
 
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]  # by objective, in the order of their seeds
@@ -134,7 +134,7 @@ def draw_conditions(outcomes: Mapping[str, Sequence[Compared]], path: Path) -> N
                 if len(rows) < 2:
                     continue
                 ends = [o.ends["reward"] for o in rows.values()]
-                at = [x + 0.03 * i for x in rows]  # beside each other
+                at = [x + 0.03 * i for x in rows]  # next to each other
                 error = [e.high - e.mean for e in ends]
                 ax.errorbar(at, [e.mean for e in ends], error, color=COLOURS[name], marker="o", capsize=3, label=name)
             ax.set_xlabel(title)

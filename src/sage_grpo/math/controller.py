@@ -28,14 +28,14 @@ class KLRule:
     band: float = 0.5
     """How far that mean may be from the target, relative to it, before anything is done; `proportional` has none."""
     gain: float = 1.0
-    r"""Of `proportional`: the power of KL/target by which $\lambda$ moves over `history` updates."""
+    r"""The power of KL/target, for `proportional`, by which $\lambda$ moves over `history` updates."""
     damping: float = 1.0
-    r"""Of `proportional`: the power of the KL's own change by which $\lambda$ moves, against overshoot."""
+    r"""The power of the KL's own change, for `proportional`, by which $\lambda$ moves, against overshoot."""
 
 
 @dataclass(frozen=True)
 class KLWeight:
-    r"""$\lambda$ with all that its future depends on: save this, and a resumed run goes on as if never stopped."""
+    r"""$\lambda$ with all that its future depends on: save this, and a resumed run continues as if never stopped."""
 
     value: float
     updates: int = 0
@@ -64,7 +64,7 @@ def feedback(value: float, recent: tuple[float, ...], rule: KLRule) -> float:
 
     `proportional` moves with the error and with its change, both on a logarithmic scale: a PI controller. It compares
     the mean of the last `history` KLs with the same mean one update earlier, so `recent` holds one KL more. The first
-    mean after the warm-up is compared with the target, which corrects a wrong start at once:
+    mean after the warm-up is compared with the target, which corrects a wrong start in one step:
 
     $$f = (\overline{\mathrm{KL}} / \mathrm{target})^{\mathrm{gain}/\mathrm{history}}\cdot
     (\overline{\mathrm{KL}} / \overline{\mathrm{KL}}_{-1})^{\mathrm{damping}}$$

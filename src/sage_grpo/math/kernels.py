@@ -73,7 +73,7 @@ class KernelTable:
     e: Tensor
     r"""Weight of $\hat x_0^-$, the clean estimate of the step before; 0 in a table of first order."""
     order: int
-    """Of the steps without noise, and of others where their kernel has a form of second order."""
+    """Order of the steps without noise, and of others whose kernel has a form of second order."""
     scaled: bool = True
     """Whether the log-likelihood of a step is divided by $2s^2$."""
 

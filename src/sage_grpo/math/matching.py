@@ -1,4 +1,4 @@
-r"""Flow matching on a video that was noised anew: $x = (1-\sigma)x_0 + \sigma z$, with the target $v^* = z - x_0$."""
+r"""Flow matching on a renoised video: $x = (1-\sigma)x_0 + \sigma z$, with the target $v^* = z - x_0$."""
 
 from torch import Tensor
 

@@ -13,7 +13,7 @@ VIDEOS, SHAPE, SIGMA = 6, (3, 4, 5), 0.6
 def fault_at_old_policy(objective: Objective, ask: Ask) -> str | None:
     """What is wrong where the policy is the old one, in words; none if all is well.
 
-    There the ratio is 1. A step against the loss makes videos with a positive advantage likelier, and others less.
+    There the ratio is 1. A step against the loss makes videos with a positive advantage more likely, and others less.
     """
     v = ask.velocity
     loss = objective.loss(ask)
@@ -75,7 +75,7 @@ def _seeded(seed: int) -> torch.Generator:
 
 
 def _drawn(dtype: torch.dtype) -> Ask:
-    """A point where the policy is the old one; videos of both signs beside each other."""
+    """A point where the policy is the old one; videos of both signs next to each other."""
     v, noise, clean = torch.randn(3, VIDEOS, *SHAPE, generator=_seeded(1)).to(dtype)
     advantage = 1.0 - 2.0 * (torch.arange(VIDEOS) % 2)
     leaf = v.requires_grad_()

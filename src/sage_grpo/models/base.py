@@ -71,7 +71,7 @@ class DiffusersModel(VideoModel):
             if (part := getattr(pipe, name, None)) is not None:
                 part.requires_grad_(False).eval()
         layers = (layer for block in self.shard_blocks for layer in block.modules() if isinstance(layer, nn.Linear))
-        self._layer = next(layers)  # tells device and dtype at once; diffusers looks through all parameters
+        self._layer = next(layers)  # has device and dtype; diffusers looks through all parameters
         pipe.vae.enable_slicing()  # one video at a time: some decoders take no more
         defaults = self.own_size()
         self.frames, self.height, self.width = frames or defaults[0], height or defaults[1], width or defaults[2]
@@ -93,7 +93,7 @@ class DiffusersModel(VideoModel):
 
     @abstractmethod
     def embed_text(self, text: str) -> dict[str, Tensor]:
-        """What the transformer is told of one text, by names of its own; a batch of one."""
+        """Inputs of the transformer for one text, by its own names; a batch of one."""
 
     def embed_image(self, image: Image.Image) -> dict[str, Tensor]:
         """The same for the first frame, in models that take one."""
@@ -288,7 +288,7 @@ class DiffusersModel(VideoModel):
         return self.conditions.get(self._space(kind), content, visit)
 
     def _space(self, kind: str) -> tuple[str, ...]:
-        """What an embedding depends on beside its content."""
+        """What an embedding depends on besides its content."""
         if self._fingerprint is None:
             settings, folder = self._encoding_settings(), None
             if self.left_out:
@@ -331,7 +331,7 @@ class DiffusersModel(VideoModel):
         return (in_turn(v), in_turn(unguided)) if self.branches_in_turn else (v, unguided)
 
     def beside(self, positive: Condition, negative: Condition) -> Condition:
-        """What both branches are told, as one batch."""
+        """Inputs of both branches, as one batch."""
         return {name: torch.cat([value, negative[name]]) for name, value in positive.items()}
 
     def guide(self, positive: Tensor, negative: Tensor, sigma: Tensor) -> Tensor:

@@ -178,7 +178,7 @@ def check_decode(model: DiffusersModel) -> None:
 
 
 def check_seeds(model: DiffusersModel) -> None:
-    """The same key gives the same video to the bit, another key another one."""
+    """The same key gives the same video bit for bit, another key another one."""
     prompt, table = prompts_for(model)[:1], kernel_table("sage", sigma_schedule(STEPS, 3.0), 0.5)
     first, again, other = (sample(model, prompt, table, [(k,)], [(k,)]).x0 for k in ("a", "a", "b"))
     assert torch.equal(first, again)

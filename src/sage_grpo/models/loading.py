@@ -16,7 +16,7 @@ Precisions = Mapping[str, torch.dtype]  # by component; `default` for all others
 
 
 def precisions(adapter: Any, dtype: torch.dtype, frozen: torch.dtype | None) -> Precisions:
-    """`dtype` is that of the networks; encoders and decoder may do with less, but for some."""
+    """`dtype` is that of the networks; encoders and decoder may do with less, except for some."""
     kinds = {"default": frozen or dtype} | dict.fromkeys(adapter.denoisers, dtype)
     return kinds | dict.fromkeys(adapter.float32_parts, torch.float32)
 
@@ -40,7 +40,7 @@ def empty_parts(pipeline: Any, folder: str, names: Sequence[str], kinds: Precisi
 def default_parts(
     pipe: Any, names: Sequence[str], kinds: Precisions, sizes: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Networks of a pipeline without weights: at the size that their classes have by default, but for `sizes`."""
+    """Networks of a pipeline without weights: at the size that their classes have by default, except for `sizes`."""
     from accelerate import init_empty_weights  # noqa: PLC0415 - only for several processes
 
     classes = {name: type(part) for name in names if (part := getattr(pipe, name, None)) is not None}

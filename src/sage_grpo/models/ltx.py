@@ -42,12 +42,12 @@ class LTXVideo(DiffusersModel):
         super().__init__(pipe, **settings)
 
     def share_sequence(self, exchange: Exchange) -> None:
-        """The library's plan cuts the text too, which its masked cross-attention cannot bear; ours leaves it whole."""
+        """The library's plan cuts the text too, which its masked cross-attention forbids; ours leaves it whole."""
         network = self.pipe.transformer
         check_sharing(exchange.size, network.config.num_attention_heads, self.latent_shape(Prompt(""))[0])
         stock = network._cp_plan
         tokens = {"hidden_states": stock[""]["hidden_states"]}
-        if self.needs_image:  # each token is told its own noise
+        if self.needs_image:  # each token has its own noise level
             tokens["timestep"] = cut(dim=1, of=2)
         attentions = (block.attn1 for block in network.transformer_blocks)
         share_by_plan(network, attentions, exchange, stock | {"": tokens})

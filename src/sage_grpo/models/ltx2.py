@@ -136,7 +136,7 @@ class LTX2(LTXVideo):
         check_sharing(exchange.size, network.config.num_attention_heads, self.parts.shapes[VIDEO][0])
         stock = network._cp_plan
         tokens = {"hidden_states": stock[""]["hidden_states"]}
-        if self.needs_image:  # each token is told its own noise
+        if self.needs_image:  # each token has its own noise level
             tokens["timestep"] = cut(dim=1, of=2)
         whole_rows = {"split": {"dim": 2, "of": 4}, "interleaved": {"dim": 1, "of": 3}}[network.config.rope_type]
         places = {i: cut(**whole_rows, output=True) for i in (0, 1)}

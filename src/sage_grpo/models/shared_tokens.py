@@ -52,7 +52,7 @@ def share_by_plan(network: Any, attentions: Iterable[Any], exchange: Exchange, p
 
     def whole_gradient(module: nn.Module, inputs: Any, outputs: tuple[Tensor, ...]) -> None:
         # The library's gather hands each process only its own part of the gradient, as if the others' losses were
-        # nothing; processes take the mean of their gradients, so the parts must count `size` times.
+        # nothing. Processes take the mean of their gradients, so the parts must count `size` times.
         if outputs[0].requires_grad:
             outputs[0].register_hook(lambda gradient: gradient * exchange.size)  # type: ignore[no-untyped-call]
 
@@ -62,7 +62,7 @@ def share_by_plan(network: Any, attentions: Iterable[Any], exchange: Exchange, p
 class JointAttention:
     """Attention over video and text together, for one process or for several that share the video.
 
-    No mask is ever passed on, for which several kernels have no way or a slow one: samples whose texts differ in length
+    No mask is passed on, because several kernels have no way or a slow one for it. Samples whose texts differ in length
     attend one after the other, neighbours of equal length together. A mask, which only the library's own pipeline
     gives, is left to the library.
     """

@@ -27,7 +27,7 @@ class OwnLengths(DiffusersModel):
 
 
 def together(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """One batch of several. Where texts differ in length the shorter are filled up, and all lengths are told."""
+    """One batch of several. Where texts differ in length the shorter are padded, and all lengths are returned."""
     names = [name for name in parts[0] if not name.endswith(COUNT)]
     counts = {name: [n for p in parts for n in lengths_of(p, name)] for name in names if name.endswith(TEXTS)}
     mixed = any(len(set(lengths)) > 1 for lengths in counts.values())

@@ -45,7 +45,7 @@ def unpadded(network: Any, words: Mapping[str, Any], x: Tensor, timestep: Tensor
 
 
 def text_tokens(network: Any, timestep: Tensor, words: Mapping[str, Any]) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-    """Tokens beside the video's (B, tokens, width); and, unless all samples are alike, the size of each run of equals.
+    """Tokens besides the video's (B, tokens, width); and, unless all samples are alike, the size of each run of equals.
 
     A size is an empty tensor (rows, tokens, 0): a compiled block takes shapes of tensors as they come, and numbers not.
     Compiled blocks are always given sizes, so that equal lengths are no graph of their own.

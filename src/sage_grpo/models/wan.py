@@ -98,7 +98,7 @@ class Wan(DiffusersModel):
 
     @property
     def per_token(self) -> bool:
-        """Wan 2.2 5B is told the noise of each token, so that a given first frame can be clean."""
+        """Wan 2.2 5B gets the noise level of each token, so that a given first frame can be clean."""
         return bool(self.pipe.config.expand_timesteps)
 
     def pixel_step(self) -> int:
@@ -139,7 +139,7 @@ class Wan(DiffusersModel):
 
     def _ask(self, expert: Any, x: Tensor, sigma: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         hidden = self.model_input(x, inputs).to(self.dtype)
-        if "channels" in inputs:  # mask and latents of the first frame, beside the noisy ones
+        if "channels" in inputs:  # mask and latents of the first frame, besides the noisy ones
             hidden = torch.cat([hidden, inputs["channels"].to(self.dtype)], dim=1)
         out: Tensor = expert(
             hidden_states=hidden,

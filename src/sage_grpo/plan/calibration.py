@@ -1,4 +1,4 @@
-"""What a real iteration reached of the plan's seconds, kept in a file: the next plan is told in those terms."""
+"""What a real iteration reached of the plan's seconds, kept in a file: the next plan uses it."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from sage_grpo.config.algorithm import Settings
 from sage_grpo.config.yaml_text import YamlError, read_yaml
 from sage_grpo.files import atomic_write
 
-SCORE_SECONDS = 0.5  # a video, for scorers beside the model, until one is measured
+SCORE_SECONDS = 0.5  # a video, for scorers next to the model, until one is measured
 
 
 class Calibration(Settings):

@@ -35,7 +35,7 @@ def stochastic_steps(config: RecipeConfig) -> int:
 def count(config: RecipeConfig, guided: bool, one_sided: bool = False, experts: int = 1) -> Counts:
     """`one_sided`: only one branch of guidance is trained. `experts` are asked in turn, by noise level."""
     branches = 2 if guided else 1
-    asked = 1 if config.policy.points else branches  # videos that are noised anew are trained without guidance
+    asked = 1 if config.policy.points else branches  # renoised videos are trained without guidance
     trained = trained_videos(config) * config.trained_steps * config.policy.num_iterations
     both = asked if not one_sided else 1
     every, first = config.gauge.every, config.policy.batch_size * config.parallel.replicas  # it looks at one batch each

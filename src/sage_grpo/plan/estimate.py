@@ -99,7 +99,7 @@ def _probe(settings: str) -> Probe:
 
 
 def alone(config: RecipeConfig, batch: int = 1, *, unguided: bool = False) -> RecipeConfig:
-    """The same model on a single process: what does not depend on the layout is looked at once."""
+    """The same model on a single process: what does not depend on the layout is looked at one time."""
     values = config.model_dump()
     values |= {"parallel": {"processes": 1}, "run": {}}
     values["policy"] |= {"batch_size": batch, "prompts_per_iteration": batch}

@@ -72,7 +72,7 @@ class ProcessGroup:
 
 @dataclass(frozen=True)
 class PassTime:
-    """Seconds of one pass; messages of weights travel beside the arithmetic, those of tokens do not."""
+    """Seconds of one pass; messages of weights travel during the arithmetic, those of tokens do not."""
 
     arithmetic: float
     weights: float

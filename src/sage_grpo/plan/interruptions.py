@@ -9,7 +9,7 @@ GPU_HOURS_PER_FAILURE = 16_384 * 54 * 24 / 419
 
 @dataclass(frozen=True)
 class Saving:
-    """Seconds: training stands while the state is copied, files are written beside it, a restart begins anew."""
+    """Seconds: training stands while the state is copied, files are written meanwhile, a restart begins again."""
 
     stall: float
     write: float

@@ -27,7 +27,7 @@ from sage_grpo.training import build
 
 FLOAT = 4
 Phase = Literal["encode", "rollout", "decode", "score", "step", "train"]
-PHASES: dict[Phase, tuple[str, ...]] = {  # which parts of the memory each phase needs, beside what is always held
+PHASES: dict[Phase, tuple[str, ...]] = {  # which parts of the memory each phase needs, besides what is always held
     "encode": ("text encoders",),
     "rollout": ("latents of the trajectory", "conditions", "videos made before", "activations of a rollout"),
     "decode": ("latents of the trajectory", "conditions", "VAE", "activations of the VAE", "videos made before"),
@@ -59,7 +59,7 @@ ALWAYS = ("trained weights", "frozen weights", "anchor and other copies", "optim
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the device of the first process, and on the host beside it."""
+    """Bytes on the device of the first process, and on its host."""
 
     parts: dict[str, int]
     video: int  # decoded
@@ -161,7 +161,7 @@ def memory(
     *,
     gpu: bool = True,
 ) -> Memory:
-    """On a GPU the optimizer takes all tensors at once, and needs room for one more of each; on the host two of one."""
+    """On a GPU the optimizer takes all tensors together, with room for one more of each; on the host two of one."""
     policy = config.policy
     videos = config.rollouts // config.parallel.replicas
     decoded = math.ceil(videos / config.parallel.sequence)  # dealt out to those that share a video

@@ -37,7 +37,7 @@ def candidates(requested: Layout, group: int) -> list[Layout]:
     counts = {*range(max(processes - 8, 1), processes + 9), max(processes // 8, 1) * 8, (processes // 8 + 1) * 8}
     layouts = set()
     for n, s, r, b in product(counts, {1, 2, 4, 8, sequence}, {1, replicate}, {1, batch}):
-        unit = n // s * b  # videos that are made at once
+        unit = n // s * b  # videos that are made together
         if n % (s * r):
             continue
         step = unit // math.gcd(unit, group)

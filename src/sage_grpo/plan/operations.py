@@ -54,7 +54,7 @@ def sizes(values: Any) -> list[int]:
 
 
 class OperationCounter(TorchDispatchMode):
-    """Counts operations by their cost, bytes of messages by purpose, and the most memory newly held at once."""
+    """Counts operations by their cost, bytes of messages by purpose, and the most memory newly held at a time."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ class Cost:
     operations: dict[Operation, float]  # how many there are of each (FLOPs, bytes)
     sent: dict[str, float]  # bytes of messages by purpose
     messages: dict[str, float]
-    memory: float  # newly held at once, beyond what is held between passes
+    memory: float  # newly held at a time, beyond what is held between passes
     largest: int = 0  # elements that a convolution reads or writes
 
     @property
@@ -44,7 +44,7 @@ class Cost:
 class Probe:
     tokens: int  # of one video, without those of its text
     forward: Cost  # of a batch without gradient, all branches of guidance
-    training: Cost  # of what shares a replay pass: forward and backward, beside gradients that are already there
+    training: Cost  # of what shares a replay pass: forward and backward, besides gradients that are already there
 
 
 def line(shallow: Cost, deeper: Cost, blocks: int) -> Cost:
@@ -111,9 +111,7 @@ def passes(model: VideoModel, config: RecipeConfig, depth: int | None) -> tuple[
                 model.velocity(*rolled)
 
         def train() -> None:
-            with (
-                unguided(model) if policy.points else nullcontext()
-            ):  # as the loop asks for videos that are noised anew
+            with unguided(model) if policy.points else nullcontext():  # as the loop evaluates renoised videos
                 velocity = model.velocity(*replayed)
             velocity.float().square().mean().backward()  # type: ignore[no-untyped-call]
 

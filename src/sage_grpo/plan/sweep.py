@@ -63,7 +63,7 @@ def laid_out(config: RecipeConfig, gpus: int, sequence: int, replicate: int) -> 
 
 
 def reason(plan: Plan, requested: RecipeConfig) -> str:
-    """What an iteration's time is spent on beside useful arithmetic, the largest first."""
+    """What an iteration's time is spent on besides useful arithmetic, the largest first."""
     if not plan.fits:
         return f"needs {plan.memory.peak / 1e9:.0f} GB"
     worst = plan.passes["training"]

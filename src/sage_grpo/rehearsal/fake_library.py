@@ -60,7 +60,7 @@ def build_shim(tell: Callable[[str], None] = lambda text: None) -> Path:
             "apt install g++, dnf install gcc-c++ or conda install gxx"
         )
     tell("compiling a small library, once for this version of torch")
-    with draft_of(library) as draft:  # two that compile at once write the same
+    with draft_of(library) as draft:  # two that compile at the same time write the same
         _compile(compiler, torch, str(draft))
     return library
 

@@ -1,4 +1,4 @@
-"""What torch and some of our checks must be told where tensors have no values. Only for a process of its own."""
+"""What torch and some of our checks need where tensors have no values. Only for a process of its own."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress

@@ -163,7 +163,7 @@ class Stage:
     report: FakeCudaReport
 
     def iterate(self, iterations: int) -> None:
-        """A trainer of its own, as a process that is started anew would have."""
+        """A trainer of its own, as a new process would have."""
         run = self.small.run.model_copy(update={"iterations": iterations})
         config = self.small.model_copy(update={"run": run})
         trainer = Trainer(config=config, rewards=self.rewards, prompts=self.prompts, console=Console(quiet=True))

@@ -1,7 +1,7 @@
 """A recipe's network at its real size on this computer: random weights, a tiny video, memory and seconds by stage.
 
 Each stage is a process of its own, as in a real run: its memory is the system's count, less what the interpreter and
-its libraries take. It is held against the plan of the very same recipe.
+its libraries take. It is compared with the plan of the same recipe.
 """
 
 import json

@@ -61,7 +61,7 @@ def rehearse(
 
 
 def _launch(config: RecipeConfig, small: RecipeConfig, folder: Path, record: Rehearsal, tell: Tell) -> None:
-    find_rewards(config, record)  # what is wrong with them is told before anything is started
+    find_rewards(config, record)  # what is wrong with them comes before anything is started
     find_prompts(config, folder, record)
     (folder / iterations.ORIGINAL).write_text(dump_recipe(config))
     (folder / iterations.SMALL).write_text(dump_recipe(small))

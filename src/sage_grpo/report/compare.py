@@ -1,4 +1,4 @@
-"""Several runs beside each other: which settings differ, and which runs are one experiment with several seeds."""
+"""Several runs next to each other: which settings differ, and which runs are one experiment with several seeds."""
 
 import json
 from collections.abc import Sequence

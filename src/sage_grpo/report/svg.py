@@ -21,8 +21,9 @@ DASHES = ("none", "8 3", "2.5 2.5", "9 3 2 3", "14 4")  # five against seven col
 class Curve:
     """A line and, with `low` and `high`, the band of its uncertainty; a value that is not finite is a gap.
 
-    behind: points of a faint line, such as the values that the line smooths; look: number of its colour and dash, where
-    its place in the chart is not to decide.
+    Attributes:
+        behind: Points of a faint line, such as the values that the line smooths.
+        look: Number of its colour and dash, where its place in the chart is not to decide.
     """
 
     name: str
@@ -258,7 +259,7 @@ def legend(chart: Chart) -> Markup:
 
 
 def draw_chart(chart: Chart, key: str) -> Markup:
-    """A chart as SVG, its names beside the lines' ends or, where they do not fit, in a list below; `key` makes ids."""
+    """A chart as SVG, its names next to the lines' ends or, where they do not fit, in a list below; `key` makes ids."""
     labels, view = f"{key}-title {key}-desc", f"0 0 {WIDTH:g} {HEIGHT:g}"
     head = {"class_": "chart", "viewBox": view, "role": "img", "aria_labelledby": labels}
     out = tag("title", chart.title, id=f"{key}-title") + tag("desc", chart.in_words(), id=f"{key}-desc")

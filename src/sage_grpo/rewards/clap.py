@@ -126,7 +126,7 @@ def make_tiny_checkpoint(folder: str | Path, **audio: Any) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: Any = ClapModel(ClapConfig(text_config=text, audio_config=sizes | audio, projection_dim=16))
-        for tensor in model.parameters():  # wider than at the start of training, so that sounds are told apart
+        for tensor in model.parameters():  # wider than at the start of training, so that sounds are distinguished
             tensor.data.add_(0.1 * torch.randn_like(tensor))
     model.save_pretrained(folder)
     tokenizer = RobertaTokenizer(vocab={word: i for i, word in enumerate(words)}, merges=[], model_max_length=38)

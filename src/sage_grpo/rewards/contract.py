@@ -42,7 +42,7 @@ def material() -> tuple[Tensor, list[Prompt]]:
 
 
 def heard(frames: Tensor, prompts: Sequence[Prompt]) -> Videos:
-    """Beside the frames a tone for each, by the number of its prompt: it begins later, and is higher."""
+    """The frames with a tone for each, by the number of its prompt: it begins later, and is higher."""
     time = torch.arange(SAMPLE_RATE * FRAMES // FRAME_RATE) / SAMPLE_RATE
     tones = [
         torch.where(time >= number / FRAME_RATE, 0.5 * torch.sin(2 * math.pi * 220 * (number + 1) * time), 0)

@@ -2,7 +2,7 @@
 
 The score is minus the highest probability of any frame: 0 for one shot, −1 for a sure cut. Gamed by a static video,
 which has no cuts, and by a change so slow that it lasts the whole video (it is seen at 0.6 rather than 0.9). Light that
-jumps and a shaken camera raise it a little. So it is a cost beside other scores, not a reward of its own.
+jumps and a shaken camera raise it a little. So it is a cost next to other scores, not a reward of its own.
 """
 
 from typing import Any, Self

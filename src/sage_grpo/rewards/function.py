@@ -15,7 +15,7 @@ from sage_grpo.core.scores import Scores
 class FunctionReward(Reward):
     """`f(videos, prompts, **columns) → list of float or None`; None, NaN and infinity are failures.
 
-    `videos` are uint8 frames (B, F, H, W, 3), `prompts` their texts; a column of the prompt file arrives by name if
+    `videos` are uint8 frames (B, F, H, W, 3), `prompts` their texts. A column of the prompt file arrives by name if
     every prompt of the batch has it and the function takes it. One that takes `sound` is given (B, channels, samples)
     from -1 to 1, and `sample_rate` and `frame_rate` if it takes those.
     """

@@ -1,7 +1,7 @@
 """HPSv3: how much people would prefer the frames, as pictures of the prompt, judged by Qwen2-VL-7B.
 
-The model reads a picture and an instruction that ends with a token of its own; a small network on that token's hidden
-state gives the mean and the spread of the preference, and the mean is the score, as the model gives it: it is not
+The model reads a picture and an instruction that ends with a token of its own. A small network on that token's hidden
+state gives the mean and the spread of the preference, and the mean is the score. It is not
 normalised, so compare it within a prompt. A few frames are averaged. Gamed by glossy stills; motion is not seen.
 
 Needed, none of it shipped here: HPSv3.safetensors (MizzenAI/HPSv3), tokenizer and sizes of Qwen2-VL-7B-Instruct, and
@@ -102,8 +102,11 @@ def make_head(tensors: Mapping[str, Tensor], width: int) -> nn.Sequential:
 class HPSv3Reward(VideoScorer):
     """Mean preference of a few frames.
 
-    path: HPSv3.safetensors or its folder. base: folder of Qwen2-VL-7B-Instruct, for tokenizer and sizes. instruction:
-    a wheel of hpsv3 or a file out of it, by default hpsv3-*.whl beside the weights. dtype: the original's is bfloat16.
+    Args:
+        path: HPSv3.safetensors or its folder.
+        base: Folder of Qwen2-VL-7B-Instruct, for tokenizer and sizes.
+        instruction: A wheel of hpsv3 or a file out of it, by default hpsv3-*.whl next to the weights.
+        dtype: The original's is bfloat16.
     """
 
     names = ("hpsv3",)

@@ -1,4 +1,4 @@
-"""Weights that come inside an installed package: found without importing it, and the very bytes that were tested."""
+"""Weights that come inside an installed package: found without importing it, and the same bytes that were tested."""
 
 import hashlib
 import io

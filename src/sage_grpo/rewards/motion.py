@@ -1,6 +1,6 @@
 """Motion without a trained network: is there some, is it even, does the shot hold, does the light hold?
 
-How each is gamed: `dynamic` by shaking and by noise that stay inside the band; `acceleration`, `cut` and `flicker` by a
+How each is gamed. `dynamic` by shaking and by noise that stay inside the band; `acceleration`, `cut` and `flicker` by a
 static video, and by blur a little; `cut` by a crossfade. So never one alone: `combined` pays evenness only as far as
 something moves.
 """

@@ -222,7 +222,7 @@ class ObjectsReward(VideoScorer):
     def look(self, picture: Tensor, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return, for every patch, a logit for each text and the corners of its box.
 
-        OWLv2 sees a square, into whose corner the picture is put, and boxes are in sides of that square: a pixel is as
+        OWLv2 sees a square, into whose corner the picture is put. Boxes are in sides of that square: a pixel is as
         long across as down, whatever the picture's shape.
         """
         tokens = self.tokenizer(

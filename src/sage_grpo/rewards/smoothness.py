@@ -71,7 +71,7 @@ class SmoothnessReward(VideoScorer):
         self.network.to(device)
         self.network.device = device  # where it makes its grids
         pictures = shrunk(frames.to(device), self.side) / 255
-        # One at a time: the network chooses its scales by the fastest motion of all that it is given at once.
+        # One at a time: the network chooses its scales by the fastest motion of all that it is given together.
         errors = [
             (self.between(pictures[i - 1 : i], pictures[i + 1 : i + 2]) - pictures[i]).abs().mean().double()
             for i in range(1, len(pictures) - 1, 2)

@@ -17,7 +17,7 @@ SECRET = re.compile(
     re.I,
 )
 HARMLESS = re.compile(r"tokenizer|variable", re.I)
-COUNT = re.compile(r"token", re.I)  # a number beside it is how many, such as max_tokens
+COUNT = re.compile(r"token", re.I)  # a number after it is how many, such as max_tokens
 VALUE = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"(?:hf_|sk-|[sr]k_live_|gh[pousr]_|github_pat_|glpat-|wandb_v1_|xox[abeprs]-|nvapi-|gsk_|r8_|npm_|ya29\.|"

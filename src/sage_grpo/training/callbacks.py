@@ -175,7 +175,7 @@ class Save(Callback):
         self.saved_at: int | None = None
 
     def on_start(self, loop: Loop) -> None:
-        self.saved_at = loop.iteration  # what a run goes on from is there: to write it anew would first take it away
+        self.saved_at = loop.iteration  # the checkpoint to resume from is there: writing it again would first remove it
 
     def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
         run = self.config.run

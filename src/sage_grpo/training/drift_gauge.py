@@ -1,7 +1,7 @@
 """The drift gauge: what a run does to its videos that the reward does not show. For any model.
 
 Everything is measured on the policy's own rollouts. The first measurement of a run, before any update, is the base
-model on its own samples: all later ones are told relative to it.
+model on its own samples: all later ones are relative to it.
 """
 
 import math

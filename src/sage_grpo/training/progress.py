@@ -22,7 +22,7 @@ RECENT = 10  # iterations that speed and time left are judged by: the first one 
 
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"  # hours go on counting: "1 day, 2:03:04" takes twice the room
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"  # hours pass 24, for "1 day, 2:03:04" takes twice the room
 
 
 def skipped(iteration: int, metrics: Metrics) -> str:

@@ -1,4 +1,4 @@
-"""Where the numbers of a run go. A resumed run goes on in the same curves, without doubled steps."""
+"""Where the numbers of a run go. A resumed run continues the same curves, without doubled steps."""
 
 import io
 import json
@@ -65,7 +65,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class JsonlTracker:
-    """One JSON object a line, readable while the run goes on.
+    """One JSON object a line, readable during the run.
 
     An existing file is continued; lines from step `resume_at` on are dropped, for the run will make them again.
     """

@@ -42,7 +42,7 @@ from sage_grpo.weights.prepare import make_bank, prepare
 
 @contextmanager
 def _stop_on_signal(stop: CollectiveStop) -> Iterator[None]:
-    """Ctrl-C, SIGTERM or SIGHUP finishes the iteration, saves and ends; a second Ctrl-C interrupts at once.
+    """Ctrl-C, SIGTERM or SIGHUP finishes the iteration, saves and ends; a second Ctrl-C interrupts immediately.
 
     A second SIGTERM does not: schedulers send it to all processes, and torchrun passes its own on to the same ones.
     A closed terminal sends SIGHUP, unless `nohup` had it ignored.
@@ -71,19 +71,19 @@ class Result:
     """How a run ended."""
 
     folder: Path
-    """Of the run."""
+    """The run folder."""
     iterations: int
     """That are done, those before a resume included."""
     first: Metrics
-    """Of the first iteration after the start or resume, such as `reward/mean`."""
+    """Metrics of the first iteration after the start or resume, such as `reward/mean`."""
     last: Metrics
-    """Of the last iteration."""
+    """Metrics of the last iteration."""
     seconds: float
     """Since the start or resume."""
     stop_reason: str | None = None
     """None if all iterations are done."""
     alarms: list[str] = field(default_factory=list)
-    """Of the drift gauge."""
+    """Alarms of the drift gauge."""
 
 
 class Trainer:
@@ -191,7 +191,7 @@ class Trainer:
             raise ConfigError(f"run.sample_frames, sample_height, sample_width: {error}") from error
 
     def train(self) -> Result:
-        """Go on from the newest checkpoint of the run folder, or start; Ctrl-C finishes the iteration and saves."""
+        """Continue from the newest checkpoint of the run folder, or start; Ctrl-C finishes the iteration and saves."""
         watchdog = Watchdog(self.loop, self.folder, self.config.run.hang_minutes, self.processes)
         with self._alone(), watchdog.watching():
             return self._train(watchdog)
@@ -302,9 +302,9 @@ class Trainer:
         self.files.end.unlink(missing_ok=True)  # of the part before: this one has not ended
 
     def _end(self, error: str | None = None) -> None:
-        """How the run ended, for whoever finds the folder later; one without this was killed or goes on."""
+        """How the run ended, for whoever finds the folder later; one without this was killed or still runs."""
         facts = {"iteration": self.loop.iteration, "stop_reason": self.loop.stop_reason, "error": error}
-        with suppress(OSError):  # a full disk is told by what filled it
+        with suppress(OSError):  # a full disk is reported by what filled it
             if self.main:
                 write_json(self.files.end, facts | {"time": time.time()})
 

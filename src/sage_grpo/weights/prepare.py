@@ -99,7 +99,7 @@ def make_bank(
 ) -> WeightsBank:
     """Adapters where there are adapters, copies of the trained weights elsewhere.
 
-    `copies` is where those wait; adapters are small and stay. Compiled blocks would be compiled anew for every adapter;
+    `copies` is where those wait; adapters are small and stay. Each adapter would compile the blocks again;
     there the adapters' values change places. `lent` are copies of all weights that lie elsewhere.
     """
     compiled = any(layer._compiled_call_impl is not None for layer in module.modules())

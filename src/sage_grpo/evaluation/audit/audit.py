@@ -1,6 +1,6 @@
 """How each score is gamed: clips against degraded copies of themselves, of their sound too for scores that hear.
 
-A change is told in spreads: standard deviations of the score over the clips as they are, so that +1 is what separates
+Changes are in spreads, standard deviations of the score over the clips as they are. So +1 is what separates
 an ordinary clip from a rather good one. Where clips do not differ, a small share of all that was seen stands in.
 """
 
@@ -32,7 +32,7 @@ Verdict = Literal["gamed", "blind", "caught", "unscored"]
 class Cell:
     """A score on one kind of copy.
 
-    `gamed`: higher by a tenth of a spread or more, and surely so: the interval is above 0, or several clips gain and
+    `gamed`: higher by a tenth of a spread or more, and surely so. The interval is above 0, or several clips gain and
     none loses (many scores are at their end for most clips). `caught`: the same downwards. `blind`: neither. With one
     clip: as measured.
     """

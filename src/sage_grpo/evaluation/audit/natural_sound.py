@@ -1,4 +1,4 @@
-"""The clips made here with a sound that fits: what moves rests, goes, rests and goes on, and is heard while it goes.
+"""The clips made here with a sound that fits: what moves rests, goes, rests and goes again, and is heard while it goes.
 
 They are for scorers that hear. In the plain clips everything moves from the first frame to the last, so that nothing
 begins. When it goes is chosen for each clip by its name, and neither frames nor sound are made from the other: both

@@ -67,7 +67,7 @@ def from_eval(folder: Path) -> tuple[list[str], list[Item]]:
 
 
 def from_folders(folders: Mapping[str, Path], prompts: Path | None = None) -> tuple[list[str], list[Item]]:
-    """Folders of equally named mp4 files. Prompts: a file, as for `rewards score`, or .txt beside a video."""
+    """Folders of equally named mp4 files. Prompts: a file, as for `rewards score`, or .txt next to a video."""
     files = {name: {path.stem: path for path in sorted(folder.glob("*.mp4"))} for name, folder in folders.items()}
     names = sorted(set.intersection(*(set(paths) for paths in files.values()))) if files else []
     odd = [path for paths in files.values() for stem, path in paths.items() if stem not in names]

@@ -115,7 +115,7 @@ def assign(plan: StudyPlan, number: int, expected: Counter[str], assigned: Count
     repeated = showings[int(random.integers(max(1, len(showings) // 2)))] if len(showings) > 1 else None
     order = random.permutation(len(plan.checks))
     for check, index in zip(plan.checks, order, strict=True):
-        at = int(random.integers(1, len(showings) + 1))  # not the very first
+        at = int(random.integers(1, len(showings) + 1))  # not the first
         showings.insert(at, Showing(check.id, bool((index + number) % 2)))
     if repeated:
         at = int(random.integers(-(-2 * len(showings) // 3), len(showings) + 1))  # in the last third
@@ -135,7 +135,7 @@ def _fewest_answers(plan: StudyPlan, expected: Counter[str], random: np.random.G
 
 
 def _swapped(plan: StudyPlan, comparison: str, before: int) -> bool:
-    """Half of a pair's comparisons are swapped for one rater, the other half for the next; then drawn anew."""
+    """Half of a pair's comparisons are swapped for one rater, the other half for the next; then drawn again."""
     random = np.random.default_rng([plan.seed, 1, before // 2])
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for planned in plan.comparisons:

@@ -1,7 +1,7 @@
 """Preferences with their uncertainty: win rates, Bradley–Terry scores, agreement.
 
 Answers come in clusters: one rater's are alike, one prompt's are alike. Intervals are from a bootstrap that draws
-raters and prompts anew, each with replacement, and weights an answer by how often both were drawn (the pigeonhole
+raters and prompts, each with replacement, and weights an answer by how often both were drawn (the pigeonhole
 bootstrap: Owen, Annals of Applied Statistics 2007). It is somewhat wide rather than too narrow.
 """
 

@@ -2,7 +2,7 @@
 
 Glyphs are drawn once by PIL and then placed by bilinear sampling, so a clip is a smooth function of five numbers
 (midpoint, drift, size). The distance of any video to the true rendering of a number is then a small least-squares
-fit, and a second reader that knows nothing of OCR falls out of it: the digit whose glyph fits best at each place.
+fit. A second reader that knows nothing of OCR falls out of it: the digit whose glyph fits best at each place.
 """
 
 import re
@@ -90,7 +90,7 @@ def fresh_prompts(count: int) -> list[str]:
 
 
 def random_scene(count: int, generator: torch.Generator) -> Scene:
-    """Without the held-out numbers: their last digit moves on by one, which spoils the sum."""
+    """Without the held-out numbers: their last digit moves on by one, which breaks the sum."""
     digits = torch.randint(10, (count, DIGITS), generator=generator)
     digits[:, -1] = (digits[:, -1] + held_out(digits)) % 10
     colour = torch.randint(len(COLOURS), (count,), generator=generator)
@@ -98,7 +98,7 @@ def random_scene(count: int, generator: torch.Generator) -> Scene:
 
 
 def captions(scene: Scene, generator: torch.Generator) -> list[str]:
-    """What pre-training is told: every digit is wrong in a share of the clips, the colour never."""
+    """Captions for pre-training: every digit is wrong in a share of the clips, the colour never."""
     told = mistaken(scene.digits, 10, CAPTION_ERRORS, generator)
     return some_empty(Scene(told, scene.colour, scene.numbers).prompts, generator)
 

@@ -1,4 +1,4 @@
-"""Fresh samples of a model, scored and held against the known world; equal seeds make pairs."""
+"""Fresh samples of a model, scored and compared with the known world; equal seeds make pairs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

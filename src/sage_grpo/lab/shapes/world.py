@@ -2,8 +2,8 @@
 
 A quarter of the prompts is kept out of post-training; every shape, colour and direction is among the rest.
 
-A clip is a smooth function of four numbers (midpoint, speed, radius) for each prompt, so the data manifold is
-known exactly and the distance of any video to it is a small least-squares fit.
+A clip is a smooth function of four numbers (midpoint, speed, radius) for each prompt. So the data manifold is
+known exactly, and the distance of any video to it is a small least-squares fit.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ EDGES: dict[str, tuple[float, list[tuple[float, float]]]] = {
     "triangle": (0.7777, [(0.866, -0.5), (-0.866, -0.5), (0, 1)]),
 }
 CAPTION_ERRORS = 0.17
-FIT_BATCH = 32  # videos that are fitted at once
+FIT_BATCH = 32  # videos that are fitted together
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def random_scene(count: int, generator: torch.Generator) -> Scene:
 
 
 def captions(scene: Scene, generator: torch.Generator) -> list[str]:
-    """What pre-training is told: shape, colour and direction are each wrong in a share of the clips."""
+    """Captions for pre-training: shape, colour and direction are each wrong in a share of the clips."""
 
     def told(indices: Tensor, names: tuple[str, ...]) -> Tensor:
         return mistaken(indices, len(names), CAPTION_ERRORS, generator)
@@ -248,7 +248,7 @@ def fit(videos: Tensor) -> Fit:
     """The nearest clip of the world; distance = |residual| / |nearest clip|.
 
     The radius is held to the world's range and the residual is measured against the fitted clip, so that a
-    shape cannot come nearer to the manifold by shrinking.
+    shape cannot come closer to the manifold by shrinking.
     """
     parts = [_fit(part) for part in torch.split(videos, FIT_BATCH)]
     scenes = [torch.cat([getattr(scene, f.name) for scene, _ in parts]) for f in fields(Scene)]

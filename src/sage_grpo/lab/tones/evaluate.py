@@ -1,4 +1,4 @@
-"""Fresh videos, held against the world they should be of: does each sound as its shape moves?"""
+"""Fresh videos, compared with the world they should be of: does each sound as its shape moves?"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

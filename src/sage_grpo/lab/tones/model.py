@@ -18,7 +18,7 @@ PICTURE, SOUND = "picture", "sound"
 
 
 class TonesTransformer(LabTransformer):
-    """A token for each frame's sound beside those of the picture; both see each other in every block."""
+    """A token for each frame's sound besides those of the picture; both see each other in every block."""
 
     def __init__(self, **sizes: Any) -> None:
         super().__init__(**sizes)
@@ -65,7 +65,7 @@ class TonesModel(ShapesModel):
         return self.parts.shape
 
     def with_sound(self, pictures: Tensor, octaves: Tensor) -> Tensor:
-        """Latents of clips and the pitches beside them, as one row."""
+        """Latents of clips and their pitches, as one row."""
         return self.parts.pack({PICTURE: pictures, SOUND: octaves / tones.SPREAD})
 
     def decode(self, x0: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Clips of the world of shapes with a tone: the higher the shape is, the higher it sounds.
 
 One that moves up is heard to rise, one that moves down to fall; to the left and to the right the tone stays. The pitch
-at each frame is known exactly from where the shape is, so what fits can be told from what does not.
+at each frame is known exactly from where the shape is, so what fits and what does not can be distinguished.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What the reward of tones is held against: the nearest real clip says where the shape is, the phase what is heard.
+"""What the reward of tones is compared with: the nearest real clip says where the shape is, the phase what is heard.
 
 Neither the spectrum nor the centre of the light, by which the reward judges, has a part in it.
 """

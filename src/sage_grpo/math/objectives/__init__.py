@@ -20,26 +20,26 @@ from sage_grpo.math.kernels import KernelTable
 
 @dataclass(frozen=True)
 class Ask:
-    """What an objective is told of a batch at one point. Tensors have a row a video."""
+    """Inputs of an objective for a batch at one point. Tensors have a row per video."""
 
     velocity: Tensor
-    """Of the policy that is trained, with gradient."""
+    """Velocity (B, …) of the policy that is trained, with gradient."""
     old: Tensor
-    """Of the policy that made the rollout, at the same point."""
+    """Velocity (B, …) of the policy that made the rollout, at the same point."""
     anchor: Tensor | None
-    """Of the anchor; none where it is not asked."""
+    """Velocity (B, …) of the anchor; None where it is not evaluated."""
     sigma: float
     """The noise level at this point."""
     noise: Tensor
-    r"""$\varepsilon$ of the step that the rollout took from here, or $z$ of a video that was noised anew."""
+    r"""$\varepsilon$ of the step that the rollout took from here, or $z$ of a renoised video."""
     clean: Tensor
     """The video $x_0$ that the rollout made."""
     advantage: Tensor
     """(B,)."""
     b: float
-    """Weight of the velocity in the step; 0 for a video that was noised anew."""
+    """Weight of the velocity in the step; 0 for a renoised video."""
     k: float
-    r"""$k = b/s$, with the size $s$ of the step's noise; $\sqrt2$ for a video that was noised anew."""
+    r"""$k = b/s$, with the size $s$ of the step's noise; $\sqrt2$ for a renoised video."""
     scale: float = 1.0
     """Weight of the log-ratio: 1 for a Gaussian step."""
 
@@ -55,7 +55,7 @@ class Loss:
     value: Tensor
     """In float64, with gradient."""
     log_ratio: Tensor
-    """How much likelier the policy makes the video than the old one does, as the objective sees it: 0 where both agree.
+    """How much more likely the policy makes the video than the old one, as the objective sees it: 0 where both agree.
     A step against the loss raises it where the advantage is positive, and lowers it where that is negative."""
     held: Tensor
     """Where the objective holds the policy back: no gradient flows from these videos."""

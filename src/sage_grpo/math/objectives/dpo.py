@@ -23,7 +23,7 @@ class Dpo(Objective):
     anchored: ClassVar[bool] = True
 
     beta: float = 2000.0
-    r"""$\beta$: how soon a pair is told apart well enough."""
+    r"""$\beta$: how soon a pair is distinguished well enough."""
 
     def __post_init__(self) -> None:
         above_zero(beta=self.beta)

@@ -66,7 +66,7 @@ def convert(
 
 
 def kept(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of eye and ear under our names; what is of none of the six keeps its own, and is told as unknown."""
+    """Tensors of eye and ear under our names; what is of none of the six keeps its own, and is reported as unknown."""
     found = {}
     for name, value in state.items():
         part = PART.fullmatch(name)

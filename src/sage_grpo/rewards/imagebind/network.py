@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-SIDE, FRAMES, PATCH = 224, 2, 14  # what is seen at once: pixels, frames, pixels a side of a patch
-BANDS, STEPS, SPOT, STRIDE = 128, 204, 16, 10  # what is heard at once: bands, steps of 10 ms; patches that overlap
+SIDE, FRAMES, PATCH = 224, 2, 14  # what is seen together: pixels, frames, pixels a side of a patch
+BANDS, STEPS, SPOT, STRIDE = 128, 204, 16, 10  # what is heard together: bands, steps of 10 ms; patches that overlap
 EPSILON = 1e-6
 RELEASED: Mapping[str, Any] = {
     "output": 1024,

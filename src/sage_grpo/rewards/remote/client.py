@@ -102,7 +102,7 @@ class Client:
         token = os.environ.get(token_variable)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         limit = urllib3.Timeout(connect=min(policy.timeout, 10.0), read=policy.timeout)
-        # twice as many: a second request needs a place beside the first
+        # twice as many: a second request needs a place next to the first
         self._pool = urllib3.PoolManager(timeout=limit, retries=False, maxsize=2 * connections)
         self._seconds: deque[float] = deque(maxlen=50)
         self.requests = self.second_requests = 0
@@ -131,7 +131,7 @@ class Client:
             time.sleep(pause)
 
     def _hedged(self, path: str, body: bytes, read: Callable[[bytes], T], end: float) -> T:
-        """A straggler gets a second request beside it; the first right answer counts."""
+        """A straggler gets a second request; the first right answer counts."""
         pending = {in_background(self._once, path, body, read)}
         if (usual := self._usual()) and not wait(pending, usual * self.policy.hedge).done and self._may_help():
             pending.add(in_background(self._once, path, body, read))

@@ -40,8 +40,9 @@ def convert(
 ) -> dict[str, Any]:
     """Write `target`, whole or not at all; returns its settings.
 
-    base: a Qwen2-VL folder for what the checkpoint leaves out: sizes, tokenizer, frozen weights. rubric: VideoAlign's
-    prompt_template.py or a text file; by default it is looked for at the checkpoint and two folders above.
+    Args:
+        base: A Qwen2-VL folder for what the checkpoint leaves out: sizes, tokenizer, frozen weights.
+        rubric: VideoAlign's prompt_template.py or a text file; by default at the checkpoint or two folders above it.
     """
     if target.exists():
         raise RewardError(f"{target} is there already; choose another folder or remove it")

@@ -1,6 +1,6 @@
 """VideoAlign (VideoReward): visual quality, motion quality and text alignment, judged by Qwen2-VL.
 
-The model reads sampled frames and a rubric that ends each dimension with a token of its own; a linear head on the
+The model reads sampled frames and a rubric that ends each dimension with a token of its own. A linear head on the
 hidden states of these three tokens gives the scores. The folder comes from `sage-grpo rewards convert`.
 """
 
@@ -82,8 +82,12 @@ class Question:
 class VideoAlign(Reward):
     """VQ, MQ and TA of a video in standard deviations of the training data.
 
-    path: folder of a converted checkpoint. fps: of the videos. device: where to score, by default on the host. dtype:
-    the original runs in bfloat16. batch_size: videos in one pass; with 1 no score depends on its neighbours.
+    Args:
+        path: Folder of a converted checkpoint.
+        fps: Frames per second of the videos.
+        device: Where to score, by default on the host.
+        dtype: The original runs in bfloat16.
+        batch_size: Videos in one pass; with 1 no score depends on its neighbours.
     """
 
     names = NAMES

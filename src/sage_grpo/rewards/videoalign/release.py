@@ -1,6 +1,6 @@
 """What VideoAlign released, part by part.
 
-It is a training state: adapters beside their matrices, names of an older library, a pickle. It says nothing of the
+It is a training state: adapters next to their matrices, names of an older library, a pickle. It says nothing of the
 network's sizes and does not hold the rubric, which is in VideoAlign's own repository.
 """
 
