@@ -28,6 +28,13 @@ def test_json_for_programs(tmp_path, monkeypatch):
     assert told["run"]["cost"] == pytest.approx(2.5 * told["run"]["gpu_hours"])
     assert told["seconds"]["iteration"] == pytest.approx(sum(v for k, v in told["seconds"].items() if k != "iteration"))
     assert told["memory_per_rank"]["fits"]
+    figures = told["range"]
+    assert all(0 <= row["low"] <= row["expected"] <= row["high"] for row in figures.values())
+    assert all(figures[name]["low"] < figures[name]["high"] for name in ("videos_per_gpu_hour", "gpu_hours", "cost"))
+    assert figures["videos_per_gpu_hour"]["expected"] == told["videos_per_gpu_hour"]
+    assert figures["cost"]["expected"] == told["run"]["cost"]
+    assert {"matrices", "attention", "convolutions", "exposed"} <= set(told["assumed"])
+    assert told["assumed"]["matrices"]["source"].endswith(".")
 
 
 @pytest.mark.slow
@@ -52,9 +59,11 @@ def test_large_sample_videos_and_checkpoints_that_stay_are_counted(tmp_path):
 
 @pytest.mark.slow
 def test_a_table_for_people():
-    said = run("lab").stdout
+    said = run("lab", "--explain").stdout
     assert "Memory of the fullest GPU" in said
     assert "GPU-hours" in said
+    assert "not measured" in said
+    assert "An estimate" in said  # where an assumption comes from
 
 
 @pytest.mark.parametrize("recipe", shipped_recipes())

@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 
 from sage_grpo.config import load_recipe
+from sage_grpo.plan.assumptions import assume
 from sage_grpo.plan.encoding import Encoders, encoding, prompts_of
-from sage_grpo.plan.hardware import COMPUTE_SHARE, GPUS, MEMORY_SHARE
+from sage_grpo.plan.hardware import GPUS
 from sage_grpo.plan.memory import Memory
 
-H100 = replace(GPUS["h100-80g"], flops=500e12 / COMPUTE_SHARE, bandwidth=1e12 / MEMORY_SHARE, host=10e9)
+ASSUMED = replace(assume("expected"), text_encoder=0.5, memory=0.5, disk=2e9)
+H100 = replace(GPUS["h100-80g"], flops=1e15, bandwidth=2e12, host=10e9)
 
 
 def test_seconds_of_encoding_are_those_counted_by_hand():
@@ -17,11 +19,11 @@ def test_seconds_of_encoding_are_those_counted_by_hand():
     config = load_recipe(
         "hunyuan15-8gpu-lora", ["prompts.path=null", "run.iterations=50", "policy.prompts_per_iteration=16"]
     )
-    found = encoding(config, Encoders(4_000_000_000, 10e12, 2_000_000), H100, 2e9)
+    found = encoding(config, Encoders(4_000_000_000, 10e12, 2_000_000), H100, ASSUMED)
     assert found.prompts == 800
     assert found.seconds == pytest.approx(2.0 + 0.4 + (800 / 8 + 1) * 0.02)
     assert found.stored == 801 * 2_000_000
-    small = encoding(config, Encoders(4_000_000_000, 1e12, 0), H100, 2e9)  # bound by reading the weights
+    small = encoding(config, Encoders(4_000_000_000, 1e12, 0), H100, ASSUMED)  # bound by reading the weights
     assert small.seconds == pytest.approx(2.4 + 101 * 0.004)
 
 

@@ -29,5 +29,18 @@ def test_bytes_and_flops_of_a_product():
     a, b = torch.zeros(3, 5), torch.zeros(5, 7)
     with OperationCounter() as watch:
         a @ b
-    assert watch.operations == {(2.0 * 3 * 5 * 7, 4.0 * (3 * 5 + 5 * 7 + 3 * 7)): 1}
+    assert watch.operations == {(2.0 * 3 * 5 * 7, 4.0 * (3 * 5 + 5 * 7 + 3 * 7), "matrices"): 1}
     assert watch.peak == 4 * 3 * 7
+
+
+def test_kinds_of_work():
+    """Attention, convolutions and matrix products reach different shares of a GPU."""
+    x, video, kernel = torch.zeros(1, 2, 16, 8), torch.zeros(1, 2, 3, 4, 4), torch.zeros(2, 2, 3, 3, 3)
+    with OperationCounter() as watch:
+        torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        torch.nn.functional.conv3d(video, kernel, padding=1)
+        torch.nn.functional.linear(x, torch.zeros(8, 8))
+        x + x
+    kinds = {operation.kind for operation in watch.operations if operation.flops}
+    assert kinds == {"attention", "convolutions", "matrices"}
+    assert {operation.kind for operation in watch.operations if not operation.flops} == {"elementwise"}

@@ -5,35 +5,78 @@ import random
 
 import pytest
 
+from sage_grpo.plan.assumptions import CASES, EXPOSED, UNMEASURED, assume, kernel_of, rows
 from sage_grpo.plan.calibration import Calibration, calibrate, read_calibration, write_calibration
 from sage_grpo.plan.hardware import (
-    COMPUTE_SHARE,
     GPUS,
-    HOP,
-    LINK_SHARE,
-    MEMORY_SHARE,
+    PassTime,
     ProcessGroup,
     at_roofline,
     find_gpu,
 )
 from sage_grpo.plan.interruptions import Saving, best_interval, lost_share
+from sage_grpo.plan.operations import Operation
 
 H100 = GPUS["h100-80g"]
+USUAL = assume("expected")
 
 
 def test_an_operation_is_bound_by_arithmetic_or_by_memory():
-    matmul = {(H100.flops * COMPUTE_SHARE, 1.0): 2}  # a second of arithmetic, twice
-    copy = {(0.0, H100.bandwidth * MEMORY_SHARE / 4): 8}  # a quarter of a second of memory, eight times
-    assert at_roofline(matmul, H100) == pytest.approx(2.0)
-    assert at_roofline(copy, H100) == pytest.approx(2.0)
-    assert at_roofline(matmul | copy, H100) == pytest.approx(4.0)
+    matmul = {Operation(H100.flops * USUAL.matrices, 1.0, "matrices"): 2}  # a second of arithmetic, twice
+    copy = {Operation(0.0, H100.bandwidth * USUAL.memory / 4, "elementwise"): 8}  # a quarter of a second, eight times
+    assert at_roofline(matmul, H100, USUAL) == pytest.approx(2.0)
+    assert at_roofline(copy, H100, USUAL) == pytest.approx(2.0)
+    assert at_roofline(matmul | copy, H100, USUAL) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("kind", ["matrices", "attention", "convolutions"])
+def test_every_kind_of_work_has_its_own_share(kind):
+    second = {Operation(H100.flops * getattr(USUAL, kind), 1.0, kind): 1}
+    assert at_roofline(second, H100, USUAL) == pytest.approx(1.0)
+
+
+def test_messages_of_weights_overlap_with_arithmetic_but_for_a_share():
+    assert PassTime(4.0, 1.0, 0.5, exposed=0.0).seconds == pytest.approx(4.5)
+    assert PassTime(4.0, 1.0, 0.5, exposed=0.1).seconds == pytest.approx(4.6)
+    assert PassTime(1.0, 4.0, 0.5, exposed=0.1).seconds == pytest.approx(4.6)
+    assert PassTime(4.0, 1.0, 0.5, exposed=1.0).seconds == pytest.approx(5.5)
+
+
+def test_every_row_goes_from_slow_to_fast_and_says_where_it_comes_from():
+    for kernel in ("chosen", "flash", "cudnn", "flash3"):
+        for wide in (True, False):
+            for name, row in rows(kernel, wide=wide):
+                values = [row.at(case) for case in CASES]
+                slower_is_more = name in ("hop", "exposed", "score_seconds")
+                assert values == sorted(values, reverse=slower_is_more), name
+                assert row.source.endswith(".")
+                assert [getattr(assume(case, kernel, wide=wide), name) for case in CASES] == values
+
+
+def test_a_calibration_leaves_a_range_only_where_a_run_says_nothing():
+    slow, usual = (assume(case, calibrated=True) for case in ("slow", "expected"))
+    assert {name for name, _ in rows("chosen", wide=True) if getattr(slow, name) != getattr(usual, name)} == {
+        *UNMEASURED
+    }
+    assert usual == assume("expected")
+    assert Calibration(rollout=0.8).calibrated
+    assert not Calibration().calibrated
+
+
+def test_kernels_by_the_names_of_diffusers():
+    names = {None: "chosen", "flash": "flash", "_native_flash": "flash", "_native_cudnn": "cudnn", "native": "chosen"}
+    assert {name: kernel_of(name) for name in names} == names
+    assert kernel_of("_flash_3") == kernel_of("_flash_3_hub") == "flash3"
+    assert assume("expected", "cudnn").attention > assume("expected", "flash").attention
+    assert EXPOSED.fast == 0
 
 
 def test_messages_of_a_ring():
     inside, outside = ProcessGroup(8, 1), ProcessGroup(64, 8)
-    assert ProcessGroup(1, 1).seconds(1e9, 10, H100) == 0
-    assert inside.seconds(1e9, 0, H100) == pytest.approx(1e9 * 7 / 8 / (LINK_SHARE * H100.link))
-    assert outside.seconds(1e9, 3, H100) == pytest.approx(1e9 * 63 / 64 / (LINK_SHARE * H100.network) + 3 * 63 * HOP)
+    assert ProcessGroup(1, 1).seconds(1e9, 10, H100, USUAL) == 0
+    assert inside.seconds(1e9, 0, H100, USUAL) == pytest.approx(1e9 * 7 / 8 / (USUAL.links * H100.link))
+    expected = 1e9 * 63 / 64 / (USUAL.links * H100.network) + 3 * 63 * USUAL.hop
+    assert outside.seconds(1e9, 3, H100, USUAL) == pytest.approx(expected)
 
 
 def simulate(interval, saving, between, work, rng):

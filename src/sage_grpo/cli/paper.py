@@ -116,9 +116,10 @@ def _print(
     cost = _cost(planned, gpu, price) if lines and not planned.place.laboratory else None
     if cost and not as_json:
         paid = f", {cost['cost']:,.0f} at {price:g} a GPU-hour" if cost["cost"] is not None else ""
+        spread = f"{cost['gpu_hours']:,.0f} GPU-hours ({cost['low']:,.0f} to {cost['high']:,.0f})"
         notes.print(
             f"[yellow]cost:[/] {len(lines)} training runs of {cost['iterations']} iterations take "
-            f"{cost['gpu_hours']:,.0f} GPU-hours on {processes} × {gpu}{paid}: planned, not measured, without the "
+            f"{spread} on {processes} × {gpu}{paid}: planned, not measured, without the "
             "evaluation",
             highlight=False,
         )
@@ -139,9 +140,10 @@ def _cost(planned: Planned, gpu: str, price: float | None) -> dict[str, float | 
     passes = [forward_passes(recipe) for recipe in planned.recipes]
     with Console(stderr=True).status("planning the cost"):
         plan = estimate(planned.recipes[-1], find_gpu(gpu), Calibration())
-    hours = plan.hours * plan.gpus * sum(passes) / passes[-1]
+    hours, low, high = (case.hours * plan.gpus * sum(passes) / passes[-1] for case in (plan, plan.fast, plan.slow))
     iterations = planned.recipes[0].run.iterations
-    return {"gpu_hours": hours, "cost": None if price is None else hours * price, "iterations": iterations}
+    paid = None if price is None else hours * price
+    return {"gpu_hours": hours, "low": low, "high": high, "cost": paid, "iterations": iterations}
 
 
 def _run(planned: Planned, workers: int, console: Console) -> None:

@@ -29,6 +29,7 @@ def plan(
         Path | None,
         typer.Option(help="A run on such GPUs: keep in --calibration what it reached, and plan by it."),
     ] = None,
+    explain: Annotated[bool, typer.Option(help="Print every assumption, and where it comes from.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
 ) -> None:
     """Memory by part, passes, FLOPs, seconds, cost, disk and interruptions of a recipe. Needs no GPU and no checkpoint.
@@ -79,6 +80,8 @@ def plan(
         console.print(f"Drawn in {picture}", highlight=False)
     else:
         show.show(planned, gpu, price, console)
+        if explain:
+            show.show_assumptions(planned, gpu, console)
 
 
 def checked(recipe: Path, changes: list[str], *, as_json: bool) -> RecipeConfig:

@@ -12,15 +12,18 @@ from sage_grpo.config.algorithm import Settings
 from sage_grpo.config.yaml_text import YamlError, read_yaml
 from sage_grpo.files import atomic_write
 
-SCORE_SECONDS = 0.5  # a video, for scorers next to the model, until one is measured
-
 
 class Calibration(Settings):
     rollout: float = Field(1.0, gt=0, description="seconds planned over seconds measured, of rollout and decoding")
     update: float = Field(1.0, gt=0, description="the same for anchor and training passes")
-    score_seconds: float = Field(SCORE_SECONDS, ge=0, description="seconds that training waits for a video's scores")
+    score_seconds: float | None = Field(None, ge=0, description="seconds that training waits for a video's scores")
     gpu: str | None = Field(None, description="on which it was measured")
     measured: str | None = Field(None, description="run that was measured")
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether anything in it is not the default."""
+        return self != Calibration()
 
 
 def read_calibration(path: Path) -> Calibration:

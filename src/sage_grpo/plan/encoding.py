@@ -10,7 +10,8 @@ from torch import nn
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.protocols import VideoModel
 from sage_grpo.data.prompts import Prompts
-from sage_grpo.plan.hardware import COMPUTE_SHARE, GPU, MEMORY_SHARE
+from sage_grpo.plan.assumptions import Assumed
+from sage_grpo.plan.hardware import GPU
 from sage_grpo.training import build
 
 
@@ -61,13 +62,13 @@ def prompts_of(config: RecipeConfig) -> int:
     return min(asked, len(source)) if isinstance(source, Prompts) else asked
 
 
-def encoding(config: RecipeConfig, encoders: Encoders, gpu: GPU, disk: float) -> Encoding:
+def encoding(config: RecipeConfig, encoders: Encoders, gpu: GPU, assumed: Assumed) -> Encoding:
     """Each process reads the encoders, which a node reads from disk once, and encodes its share, text by text."""
     if not encoders.bytes:
         return Encoding()
     prompts = prompts_of(config)
     share = math.ceil(prompts / config.parallel.processes) + 1  # and the negative prompt
-    arithmetic = encoders.flops / (COMPUTE_SHARE * gpu.flops)
-    text = max(arithmetic, encoders.bytes / (MEMORY_SHARE * gpu.bandwidth))
-    loading = encoders.bytes / disk + encoders.bytes / gpu.host
+    arithmetic = encoders.flops / (assumed.text_encoder * gpu.flops)
+    text = max(arithmetic, encoders.bytes / (assumed.memory * gpu.bandwidth))
+    loading = encoders.bytes / assumed.disk + encoders.bytes / gpu.host
     return Encoding(prompts, loading + share * text, (prompts + 1) * encoders.stored)

@@ -2,21 +2,21 @@
 
 import math
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.passes import trained_videos
 from sage_grpo.core.protocols import networks
+from sage_grpo.plan.assumptions import Case, assume, kernel_of
 from sage_grpo.plan.calibration import Calibration
 from sage_grpo.plan.counts import Counts, count
 from sage_grpo.plan.encoding import Encoders, Encoding, encoders_of, encoding
-from sage_grpo.plan.hardware import GPU, MEMORY_SHARE, PassTime, ProcessGroup, at_roofline, pass_time
+from sage_grpo.plan.hardware import GPU, PassTime, ProcessGroup, at_roofline, pass_time
 from sage_grpo.plan.interruptions import GPU_HOURS_PER_FAILURE, Saving, best_interval, lost_share
 from sage_grpo.plan.memory import Memory, ModelStates, memory, model_states, video_bytes
 from sage_grpo.plan.probe import Cost, Probe, decoding, probe
 from sage_grpo.training import build
 
-DISK = 2e9  # bytes a second that a node writes
 START = 300.0  # seconds from a failure until the first iteration runs again
 FRACTION = 0.92  # of a GPU's memory that a plan may use: the rest is the allocator's and the driver's
 PIXELS = 0.1  # bytes a pixel of compressed sample videos
@@ -39,11 +39,26 @@ class Plan:
     flops: float  # of an iteration on all GPUs
     saving: Saving
     score_seconds: float
-    calibrated: str  # on which GPUs, if it is
+    known: Calibration
+    case: Case  # of the assumptions
     convolution: int  # elements of the largest one in decoding
     typical_text: int | None  # tokens of a prompt, if that was assumed
     sample_video: int  # bytes of a decoded sample video
     encoding: Encoding
+
+    @cached_property
+    def slow(self) -> "Plan":
+        """The same plan with every assumption at its slow value."""
+        return estimate(self.config, self.gpu, self.known, "slow")
+
+    @cached_property
+    def fast(self) -> "Plan":
+        """The same plan with every assumption at its fast value."""
+        return estimate(self.config, self.gpu, self.known, "fast")
+
+    @property
+    def videos_per_gpu_hour(self) -> float:
+        return self.config.rollouts * 3600 / self.iteration / self.gpus
 
     @property
     def iteration(self) -> float:
@@ -139,9 +154,10 @@ class Work:
     sample_work: float  # operations of a pass for a sample video, relative to one of training
     sample_video: int  # bytes of it, decoded
     encoders: Encoders
+    reads_base: bool  # the gauge reads the checkpoint's weights
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=128)  # a sweep plans every layout in three cases
 def _work(settings: str) -> Work:
     config = RecipeConfig.model_validate_json(settings)
     outline = build.outline_model(config)
@@ -166,16 +182,27 @@ def _work(settings: str) -> Work:
         sample.forward.flops / single.forward.flops,
         sample_video,
         encoders_of(outline, config),
+        bool(config.gauge.every and config.tuning.mode == "full" and outline.resizable),
     )
 
 
-def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
+def gauge_reading(config: RecipeConfig, gpu: GPU, states: ModelStates) -> float:
+    """Return the bytes that a node reads for an iteration: base weights in two bytes each, shared by its processes."""
+    shards = config.parallel.processes // config.parallel.replicate
+    share = min(gpu.per_node / shards, 1.0)
+    return 2 * states.trained * share / config.gauge.every
+
+
+def estimate(config: RecipeConfig, gpu: GPU, known: Calibration, case: Case = "expected") -> Plan:
+    """Plan a recipe on GPUs of a kind, in one case of the assumptions. A calibration holds in all of them."""
     layout, policy = config.parallel, config.policy
+    kernel = kernel_of(config.tuning.attention)
+    assumed = assume(case, kernel, wide=gpu.wide, calibrated=known.calibrated)
     work = _work(config.model_dump_json())
     single, passes, decoded, counts, states = work.single, work.passes, work.decoding, work.counts, work.held
     sharded, copies, sequence = groups(config, gpu)
-    forward = pass_time(passes.forward, gpu, sharded, copies, sequence)
-    training = pass_time(passes.training, gpu, sharded, copies, sequence)
+    forward = pass_time(passes.forward, gpu, assumed, sharded, copies, sequence)
+    training = pass_time(passes.training, gpu, assumed, sharded, copies, sequence)
 
     videos = config.rollouts // layout.replicas
     batches, branches = videos / policy.batch_size, 2 if work.guided else 1
@@ -186,19 +213,22 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
     trained = trained_videos(config) / policy.batch_size / layout.replicas
     trained *= config.trained_steps * policy.num_iterations / policy.replay_timesteps
     copied = sum(states.by_kind[kind] for kind in ("trained weights", "gradients", "optimizer"))
-    step = policy.num_iterations * policy.num_minibatches * 2 * copied / (MEMORY_SHARE * gpu.bandwidth)
+    step = policy.num_iterations * policy.num_minibatches * 2 * copied / (assumed.memory * gpu.bandwidth)
     checkpoint = states.checkpoint / layout.processes
-    saving = Saving(checkpoint / gpu.host, states.checkpoint / (DISK * max(layout.processes // gpu.per_node, 1)), START)
+    nodes = max(layout.processes // gpu.per_node, 1)
+    saving = Saving(checkpoint / gpu.host, states.checkpoint / (assumed.disk * nodes), START)
     rollout, update = known.rollout, known.update
-    score = known.score_seconds if config.rewards else 0.0
+    scoring = assumed.score_seconds if known.score_seconds is None else known.score_seconds
+    score = scoring if config.rewards else 0.0
+    reading = gauge_reading(config, gpu, states) / assumed.disk if work.reads_base else 0.0
     seconds = {
         "rollout": times["rollout"] * forward.seconds / rollout,
-        "decode": decoded_batches * (at_roofline(decoded.operations, gpu) if decoded else 0.0) / rollout,
+        "decode": decoded_batches * (at_roofline(decoded.operations, gpu, assumed) if decoded else 0.0) / rollout,
         "score": decoded_batches * policy.batch_size * score,
         "anchor": times["anchor"] * forward.seconds / update,
         "old policy": times["old"] * forward.seconds / update,
         "train": (trained * training.seconds + step) / update,
-        "gauge and samples": (times["gauge"] + times["samples"]) * forward.seconds / rollout,
+        "gauge and samples": (times["gauge"] + times["samples"]) * forward.seconds / rollout + reading,
         "save": saving.stall / config.run.save_every,
     }
     rounds = times["rollout"] + times["anchor"] + times["old"] + times["gauge"] + times["samples"]
@@ -227,9 +257,10 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration) -> Plan:
         flops,
         saving,
         score,
-        known.gpu or "",
+        known,
+        case,
         decoded.largest if decoded else 0,
         work.typical_text,
         work.sample_video,
-        encoding(config, work.encoders, gpu, DISK),
+        encoding(config, work.encoders, gpu, assumed),
     )

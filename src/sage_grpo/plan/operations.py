@@ -6,7 +6,7 @@ It works alike on tensors without values, for a plan, and on real ones.
 # mypy: disable-error-code="no-untyped-call"
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,15 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten: Any = torch.ops.aten
-Operation = tuple[float, float]  # FLOPs, bytes read and written
+Kind = Literal["matrices", "attention", "convolutions", "elementwise"]
+
+
+class Operation(NamedTuple):
+    flops: float
+    moved: float  # bytes read and written
+    kind: Kind
+
+
 MESSAGES = {  # by what a collective is called, in FSDP2 and in functional collectives
     "_allgather_base_": "weights",
     "_reduce_scatter_base_": "gradients",
@@ -36,6 +44,14 @@ def flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
         return float(flop_counter.sdpa_backward_flop_count(*(x.shape for x in args[:4])))
     formula = flop_counter.flop_registry.get(kind)
     return float(formula(*args, **kwargs, out_val=out)) if formula else 0.0
+
+
+def kind_of(func: Any, work: float) -> Kind:
+    """Return the kind of an operation that does so many FLOPs; kernels of each kind reach a share of their own."""
+    if not work:
+        return "elementwise"
+    name = func._overloadpacket.__name__
+    return "attention" if "attention" in name else "convolutions" if "convolution" in name else "matrices"
 
 
 def tensors(values: Any) -> Iterator[Tensor]:
@@ -100,7 +116,8 @@ class OperationCounter(TorchDispatchMode):
             if func._overloadpacket is aten.convolution:
                 self.largest = max(self.largest, args[0].numel(), out.numel())
             moved = sum(sizes((args, kwargs, out)))
-            self.operations[flops(func, args, kwargs, out), float(moved)] += 1
+            work = flops(func, args, kwargs, out)
+            self.operations[Operation(work, float(moved), kind_of(func, work))] += 1
         return out
 
     def _note(self, storage: torch.UntypedStorage) -> None:

@@ -29,7 +29,7 @@ SHALLOW = (4, 6)  # with fewer blocks the peak is elsewhere
 class Cost:
     """The cost of one pass on one process."""
 
-    operations: dict[Operation, float]  # how many there are of each (FLOPs, bytes)
+    operations: dict[Operation, float]  # how many there are of each
     sent: dict[str, float]  # bytes of messages by purpose
     messages: dict[str, float]
     memory: float  # newly held at a time, beyond what is held between passes
@@ -37,7 +37,7 @@ class Cost:
 
     @property
     def flops(self) -> float:
-        return sum(n * flops for (flops, _), n in self.operations.items())
+        return sum(n * operation.flops for operation, n in self.operations.items())
 
 
 @dataclass(frozen=True)

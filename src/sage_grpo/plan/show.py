@@ -1,14 +1,15 @@
 """A plan as JSON and as tables."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from sage_grpo.config import RecipeConfig
+from sage_grpo.plan.assumptions import Assumption, assume, kernel_of, rows
 from sage_grpo.plan.estimate import FRACTION, PIXELS, Plan
-from sage_grpo.plan.hardware import COMPUTE_SHARE, LINK_SHARE, MEMORY_SHARE
 from sage_grpo.plan.interruptions import GPU_HOURS_PER_FAILURE, lost_share
 from sage_grpo.plan.memory import Phase
 from sage_grpo.plan.sweep import Cell, pays
@@ -28,6 +29,10 @@ def in_time(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
+def in_number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 def disk(plan: Plan) -> dict[str, float]:
     run = plan.config.run
     sample_rounds = run.iterations // run.sample_every + 1 if run.sample_every else 0
@@ -40,21 +45,55 @@ def disk(plan: Plan) -> dict[str, float]:
 
 
 def assumptions(plan: Plan, gpu: str) -> list[str]:
+    kernel, calibrated = kernel_of(plan.config.tuning.attention), plan.known.calibrated
+    usual = assume("expected", kernel, wide=plan.gpu.wide, calibrated=calibrated)
     lines = [
-        f"{gpu}: {COMPUTE_SHARE:.0%} of its arithmetic, {MEMORY_SHARE:.0%} of its memory's and {LINK_SHARE:.0%} of its "
-        "links' speed; messages of weights travel beside the arithmetic",
+        f"{gpu}: {usual.matrices:.0%} of its arithmetic in matrix products, {usual.attention:.0%} in attention, "
+        f"{usual.convolutions:.0%} in convolutions, {usual.memory:.0%} of its memory's and {usual.links:.0%} of its "
+        f"links' speed; {usual.exposed:.0%} of the messages of weights do not overlap; --explain prints all of them",
         f"a failure every {GPU_HOURS_PER_FAILURE:,.0f} GPU-hours (Llama 3), {plan.saving.restart:.0f} s to start again",
         f"{plan.score_seconds:g} s of waiting for the scores of a video",
     ]
-    if plan.calibrated:
-        lines.append(f"seconds as calibrated by a run on {plan.calibrated}")
+    if calibrated:
+        lines.append(f"seconds as calibrated by a run on {plan.known.gpu or gpu}")
     else:
-        lines.append("seconds are not calibrated: run two iterations, then --measured RUN")
+        lines.append("seconds are not measured: run three iterations, then --measured RUN")
     if plan.typical_text:
         lines.append(f"prompts of {plan.typical_text} tokens: this model computes with as many as a prompt has")
     if plan.memory.uncounted:
         lines.append(f"memory of {', '.join(plan.memory.uncounted)} is not known and not counted")
     return lines
+
+
+def used_rows(plan: Plan) -> dict[str, Assumption]:
+    return dict(rows(kernel_of(plan.config.tuning.attention), wide=plan.gpu.wide))
+
+
+def spread(plan: Plan, figure: Callable[[Plan], float]) -> dict[str, float]:
+    """Return a figure of the slow, the expected and the fast plan, the smallest first."""
+    low, high = sorted((figure(plan.slow), figure(plan.fast)))
+    return {"low": low, "expected": figure(plan), "high": high}
+
+
+def ranges(plan: Plan, price: float | None) -> dict[str, dict[str, float]]:
+    """Return the figures that depend on the assumptions, each as low, expected and high."""
+    figures: dict[str, Callable[[Plan], float]] = {
+        "seconds_per_iteration": lambda case: case.iteration,
+        "videos_per_gpu_hour": lambda case: case.videos_per_gpu_hour,
+        "mfu": lambda case: case.mfu,
+        "encode_seconds": lambda case: case.encoding.seconds,
+        "hours": lambda case: case.hours,
+        "gpu_hours": lambda case: case.hours * case.gpus,
+    }
+    if price is not None:
+        figures["cost"] = lambda case: case.hours * case.gpus * price
+    return {name: spread(plan, figure) for name, figure in figures.items()}
+
+
+def between(range_: dict[str, float], show: Callable[[float], str]) -> str:
+    """Return `expected (low to high)`, or the one value where nothing is uncertain."""
+    low, usual, high = (show(range_[name]) for name in ("low", "expected", "high"))
+    return usual if low == high else f"{usual} ({low} to {high})"
 
 
 def warnings(plan: Plan) -> list[str]:
@@ -80,7 +119,8 @@ def summary(plan: Plan, gpu: str, price: float | None) -> dict[str, Any]:
         "layout": config.parallel.model_dump(mode="json"),
         "videos_per_iteration": config.rollouts,
         "videos_per_replica": config.rollouts // config.parallel.replicas,
-        "videos_per_gpu_hour": config.rollouts * 3600 / plan.iteration / plan.gpus,
+        "videos_per_gpu_hour": plan.videos_per_gpu_hour,
+        "range": ranges(plan, price),
         "memory_per_rank": {
             **plan.memory.parts,
             "peak": plan.memory.peak,
@@ -128,6 +168,8 @@ def summary(plan: Plan, gpu: str, price: float | None) -> dict[str, Any]:
         },
         "warnings": warnings(plan),
         "assumptions": assumptions(plan, gpu),
+        "assumed": {name: asdict(row) for name, row in used_rows(plan).items()},
+        "calibrated": plan.known.calibrated,
     }
 
 
@@ -158,15 +200,22 @@ def show(plan: Plan, gpu: str, price: float | None, console: Console) -> None:
         console.print(advice(plan), highlight=False)
     for line in figures["warnings"]:
         console.print(f"[yellow]warning:[/] {line}", highlight=False)
+    slow, fast = plan.slow.seconds, plan.fast.seconds
     seconds = [
-        [phase, in_time(value), f"{value / plan.iteration:.0%}"] for phase, value in plan.seconds.items() if value
+        [phase, in_time(fast[phase]), in_time(value), in_time(slow[phase]), f"{value / plan.iteration:.0%}"]
+        for phase, value in plan.seconds.items()
+        if value
     ]
-    seconds.append(["an iteration", in_time(plan.iteration), ""])
-    console.print(table("Time of an iteration", ["", "", "share"], seconds))
+    seconds.append(["an iteration", *map(in_time, (plan.fast.iteration, plan.iteration, plan.slow.iteration)), ""])
+    console.print(table("Time of an iteration", ["", "low", "expected", "high", "share"], seconds))
+    told = figures["range"]
+    source = "as a run measured" if plan.known.calibrated else "not measured"
+    console.print(f"{between(told['videos_per_gpu_hour'], in_number)} videos per GPU-hour, {source}", highlight=False)
     counts = plan.counts
     console.print(
         f"{figures['videos_per_iteration']} videos, {counts.forward:,.0f} forward and {counts.backward:,.0f} backward "
-        f"passes, {figures['pflop_per_iteration']:,.1f} PFLOP, {plan.mfu:.0%} of the GPUs' arithmetic; bound by "
+        f"passes, {figures['pflop_per_iteration']:,.1f} PFLOP, "
+        f"{between(told['mfu'], lambda x: f'{x:.0%}')} of the GPUs' arithmetic; bound by "
         f"{figures['bound']}; "
         + ", ".join(f"{in_units(size)} of {what}" for what, size in plan.moved.items() if size)
         + " moved by a GPU",
@@ -175,13 +224,14 @@ def show(plan: Plan, gpu: str, price: float | None, console: Console) -> None:
     if plan.encoding.prompts:
         console.print(
             f"before that, at most {plan.encoding.prompts:,} prompts are encoded once: "
-            f"{in_time(plan.encoding.seconds)}, {in_units(plan.encoding.stored)} on disk",
+            f"{between(told['encode_seconds'], in_time)}, {in_units(plan.encoding.stored)} on disk",
             highlight=False,
         )
     run, stops = figures["run"], figures["interruptions"]
-    cost = f", {run['cost']:,.0f} at {price:g} a GPU-hour" if price is not None else ""
+    cost = f", {between(told['cost'], lambda x: f'{x:,.0f}')} at {price:g} a GPU-hour" if price is not None else ""
     console.print(
-        f"{run['iterations']:,} iterations: {in_time(run['hours'] * 3600)}, {run['gpu_hours']:,.0f} GPU-hours{cost}; "
+        f"{run['iterations']:,} iterations: {between(told['hours'], lambda x: in_time(x * 3600))}, "
+        f"{between(told['gpu_hours'], lambda x: f'{x:,.0f}')} GPU-hours{cost}; "
         f"disk {in_units(sum(disk(plan).values()))}",
         highlight=False,
     )
@@ -193,6 +243,20 @@ def show(plan: Plan, gpu: str, price: float | None, console: Console) -> None:
     )
     for line in figures["assumptions"]:
         console.print(f"[dim]assumed: {line}[/]", highlight=False)
+
+
+def show_assumptions(plan: Plan, gpu: str, console: Console) -> None:
+    """Print the table of assumptions behind a plan, a sentence each on where it comes from."""
+    grid = Table(title=f"Assumed of {gpu}; nothing of it is measured", title_justify="left")
+    for name in ("slow", "expected", "fast"):
+        grid.add_column(name, justify="right")
+    grid.add_column("what")
+    grid.add_column("where it comes from")
+    for row in used_rows(plan).values():
+        grid.add_row(*(f"{value:.3g}" for value in (row.slow, row.expected, row.fast)), row.what, row.source)
+    console.print(grid)
+    if plan.known.calibrated:
+        console.print("A calibrated plan uses the range only for the disk and the text encoders.", highlight=False)
 
 
 def advice(plan: Plan) -> str:
@@ -243,6 +307,7 @@ def cell_summary(cell: Cell, price: float | None, cells: Sequence[Cell]) -> dict
         "batch_size": plan.config.policy.batch_size,
         "seconds_per_iteration": plan.iteration,
         "videos_per_gpu_hour": cell.per_gpu_hour,
+        "range": ranges(plan, price),
         "gpu_hours_per_1000_videos": thousand,
         "cost_per_1000_videos": None if price is None else thousand * price,
         "memory_per_rank": plan.memory.peak,

@@ -68,7 +68,7 @@ def reason(plan: Plan, requested: RecipeConfig) -> str:
         return f"needs {plan.memory.peak / 1e9:.0f} GB"
     worst = plan.passes["training"]
     beside = {
-        "weights travel": max(worst.weights - worst.arithmetic, 0) / worst.seconds,
+        "weights travel": worst.waiting / worst.seconds,
         "tokens travel": worst.tokens / worst.seconds,
         "decode, score": (plan.seconds["decode"] + plan.seconds["score"]) / plan.iteration,
         "samples, gauge": plan.seconds["gauge and samples"] / plan.iteration,
