@@ -89,7 +89,7 @@ def bits(x):
 
 def numbers(row):
     """What of a line of metrics is not the time of day."""
-    return {key: value for key, value in row.items() if key != "time" and not key.startswith("seconds/")}
+    return {key: value for key, value in row.items() if key != "time" and not key.startswith(("seconds/", "speed/"))}
 
 
 def last_rollouts(notes):

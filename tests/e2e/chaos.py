@@ -89,7 +89,7 @@ def compare(straight: Path, broken: Path, iterations: int) -> list[str]:
     ends = [load_checkpoint(f / "checkpoints", f"step-{iterations:08d}") for f in (straight, broken)]
     curves = [
         [
-            {k: v for k, v in row.items() if not k.startswith(("time", "seconds/"))}
+            {k: v for k, v in row.items() if not k.startswith(("time", "seconds/", "speed/"))}
             for row in read_metrics(f / "metrics.jsonl")
         ]
         for f in (straight, broken)

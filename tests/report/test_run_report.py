@@ -19,7 +19,7 @@ from run_folders import SERIES, make_rows, make_run
 from sage_grpo.cli import app
 from sage_grpo.report.curves import POINTS, smoothed
 from sage_grpo.report.heat import COLUMNS, draw_heat, palette
-from sage_grpo.report.page import Chart, HeatMap, render_page
+from sage_grpo.report.page import Chart, HeatMap, PageTable, render_page
 from sage_grpo.report.run_page import make_report
 from sage_grpo.runs.read import read_runs
 from sage_grpo.statistics import effect
@@ -323,6 +323,20 @@ def test_hours_as_axis(tmp_path):
 
 @pytest.mark.real_start
 @pytest.mark.slow
+def test_use_of_the_machines_is_that_of_the_log(tmp_path):
+    rows = make_rows(20)
+    for i, row in enumerate(rows):
+        row |= {"speed/goodput": 0.5 + i / 100, "speed/mfu": 0.25, "speed/peak_memory": 40e9 + i}
+        row |= {"speed/late/score": 0.4, "speed/late_rank/score": 3.0 if i % 4 else 1.0}
+    cells = dict(items(build(make_run(tmp_path / "a", rows)).page, PageTable)["Use of the machines"].rows)
+    assert cells == {
+        "goodput": "69%",
+        "MFU, median": "25.0%",
+        "peak memory of a device": "40.0 GB",
+        "slowest in score": "0.4 s over the median; most often process 3 (75%)",
+    }
+
+
 def test_a_report_needs_no_torch(run):
     code = f"import sys; from sage_grpo.cli import app; app(['report', {str(run)!r}], standalone_mode=False); "
     code += "assert 'torch' not in sys.modules"

@@ -71,7 +71,7 @@ def test_killed_runs_resume_bit_equal(tmp_path):
     assert_equal_states(final_state(straight), final_state(broken))
     curves = [
         [
-            {k: v for k, v in row.items() if not k.startswith(("time", "seconds/"))}
+            {k: v for k, v in row.items() if not k.startswith(("time", "seconds/", "speed/"))}
             for row in read_metrics(f / "metrics.jsonl")
         ]
         for f in (straight, broken)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sage_grpo.cli.arguments import Overrides, Recipe
 from sage_grpo.cli.errors import user_errors
+
+if TYPE_CHECKING:
+    from sage_grpo.training.trainer import Trainer
 
 
 def train(
@@ -48,14 +51,25 @@ def train(
 
     from rich.console import Console
 
+    from sage_grpo.plan.beside import planned_beside
     from sage_grpo.training.trainer import Trainer
 
     with user_errors():
         trainer = Trainer(config=config, console=Console(stderr=as_json))
-        result = trainer.train()
+        with planned_beside(config, known_gpu(trainer)) as trainer.work:
+            result = trainer.train()
     if as_json and trainer.main:
         print(json.dumps(asdict(result), default=str))
     if trainer.processes:
         from sage_grpo.distributed.processes import leave
 
         leave()
+
+
+def known_gpu(trainer: Trainer) -> str | None:
+    """The plan's name of the first process's GPU; none on the others, on the host, and of GPUs it does not know."""
+    from sage_grpo.first_run.machine import device_name
+    from sage_grpo.plan.hardware import guess_gpu
+
+    device = next(trainer.model.module.parameters()).device
+    return guess_gpu(device_name(device)) if trainer.main else None

@@ -73,6 +73,15 @@ def allocator() -> str | None:
     return next((f"{name}={os.environ[name]}" for name in ALLOCATOR if name in os.environ), None)
 
 
+def peak_memory(device: torch.device) -> float:
+    """Bytes of the most that the device held since the last question; 0 of the host, which counts no tensors."""
+    if device.type == HOST.type:
+        return 0.0
+    peak = float(torch.accelerator.max_memory_allocated(device))
+    torch.accelerator.reset_peak_memory_stats(device)
+    return peak
+
+
 def backend_for(device: torch.device) -> str:
     """How processes talk: NCCL between GPUs, gloo between hosts; on GPUs both, for small news travels on the host."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"

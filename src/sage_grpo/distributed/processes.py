@@ -83,6 +83,12 @@ class Processes:
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
         return whole(torch.nn.utils.clip_grad_norm_(parameters, limit))
 
+    def everyone(self, x: Tensor) -> Tensor:
+        """Rows of all processes (P, …) in rank order. `x` is on the host, so no device is waited for."""
+        rows = [torch.zeros_like(x) for _ in range(self.global_world)]
+        dist.all_gather(rows, x)
+        return torch.stack(rows)
+
     def everybody(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
         """A small object of every process, in rank order."""
         values: list[Any] = [None] * dist.get_world_size()

@@ -17,7 +17,7 @@ from sage_grpo.first_run.check import Check
 from sage_grpo.first_run.machine import device_name, files_checks, machine_checks
 from sage_grpo.plan.calibration import Calibration, calibrate, write_calibration
 from sage_grpo.plan.estimate import Plan, estimate
-from sage_grpo.plan.hardware import GPUS, find_gpu
+from sage_grpo.plan.hardware import find_gpu, guess_gpu
 from sage_grpo.plan.show import disk
 from sage_grpo.progress import Tell
 from sage_grpo.runs.folder import RunFolder
@@ -27,14 +27,6 @@ from sage_grpo.training.environment import describe_environment
 from sage_grpo.training.trackers import read_metrics
 
 REPORT, CALIBRATION = "first-run.json", "calibration.yaml"
-
-
-def guess_gpu(name: str) -> str | None:
-    """The plan's name of a GPU, from its maker's: `NVIDIA H100 80GB HBM3` is h100-80g."""
-    plain = name.lower().replace(" ", "").replace("geforce", "")
-    known = [gpu for gpu in GPUS if gpu.split("-")[0] in plain]
-    exact = [gpu for gpu in known if gpu.split("-")[1] in plain]
-    return next(iter([*exact, *known]), None)
 
 
 def first_run(
@@ -110,12 +102,12 @@ def measured(config: RecipeConfig, folder: Path, plan: Plan) -> dict[str, Any]:
         "score": plan.seconds["score"],
         "update": plan.seconds["anchor"] + plan.seconds["old policy"] + plan.seconds["train"],
     }
-    peaks = [json.loads(path.read_text()) for path in sorted(folder.glob(iterations.MEMORY.format("*")))]
+    peaks = [row["speed/peak_memory"] for row in rows if row.get("speed/peak_memory")]
     return {
         "iterations": len(rows),
         "replay_deviation": rows[0].get("replay_deviation"),
         "seconds": {phase: {"measured": seconds[phase], "planned": planned[phase]} for phase in PHASES},
-        "memory": {"planned": plan.memory.peak, "measured": max(map(max, peaks)) if peaks else None},
+        "memory": {"planned": plan.memory.peak, "measured": max(peaks, default=None)},
         "reward": [row.get("reward/mean") for row in rows],
         "skipped_updates": sum(row.get("skipped_updates") or 0.0 for row in rows),
     }

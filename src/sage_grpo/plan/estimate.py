@@ -82,10 +82,14 @@ class Plan:
         return self.memory.peak <= FRACTION * self.gpu.memory
 
     @property
+    def useful_flops(self) -> float:
+        """Of an iteration on all GPUs, without recomputation."""
+        return self.flops * (1 - self.counts.again / (self.counts.forward + 2 * self.counts.backward))
+
+    @property
     def mfu(self) -> float:
-        """Share of the GPUs' arithmetic that an iteration uses, recomputation not counted as use."""
-        useful = self.flops * (1 - self.counts.again / (self.counts.forward + 2 * self.counts.backward))
-        return useful / (self.iteration * self.gpus * self.gpu.flops)
+        """Share of the GPUs' arithmetic that an iteration uses."""
+        return self.useful_flops / (self.iteration * self.gpus * self.gpu.flops)
 
     @property
     def best_save_every(self) -> int:

@@ -47,6 +47,14 @@ def find_gpu(name: str) -> GPU:
     return GPUS[name]
 
 
+def guess_gpu(name: str) -> str | None:
+    """The plan's name of a GPU, from its maker's: `NVIDIA H100 80GB HBM3` is h100-80g."""
+    plain = name.lower().replace(" ", "").replace("geforce", "")
+    known = [gpu for gpu in GPUS if gpu.split("-")[0] in plain]
+    exact = [gpu for gpu in known if gpu.split("-")[1] in plain]
+    return next(iter([*exact, *known]), None)
+
+
 def at_roofline(operations: Mapping[Operation, float], gpu: GPU, assumed: Assumed) -> float:
     """Each operation is bound by arithmetic or by memory. Elementwise ones are taken unfused, as without compile."""
     return sum(

@@ -141,6 +141,8 @@ def summary(plan: Plan, gpu: str, price: float | None) -> dict[str, Any]:
             "samples": counts.samples,
         },
         "pflop_per_iteration": plan.flops / 1e15,
+        "useful_pflop_per_iteration": plan.useful_flops / 1e15,
+        "peak_tflops_per_gpu": plan.gpu.flops / 1e12,
         "bytes_moved_per_rank": plan.moved,
         "seconds": {**plan.seconds, "iteration": plan.iteration},
         "encode": {

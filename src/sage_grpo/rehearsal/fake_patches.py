@@ -90,6 +90,8 @@ def torch_patches() -> list[Patch]:
         Patch(device, "current_accelerator", _answer(DEVICE), "a CPU build knows no accelerator"),
         Patch(device, "current_stream", handle.current_stream, "FSDP2 makes it wait for an event of those streams"),
         Patch(device, "set_device_index", _answer(None), "there is one device, and it is chosen"),
+        Patch(device, "max_memory_allocated", _answer(0), "a run logs the peak of its memory; here nothing is held"),
+        Patch(device, "reset_peak_memory_stats", _answer(None), "and begins to measure anew"),
         Patch(cuda, "_lazy_init", _answer(None), "there is no driver to start"),
         Patch(cuda, "is_available", _answer(True), "libraries ask before they name a device"),
         Patch(cuda, "is_initialized", _answer(True), "the process group asks before it picks a device"),

@@ -21,6 +21,7 @@ from sage_grpo.report.run_tables import (
     money,
     short,
     signed,
+    throughput_tables,
 )
 from sage_grpo.report.strips import VideoSelection, choose
 from sage_grpo.runs.private import clean_command, clean_text
@@ -55,6 +56,7 @@ def make_report(
         if group.shortest < max(run.iterations for run in group.runs)
     ]
     notices += [text for t in summaries for text in notices_of(t, several)]
+    times = [*cost_tables(summaries), *throughput_tables(summaries)]
     page = Page(
         title=f"{len(runs)} runs compared" if several else f"Run {runs[0].name}",
         summary=summary_of(summaries, groups),
@@ -67,7 +69,7 @@ def make_report(
             Section("timesteps", "Timestep by timestep", maps, heat_note(groups) if maps else ""),
             Section("videos", "Videos over time", videos.strips, videos.note),
             Section("alarms", "Alarms", *alarm_parts(summaries)),
-            Section("cost", "Time and cost", cost_tables(summaries), cost_note(summaries)),
+            Section("cost", "Time and cost", times, cost_note(summaries)),
             Section("run", "The runs" if several else "The run", about_tables(summaries)),
         ],
         footer=commands_of(runs),

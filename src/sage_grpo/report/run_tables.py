@@ -129,6 +129,41 @@ def cost_tables(summaries: Sequence[RunSummary]) -> list[PageTable]:
     return tables
 
 
+def throughput_tables(summaries: Sequence[RunSummary]) -> list[PageTable]:
+    """How well the machines were used; nothing where a run is too old to have logged it."""
+    listed = [throughput_of(t.run) for t in summaries]
+    names = list(dict.fromkeys(name for cells in listed for name in cells))
+    rows = [[name, *(cells.get(name, "–") for cells in listed)] for name in names]
+    note = (
+        "Goodput: share of the wall time since the first start that is in finished iterations. MFU: planned FLOPs "
+        "over the peak of the GPUs. Processes wait for each other, so a slow GPU may show in another phase."
+    )
+    return [PageTable("Use of the machines", ["measure", *(t.run.name for t in summaries)], rows, note)] if rows else []
+
+
+def throughput_of(run: RunRecord) -> dict[str, str]:
+    """Return what a run's log says of its throughput, by name, as text."""
+    cells: dict[str, str] = {}
+    if run.has("speed/goodput"):
+        goodput = run.column("speed/goodput")
+        cells["goodput"] = f"{goodput[np.isfinite(goodput)][-1]:.0%}"
+    if run.has("speed/mfu"):
+        cells["MFU, median"] = f"{np.nanmedian(run.column('speed/mfu')):.1%}"
+    if run.has("speed/peak_memory"):
+        cells["peak memory of a device"] = f"{np.nanmax(run.column('speed/peak_memory')) / 1e9:.1f} GB"
+    for key in run.columns:
+        if key.startswith("speed/late/") and run.has(key):
+            phase = key.removeprefix("speed/late/")
+            ranks = run.column(f"speed/late_rank/{phase}")
+            numbers, times = np.unique(ranks[np.isfinite(ranks)], return_counts=True)
+            if not len(times):
+                continue
+            rank, share = int(numbers[times.argmax()]), times.max() / times.sum()
+            late = short(float(np.nanmedian(run.column(key))))
+            cells[f"slowest in {phase}"] = f"{late} s over the median; most often process {rank} ({share:.0%})"
+    return cells
+
+
 def about_tables(summaries: Sequence[RunSummary]) -> list[PageTable | Details]:
     rows = [[name, *(about(t)[name] for t in summaries)] for name in about(summaries[0])]
     parts: list[PageTable | Details] = [PageTable("What ran", ["what", *(t.run.name for t in summaries)], rows)]

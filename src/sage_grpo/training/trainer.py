@@ -35,6 +35,7 @@ from sage_grpo.training.drift_gauge import INITIAL, DriftGauge
 from sage_grpo.training.encode import encode_ahead
 from sage_grpo.training.environment import describe_environment
 from sage_grpo.training.progress import ProgressCallback
+from sage_grpo.training.throughput import Throughput, Work, past_of
 from sage_grpo.training.trackers import Tracker, make_trackers
 from sage_grpo.weights.optimizers import build_optimizer
 from sage_grpo.weights.prepare import make_bank, prepare
@@ -99,6 +100,8 @@ class Trainer:
     """
 
     loop_type: ClassVar[type[Loop]] = Loop
+    work: Callable[[], Work | None] | None = None
+    """What an iteration computes, for the MFU in the log; asked until it answers."""
 
     def __init__(
         self,
@@ -234,7 +237,9 @@ class Trainer:
         if config.run.sample_every:
             samples = Samples(self.files, config, trackers, write=self.main, monitors=self.monitors)
             parts.append(samples)  # before the log: it adds what the monitors say
-        parts += [self.gauge, log, *self.callbacks]
+        past = past_of(self.files) if self.main else None
+        speed = Throughput(log, self.processes, past, self.work if self.main else None)
+        parts += [self.gauge, speed, log, *self.callbacks]
         parts.append(ProgressCallback(config.run.iterations, config.rollouts, console=self.console))
         parts.append(stop := CollectiveStop())
         saver = Saver(self.files.checkpoints(config), config.run.keep, self.processes, config.run.keep_every)
