@@ -15,7 +15,7 @@ HOURS  ?= 2
 GROUPS ?= once four-times twice stale-1 stale-2 stale-4 guided text
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-all quick check lint format types test affected sweeps bare prose docs configuration figures trust-regions lab claims guidance feedback efficiency eval audit chaos chaos-alone fleet-chaos soak fleet-speed report-pictures plan-check plan-all same-weights coverage faults both-ways overhead notebooks compare peers wheel sbom licences audit-dependencies clean
+.PHONY: help setup setup-all quick check lint format types test clumsy affected sweeps bare prose docs configuration figures trust-regions lab claims guidance feedback efficiency eval audit chaos chaos-alone fleet-chaos soak fleet-speed report-pictures plan-check plan-all same-weights coverage faults both-ways overhead notebooks compare peers wheel sbom licences audit-dependencies clean
 help:             ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
@@ -51,6 +51,9 @@ types:            ## mypy over the package; half a minute, seconds when little c
 
 test:             ## quick and slow tests; one that is skipped for want of a library fails
 	SAGE_GRPO_ALL=1 $(PYTHON) -m pytest -m 'not sweep' -n 2 --dist worksteal --durations=15
+
+clumsy:           ## 261 mistakes on the command line: each must end in a sentence, none in a stack trace; two minutes
+	PYTHONPATH=tests $(PYTHON) -m clumsy
 
 sweeps:           ## further cases of what `make test` checks with one: every layout, compiler mode, size; hours
 	$(PYTHON) -m pytest -m sweep --durations=15

@@ -10,6 +10,11 @@ from rich.text import Text
 
 from sage_grpo.errors import UserError
 
+# A path that is a file where a folder is needed, or the reverse; that may not be used; that is too long
+REFUSED = frozenset(
+    (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
+)
+
 
 @contextmanager
 def user_errors(*more: type[Exception]) -> Iterator[None]:
@@ -20,10 +25,12 @@ def user_errors(*more: type[Exception]) -> Iterator[None]:
     except explained as error:
         _tell(str(error))
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno == errno.ENOSPC:
+            where = f" where {error.filename} is written" if error.filename else ""
+            _tell(f"the disk is full{where}; make room, then give the same command again")
+        if error.errno not in REFUSED or error.filename is None:
             raise
-        where = f" where {error.filename} is written" if error.filename else ""
-        _tell(f"the disk is full{where}; make room, then give the same command again")
+        _tell(f"{error.filename} cannot be used: {error.strerror}; name another place")
 
 
 def _tell(sentence: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sage_grpo.cli.arguments import TrustCode
+from sage_grpo.cli.arguments import TrustCode, writable_folder
 from sage_grpo.cli.errors import user_errors
 
 if TYPE_CHECKING:
@@ -34,9 +34,10 @@ def evaluate(
     scorers: Annotated[
         Path | None, typer.Option(help="More of them: YAML with a list as under `rewards:` of a recipe.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for videos, scores, results.json, table.md, report.html.")] = Path(
-        "eval"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder for videos, scores, results.json, table.md, report.html.", callback=writable_folder),
+    ] = Path("eval"),
     tag: Annotated[list[str] | None, typer.Option(help="Only prompts with it, such as subject=animal.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first of the prompts: for a trial.")] = None,
     steps: Annotated[

@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as Grid
 
+from sage_grpo.cli.arguments import finite, writable_picture
 from sage_grpo.cli.errors import user_errors
 
 if TYPE_CHECKING:
@@ -22,13 +23,14 @@ KERNELS_HELP = "SDE of the rollout: ode, dance, flow, sage, cps, cps_unscaled, p
 def explain(
     kernel: Annotated[str, typer.Option(help=KERNELS_HELP)] = "sage",
     steps: Annotated[int, typer.Option(help="Number of sampling steps.")] = 20,
-    shift: Annotated[float, typer.Option(help="Above 1 spends more steps at high noise.")] = 5.0,
-    eta: Annotated[float, typer.Option(help="Exploration noise; 0 is the plain ODE.")] = 0.7,
+    shift: Annotated[float, typer.Option(help="Above 1 spends more steps at high noise.", callback=finite)] = 5.0,
+    eta: Annotated[float, typer.Option(help="Exploration noise; 0 is the plain ODE.", callback=finite)] = 0.7,
     order: Annotated[
         int, typer.Option(min=1, max=2, help="2 extrapolates the clean estimate, where the kernel has that form.")
     ] = 1,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the noise of all kernels in the three regimes of Figure 9.")
+        Path | None,
+        typer.Option(help="Draw the noise of all kernels in the three regimes of Figure 9.", callback=writable_picture),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON row a step instead of a table.")] = False,
 ) -> None:
@@ -40,10 +42,13 @@ def explain(
 
     Example: `sage-grpo explain --kernel sage --steps 20 --shift 5 --eta 0.7 --plot kernels.png`
     """
+    from sage_grpo.config.algorithm import SamplingConfig
+    from sage_grpo.config.load import validate
     from sage_grpo.math.kernels import kernel_table
     from sage_grpo.math.schedule import sigma_schedule
 
     with user_errors(ValueError, OSError):
+        validate({"steps": steps, "shift": shift, "eta": eta}, SamplingConfig)
         sigmas = sigma_schedule(steps, shift)
         table = kernel_table(kernel, sigmas, eta, order)
         if plot is not None:

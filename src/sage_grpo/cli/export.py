@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sage_grpo.cli.arguments import TrustCode
+from sage_grpo.cli.arguments import TrustCode, writable_folder
 from sage_grpo.cli.errors import user_errors
 
 LOSS = 0.01  # of the update; more is worth a warning
@@ -22,7 +22,7 @@ class Dtype(StrEnum):
 
 def export(
     run: Annotated[Path, typer.Argument(help="Run folder, or one of its checkpoints (…/checkpoints/step-…).")],
-    out: Annotated[Path, typer.Option(help="Folder to write; it must not exist yet.")],
+    out: Annotated[Path, typer.Option(help="Folder to write; it must not exist yet.", callback=writable_folder)],
     merge: Annotated[bool, typer.Option("--merge", help="Merge adapters into a whole checkpoint.")] = False,
     last: Annotated[bool, typer.Option("--last", help="The last weights, even if the run averaged them.")] = False,
     dtype: Annotated[

@@ -7,14 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from sage_grpo.cli.arguments import Overrides, Recipe
+from sage_grpo.cli.arguments import Overrides, Recipe, writable_folder
 from sage_grpo.cli.errors import user_errors
 
 
 def first_run(
     recipe: Recipe,
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="Folder of the run and its report.")] = Path("first-run"),
+    out: Annotated[Path, typer.Option(help="Folder of the run and its report.", callback=writable_folder)] = Path(
+        "first-run"
+    ),
     iterations: Annotated[int, typer.Option(min=2, help="Of the recipe; the first one warms up.")] = 10,
     gpu: Annotated[str | None, typer.Option(help="As `plan` calls it; by default recognised by its name.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,

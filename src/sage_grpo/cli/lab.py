@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from sage_grpo.cli.arguments import whole_seed, writable_folder
 from sage_grpo.cli.errors import user_errors
 
 
@@ -30,7 +31,7 @@ def lab(
         int | None, typer.Option(min=1, help="Fewer for a quick look; default: the recipe's.")
     ] = None,
     samples: Annotated[int, typer.Option(min=48, help="Fresh videos to compare before and after on.")] = 240,
-    seed: Annotated[int, typer.Option(help="Another seed, another run.")] = 0,
+    seed: Annotated[int, typer.Option(help="Another seed, another run.", callback=whole_seed)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Train a small real video generator in minutes, without a GPU, and see what improved.
@@ -42,6 +43,7 @@ def lab(
     """
     if context.invoked_subcommand is not None:
         return
+    writable_folder(out)  # not as the option's callback: a subcommand has a folder of its own
     from rich.console import Console
 
     from sage_grpo.lab.shapes.run import run_lab
@@ -68,12 +70,14 @@ def lab(
 
 @app.command()
 def text(
-    out: Annotated[Path, typer.Option(help="Folder for the run and its report.")] = Path("runs/text"),
+    out: Annotated[Path, typer.Option(help="Folder for the run and its report.", callback=writable_folder)] = Path(
+        "runs/text"
+    ),
     iterations: Annotated[
         int | None, typer.Option(min=1, help="Fewer for a quick look; default: the recipe's.")
     ] = None,
     samples: Annotated[int, typer.Option(min=2, help="Fresh videos to compare before and after on.")] = 400,
-    seed: Annotated[int, typer.Option(help="Another seed, another run.")] = 0,
+    seed: Annotated[int, typer.Option(help="Another seed, another run.", callback=whole_seed)] = 0,
     base: Annotated[Path | None, typer.Option(help="Another base model, from `lab pretrain --world text`.")] = None,
     control: Annotated[bool, typer.Option("--control", help="Draw lots for rewards, to compare with.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
@@ -118,12 +122,14 @@ def text(
 
 @app.command()
 def sound(
-    out: Annotated[Path, typer.Option(help="Folder for the run and its report.")] = Path("runs/sound"),
+    out: Annotated[Path, typer.Option(help="Folder for the run and its report.", callback=writable_folder)] = Path(
+        "runs/sound"
+    ),
     iterations: Annotated[
         int | None, typer.Option(min=1, help="Fewer for a quick look; default: the recipe's.")
     ] = None,
     samples: Annotated[int, typer.Option(min=48, help="Fresh videos to compare before and after on.")] = 240,
-    seed: Annotated[int, typer.Option(help="Another seed, another run.")] = 0,
+    seed: Annotated[int, typer.Option(help="Another seed, another run.", callback=whole_seed)] = 0,
     base: Annotated[Path | None, typer.Option(help="Another base model, from `lab pretrain --world tones`.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
@@ -170,11 +176,11 @@ class World(StrEnum):
 
 @app.command()
 def pretrain(
-    out: Annotated[Path, typer.Option(help="Folder for the checkpoint.")],
+    out: Annotated[Path, typer.Option(help="Folder for the checkpoint.", callback=writable_folder)],
     world: Annotated[World, typer.Option(help="What its clips show.")] = World.shapes,
     steps: Annotated[int | None, typer.Option(min=1, help="Default: those of the checkpoint that ships.")] = None,
     batch: Annotated[int, typer.Option(min=1)] = 64,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int, typer.Option(callback=whole_seed)] = 0,
 ) -> None:
     """Make a base model that ships with the package, from nothing; about half an hour on one core.
 
@@ -188,13 +194,15 @@ def pretrain(
 
 @app.command()
 def reproduce(
-    out: Annotated[Path, typer.Option(help="Folder for runs, results.json, claims.md and figures.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for runs, results.json, claims.md and figures.", callback=writable_folder)
+    ],
     seeds: Annotated[
         int, typer.Option(min=8, help="A quarter of them first; half, then all, where a claim is open.")
     ] = 20,
     iterations: Annotated[int, typer.Option(min=2)] = 32,
     samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate each run on.")] = 480,
-    workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
 ) -> None:
     """Check the paper's claims: every experiment over several seeds, each claim with its interval and verdict.
@@ -222,11 +230,14 @@ def reproduce(
 
 @app.command()
 def efficiency(
-    out: Annotated[Path, typer.Option(help="Folder for runs, results.json, efficiency.md and the figure.")],
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder for runs, results.json, efficiency.md and the figure.", callback=writable_folder),
+    ],
     seeds: Annotated[int, typer.Option(min=2, help="Seeds of every setting.")] = 10,
     samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate the end of each run on.")] = 240,
     only: Annotated[list[str] | None, typer.Option(help="This setting, next to `lab-paper`.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measure what each saving brings: passes of the network until a run is as good as one of `lab-paper`.
@@ -257,13 +268,13 @@ def efficiency(
 
 @app.command()
 def settings(
-    out: Annotated[Path, typer.Option(help="Folder for runs, results.json and figures.")],
+    out: Annotated[Path, typer.Option(help="Folder for runs, results.json and figures.", callback=writable_folder)],
     seeds: Annotated[int, typer.Option(min=2, help="Seeds of every value.")] = 3,
     iterations: Annotated[
         int | None, typer.Option(min=2, help="Fewer for a quick look; default: the recipe's.")
     ] = None,
     samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate the end of each run on.")] = 240,
-    workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Show what runs look like when a setting is too low or too high, and compare `tune` with a whole grid.
@@ -297,12 +308,14 @@ def settings(
 
 @app.command()
 def feedback(
-    out: Annotated[Path, typer.Option(help="Folder for runs, results.json and feedback.png.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for runs, results.json and feedback.png.", callback=writable_folder)
+    ],
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each rule from each start.")] = 10,
     iterations: Annotated[int, typer.Option(min=22, help="Of each run, two updates in each.")] = 60,
     samples: Annotated[int, typer.Option(min=48, help="Fresh videos that a trained model is judged on.")] = 96,
     rules: Annotated[str, typer.Option(help="Which forms of kl.feedback.")] = "proportional,lagrangian,paper",
-    workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measure whether feedback on λ holds the KL at its target, from a λ ten times too small and ten times too large.
@@ -333,10 +346,10 @@ def feedback(
 
 @app.command()
 def guidance(
-    out: Annotated[Path, typer.Option(help="Folder for runs and guidance.md.")],
+    out: Annotated[Path, typer.Option(help="Folder for runs and guidance.md.", callback=writable_folder)],
     seeds: Annotated[int, typer.Option(min=0, help="Runs of recipe `lab`; 0 judges the base alone, in seconds.")] = 5,
     samples: Annotated[int, typer.Option(min=96, help="Fresh videos of each model and guidance scale.")] = 240,
-    workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measure what guidance does without training, and what training does with and without guidance.
@@ -362,7 +375,9 @@ def guidance(
 
 @app.command()
 def compare(
-    out: Annotated[Path, typer.Option(help="Folder for runs, results.json, compare.md and figures.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for runs, results.json, compare.md and figures.", callback=writable_folder)
+    ],
     seeds: Annotated[int, typer.Option(min=2, help="Seeds of every objective.")] = 10,
     samples: Annotated[int, typer.Option(min=2, help="Fresh videos to evaluate the end of each run on.")] = 240,
     only: Annotated[list[str] | None, typer.Option(help="This objective, next to grpo.")] = None,
@@ -373,7 +388,7 @@ def compare(
             "between a rollout and its update) or text (numbers, with OCR); default: once."
         ),
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Compare objectives at equal passes of the network, with settings found by the same search for each.

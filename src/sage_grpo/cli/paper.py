@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sage_grpo.cli.arguments import Overrides
+from sage_grpo.cli.arguments import Overrides, finite, writable_folder
 from sage_grpo.cli.errors import user_errors
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ def paper(
     base: Annotated[
         str, typer.Option(help="Recipe that every run differs from; lab-paper runs on one CPU core.")
     ] = "hunyuan15-64gpu-released",
-    out: Annotated[Path | None, typer.Option(help="Folder of the results; default: runs/paper/NAME.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the results; default: runs/paper/NAME.", callback=writable_folder)
+    ] = None,
     iterations: Annotated[
         int | None, typer.Option(min=1, help="Of every run; default: the recipe's, at most 100.")
     ] = None,
@@ -38,7 +40,9 @@ def paper(
     ] = "torchrun",
     workers: Annotated[int, typer.Option(min=1, help="Runs at a time, with --run.")] = 1,
     gpu: Annotated[str, typer.Option(help="Kind of GPU for the cost, as `plan` calls it.")] = "h100-80g",
-    price: Annotated[float | None, typer.Option(min=0, help="Price of a GPU-hour, in any currency.")] = None,
+    price: Annotated[
+        float | None, typer.Option(min=0, help="Price of a GPU-hour, in any currency.", callback=finite)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print commands, costs and results as JSON.")] = False,
 ) -> None:
     """Print or run the commands behind each table and figure of the paper, over any recipe.

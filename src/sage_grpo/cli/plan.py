@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sage_grpo.cli.arguments import Overrides, Recipe
+from sage_grpo.cli.arguments import Overrides, Recipe, finite, writable_picture
 from sage_grpo.cli.errors import user_errors
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def plan(
     overrides: Overrides = None,
     gpus: Annotated[int | None, typer.Option(help="The same as parallel.processes=N.", min=1)] = None,
     gpu: Annotated[str, typer.Option(help="Kind of GPU, such as h100-80g, a100-80g, rtx4090-24g.")] = "h100-80g",
-    price: Annotated[float | None, typer.Option(help="Of a GPU-hour, in any currency.", min=0)] = None,
+    price: Annotated[float | None, typer.Option(help="Of a GPU-hour, in any currency.", min=0, callback=finite)] = None,
     sweep: Annotated[
         list[str] | None, typer.Option(help="Other layouts: 'gpus=8,64,512 sp=1,2,4'; also replicate=1,8.")
     ] = None,
@@ -60,6 +60,8 @@ def plan(
         known = calibrated(calibration, measured, gpu)
         if axes:
             from sage_grpo.plan.picture import draw_sweep
+
+            writable_picture(picture)
 
             with progress_of("planning", notes) as tell:
                 cells = run_sweep(config, kind, known, axes, tell)

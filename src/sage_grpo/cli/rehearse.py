@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sage_grpo.cli.arguments import Overrides, Recipe
+from sage_grpo.cli.arguments import Overrides, Recipe, writable_folder
 from sage_grpo.cli.errors import user_errors
 
 
@@ -17,7 +17,10 @@ def rehearse(
     processes: Annotated[
         int | None, typer.Option(min=1, max=4, help="Start so many; by default two on each axis of the layout.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Keep the rehearsed run here; by default it is thrown away.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Keep the rehearsed run here; by default it is thrown away.", callback=writable_folder),
+    ] = None,
     full_size: Annotated[
         bool,
         typer.Option(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from sage_grpo.cli.arguments import finite, writable_file
 from sage_grpo.cli.errors import user_errors
 
 if TYPE_CHECKING:
@@ -16,16 +17,26 @@ if TYPE_CHECKING:
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders that `sage-grpo train` wrote.")],
     out: Annotated[
-        Path | None, typer.Option(help="The page; by default report.html in the run, or here for several runs.")
+        Path | None,
+        typer.Option(
+            help="The page; by default report.html in the run, or here for several runs.", callback=writable_file
+        ),
     ] = None,
-    price: Annotated[float, typer.Option(min=0, help="Dollars for an hour of one process (GPU).")] = 2.5,
+    price: Annotated[
+        float, typer.Option(min=0, help="Dollars for an hour of one process (GPU).", callback=finite)
+    ] = 2.5,
     smooth: Annotated[
-        float, typer.Option(min=0, max=0.999, help="Weight of the past in a curve, an iteration; 0 for none.")
+        float,
+        typer.Option(
+            min=0, max=0.999, help="Weight of the past in a curve, an iteration; 0 for none.", callback=finite
+        ),
     ] = 0.9,
     x: Annotated[
         Literal["iterations", "hours"], typer.Option(help="Curves over iterations, or process hours.")
     ] = "iterations",
-    megabytes: Annotated[float, typer.Option(min=0, help="Most that the videos may add to the page.")] = 24.0,
+    megabytes: Annotated[
+        float, typer.Option(min=0, help="Most that the videos may add to the page.", callback=finite)
+    ] = 24.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures of the page as JSON.")] = False,
 ) -> None:
     """Show a run on one page: curves, heat maps of the timesteps, videos over time, alarms, cost.
@@ -57,17 +68,17 @@ def report(
     if as_json:
         import json
 
-        print(json.dumps(finite(document.figures | {"out": str(target)}), ensure_ascii=False))
+        print(json.dumps(without_nan(document.figures | {"out": str(target)}), ensure_ascii=False))
         return
     _tell(document.figures, target)
 
 
-def finite(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """JSON has no NaN: null stands for what was not measured."""
     if isinstance(value, dict):
-        return {str(key): finite(part) for key, part in value.items()}
+        return {str(key): without_nan(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(part) for part in value]
+        return [without_nan(part) for part in value]
     return None if isinstance(value, float) and value - value != 0 else value
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from sage_grpo.cli.arguments import writable_file, writable_folder
 from sage_grpo.cli.errors import user_errors
 from sage_grpo.cli.rewards_audit import audit
 from sage_grpo.cli.rewards_list import list_rewards
@@ -36,7 +37,7 @@ def convert(
     source: Annotated[
         Path, typer.Argument(help="VideoAlign's folder, with model_config.json; or ImageBind's imagebind_huge.pth.")
     ],
-    target: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.")],
+    target: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.", callback=writable_folder)],
     rubric: Annotated[
         Path | None, typer.Option(help="VideoAlign's prompt_template.py, if it is not near the checkpoint.")
     ] = None,
@@ -94,7 +95,7 @@ def convert(
 @app.command()
 def reference(
     source: Annotated[Path, typer.Argument(help="Folder of real pictures and videos; folders in it count too.")],
-    target: Annotated[Path, typer.Argument(help="File to write, e.g. real.safetensors.")],
+    target: Annotated[Path, typer.Argument(help="File to write, e.g. real.safetensors.", callback=writable_file)],
     frames: Annotated[int, typer.Option(min=1, help="Frames of each video, spread from the first to the last.")] = 4,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")] = "auto",
     megapixels: Annotated[float, MEGAPIXELS] = 200.0,

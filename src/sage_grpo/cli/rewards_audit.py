@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sage_grpo.cli.arguments import whole_seed, writable_folder
 from sage_grpo.cli.errors import user_errors
 from sage_grpo.cli.rewards_score import MEGAPIXELS, PROMPTS, REWARD, REWARDS, tell_left_out
 
@@ -22,8 +23,12 @@ def audit(
     reward: Annotated[list[str] | None, REWARD] = None,
     rewards: Annotated[Path | None, REWARDS] = None,
     prompts: Annotated[Path | None, PROMPTS] = None,
-    out: Annotated[Path, typer.Option(help="Folder for audit.json, audit.md, audit.png, copies.png.")] = Path("audit"),
-    seed: Annotated[int, typer.Option(help="Of the noise, the shaking and the order of frames.")] = 0,
+    out: Annotated[
+        Path, typer.Option(help="Folder for audit.json, audit.md, audit.png, copies.png.", callback=writable_folder)
+    ] = Path("audit"),
+    seed: Annotated[
+        int, typer.Option(help="Of the noise, the shaking and the order of frames.", callback=whole_seed)
+    ] = 0,
     megapixels: Annotated[float, MEGAPIXELS] = 200.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:

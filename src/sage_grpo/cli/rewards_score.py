@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sage_grpo.cli.arguments import finite, writable_folder
 from sage_grpo.cli.errors import user_errors
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ PROMPTS = typer.Option(
     "or by a file named after the prompt. Without it: the .txt next to each video.",
 )
 MEGAPIXELS = typer.Option(
-    "--megapixels", min=0.001, help="Frames × width × height, in millions, above which a video is not decoded."
+    "--megapixels",
+    min=0.001,
+    callback=finite,
+    help="Frames × width × height, in millions, above which a video is not decoded.",
 )
 REASONS = 6  # shown; all are in the file
 
@@ -33,7 +37,9 @@ def score(
     reward: Annotated[list[str] | None, REWARD] = None,
     rewards: Annotated[Path | None, REWARDS] = None,
     prompts: Annotated[Path | None, PROMPTS] = None,
-    out: Annotated[Path, typer.Option(help="Folder for scores.json and scores.png.")] = Path("scores"),
+    out: Annotated[Path, typer.Option(help="Folder for scores.json and scores.png.", callback=writable_folder)] = Path(
+        "scores"
+    ),
     megapixels: Annotated[float, MEGAPIXELS] = 200.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print all scores as JSON.")] = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sage_grpo.cli.arguments import TrustCode
+from sage_grpo.cli.arguments import TrustCode, whole_seed, writable_folder
 from sage_grpo.cli.errors import user_errors
 
 
@@ -15,8 +15,10 @@ def sample(
     source: Annotated[Path, typer.Argument(help="Run folder, one of its checkpoints, or a recipe (untrained model).")],
     prompt: Annotated[list[str] | None, typer.Option(help="A text; give it several times for several videos.")] = None,
     image: Annotated[list[Path] | None, typer.Option(help="First frame, one a prompt, for image-to-video.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for videos and contact sheet.")] = Path("samples"),
-    seed: Annotated[int, typer.Option(help="Prompt i gets seed + i.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for videos and contact sheet.", callback=writable_folder)] = Path(
+        "samples"
+    ),
+    seed: Annotated[int, typer.Option(help="Prompt i gets seed + i.", callback=whole_seed)] = 0,
     count: Annotated[int, typer.Option(help="Without --prompt: how many of the recipe's own prompts.", min=1)] = 4,
     compare: Annotated[bool, typer.Option("--compare", help="The untrained model next to it, same seeds.")] = False,
     last: Annotated[bool, typer.Option("--last", help="The last weights, even if the run averaged them.")] = False,
@@ -39,10 +41,18 @@ def sample(
 
         if image and len(image) != len(prompt or []):
             raise ConfigError(f"{len(image)} --image for {len(prompt or [])} --prompt; give one image a prompt")
+        missing = [str(path) for path in image or [] if not path.is_file()]
+        if missing:
+            raise ConfigError(f"there is no image {missing[0]}; --image is the path of a picture on this computer")
         console = Console(stderr=as_json)
         with console.status("loading the model"):
             sources = [open_source(source, average=not last, trust_code=trust_code)]
             sources += [untrained(sources[0])] if compare else []
+        if image and not sources[0].model.needs_image:
+            name = sources[0].config.model.type
+            raise ConfigError(
+                f"{name} makes videos from text alone; leave --image out, or name an image-to-video recipe"
+            )
         columns = [{"image": str(path)} for path in image or []]
         texts = [Prompt(text, columns[i] if columns else {}) for i, text in enumerate(prompt or [])]
         prompts = texts or list(build.build_prompts(sources[0].config)(0, count))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sage_grpo.cli.arguments import finite, writable_folder
 from sage_grpo.cli.errors import user_errors
 from sage_grpo.cli.study_make import make
 
@@ -121,7 +122,8 @@ def _wait(server: Server, store: Store, console: Console) -> None:
 def results(
     folder: Annotated[Path, FOLDER] = Path("study"),
     out: Annotated[
-        Path | None, typer.Option(help="Folder for results.json, .md and .html; default: the study's.")
+        Path | None,
+        typer.Option(help="Folder for results.json, .md and .html; default: the study's.", callback=writable_folder),
     ] = None,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
@@ -172,10 +174,16 @@ def _tell(figures: StudyResults, console: Console) -> None:
 def size(
     raters: Annotated[list[int] | None, typer.Option(min=2, help="Several times for several rows.")] = None,
     prompts: Annotated[list[int] | None, typer.Option(min=2, help="Several times for several columns.")] = None,
-    rate: Annotated[float, typer.Option(min=0, max=1, help="Expected win rate; 0.5 is the widest.")] = 0.5,
-    ties: Annotated[float, typer.Option(min=0, max=1, help="Expected share of ties.")] = 0.2,
-    by_rater: Annotated[float, typer.Option(min=0, max=0.5, help="Share of variance between raters.")] = 0.05,
-    by_prompt: Annotated[float, typer.Option(min=0, max=0.5, help="Share of variance between prompts.")] = 0.15,
+    rate: Annotated[
+        float, typer.Option(min=0, max=1, help="Expected win rate; 0.5 is the widest.", callback=finite)
+    ] = 0.5,
+    ties: Annotated[float, typer.Option(min=0, max=1, help="Expected share of ties.", callback=finite)] = 0.2,
+    by_rater: Annotated[
+        float, typer.Option(min=0, max=0.5, help="Share of variance between raters.", callback=finite)
+    ] = 0.05,
+    by_prompt: Annotated[
+        float, typer.Option(min=0, max=0.5, help="Share of variance between prompts.", callback=finite)
+    ] = 0.15,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """How many raters and prompts: half the width of a win rate's 95 % interval, in percentage points.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sage_grpo.cli.arguments import finite, whole_seed, writable_folder
 from sage_grpo.cli.errors import user_errors
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def make(
     texts: Annotated[
         Path | None, typer.Option(help="Prompts for --videos: txt, jsonl, csv; without it the .txt next to a video.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("study"),
+    out: Annotated[Path, typer.Option(help="Folder to write.", callback=writable_folder)] = Path("study"),
     method: Annotated[str | None, typer.Option(help="Compare this source with each other.")] = None,
     against: Annotated[str | None, typer.Option(help="Compare each other source with this.")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="At most so many, drawn by the seed.")] = 32,
@@ -30,11 +31,13 @@ def make(
         typer.Option(help="visual, motion, semantic or your own as 'key=Name: question'; default: the three."),
     ] = None,
     checks: Annotated[int, typer.Option(min=0, help="Attention checks a rater.")] = 3,
-    max_failed: Annotated[float, typer.Option(min=0, max=1, help="Share of checks that one may fail.")] = 0.34,
+    max_failed: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of checks that one may fail.", callback=finite)
+    ] = 0.34,
     per_rater: Annotated[int | None, typer.Option(min=1, help="Comparisons a rater; default: all.")] = None,
     title: Annotated[str, typer.Option(help="What raters see; name no method in it.")] = "Which video is better?",
     contact: Annotated[str, typer.Option(help="Who runs the study and how to reach them, for raters.")] = "",
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(callback=whole_seed)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was planned as JSON.")] = False,
 ) -> None:
     """Plan a study. Without --method and --against every pair of sources is compared.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sage_grpo.cli.arguments import Overrides, Recipe
+from sage_grpo.cli.arguments import Overrides, Recipe, finite, writable_folder
 from sage_grpo.cli.errors import user_errors
 
 if TYPE_CHECKING:
@@ -27,11 +27,13 @@ def tune(
             help="Values to try; given several times, all combinations. Default: nine learning rates.",
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for runs, table, picture and the best recipe.")] = Path("tune"),
+    out: Annotated[
+        Path, typer.Option(help="Folder for runs, table, picture and the best recipe.", callback=writable_folder)
+    ] = Path("tune"),
     passes: Annotated[
-        float | None, typer.Option(min=1, help="Budget of the search, in forward passes of a video.")
+        float | None, typer.Option(min=1, help="Budget of the search, in forward passes of a video.", callback=finite)
     ] = None,
-    hours: Annotated[float | None, typer.Option(min=0, help="Budget of the search, in hours.")] = None,
+    hours: Annotated[float | None, typer.Option(min=0, help="Budget of the search, in hours.", callback=finite)] = None,
     keep: Annotated[int, typer.Option(min=2, help="One candidate in so many is kept at each rung.")] = 3,
     workers: Annotated[int, typer.Option(min=1, help="Runs at a time; each needs GPUs of its own.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,

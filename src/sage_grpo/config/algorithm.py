@@ -1,14 +1,23 @@
 """The settings of the algorithm. Defaults are the reference's, names are TRL's where TRL has one."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+LARGEST_SEED = 2**63 - 1  # generators take 64 bits, and some seeds are this one and a few more
 
 
 class Settings(BaseModel):
     """Frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _readable(cls, value: Any) -> Any:
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError("holds a NUL character, which no path or name can have; leave it out")
+        return value
 
 
 class WindowConfig(Settings):
@@ -41,9 +50,9 @@ class SamplingConfig(Settings):
     """How a rollout turns noise into a video."""
 
     kernel: str = Field("sage", description="SDE of the rollout; `sage-grpo explain` shows them all")
-    eta: float = Field(0.5, ge=0, description="exploration noise; 0 is the plain ODE")
-    steps: int = Field(20, ge=1, description="steps from noise to video")
-    shift: float = Field(5.0, gt=0, description="above 1 spends more steps at high noise")
+    eta: float = Field(0.5, ge=0, le=100, description="exploration noise; 0 is the plain ODE")
+    steps: int = Field(20, ge=1, le=10_000, description="steps from noise to video")
+    shift: float = Field(5.0, gt=0, le=1000, description="above 1 spends more steps at high noise")
     order: Literal[1, 2] = Field(
         1, description="2 extrapolates the clean estimate: steps without noise, and `precise`, need half as many"
     )
@@ -196,7 +205,7 @@ class KLConfig(Settings):
 
 
 class AlgorithmConfig(Settings):
-    seed: int = Field(0, description="of prompts and noise: the same seed gives the same run")
+    seed: int = Field(0, ge=0, le=LARGEST_SEED, description="of prompts and noise: the same seed gives the same run")
     sampling: SamplingConfig = Field(SamplingConfig(), description="how a rollout turns noise into a video")
     policy: PolicyConfig = Field(PolicyConfig(), description="how rollouts become an update")
     kl: KLConfig = Field(KLConfig(), description="the dual trust region and its weight λ")

@@ -84,7 +84,9 @@ def _extended(values: dict[str, Any], folder: Path, before: tuple[Path, ...]) ->
     """Fill in what it leaves out from the recipe that it `extends`: a shipped one, or a file next to it."""
     if "extends" not in values:
         return values
-    name = str(values.pop("extends"))
+    name = values.pop("extends")
+    if not isinstance(name, str):
+        raise ConfigError(f"extends: {str(name)[:50]!r} is no text; write the name of one recipe or file, such as lab")
     base = folder / name if (folder / name).is_file() else Path(name)
     whole = base.resolve()
     if whole in before:

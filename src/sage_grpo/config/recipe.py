@@ -1,10 +1,12 @@
 """A recipe: everything a run needs, from the model to the folder it writes."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from sage_grpo.config.algorithm import AlgorithmConfig, Settings
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ModelConfig(Settings):
@@ -103,10 +105,10 @@ class OptimizerConfig(Settings):
 
     type: Literal["adamw", "muon"] = Field("adamw", description="muon for matrices, with adamw for the rest")
     lr: float = Field(
-        1e-5, gt=0, description="learning rate, constant; adapters take about ten times that of all weights"
+        1e-5, gt=0, le=10, description="learning rate, constant; adapters take about ten times that of all weights"
     )
-    betas: tuple[float, float] = Field((0.9, 0.999), description="decay of AdamW's two averages")
-    weight_decay: float = Field(0.0, ge=0, description="pull of the weights towards 0")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="decay of AdamW's two averages")
+    weight_decay: float = Field(0.0, ge=0, le=100, description="pull of the weights towards 0")
     ema: float | None = Field(None, gt=0, lt=1, description="decay of an average of the weights; sampled and exported")
 
 

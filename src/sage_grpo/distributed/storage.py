@@ -37,9 +37,10 @@ class Storage:
         self.local = "://" not in self.root
         try:
             self.fs, self.base = fsspec.url_to_fs(self.root)
-        except (ImportError, ValueError) as error:
+        except (ImportError, ValueError, OSError) as error:
             package = re.search(r"[Ii]nstall (\w+)", str(error))
-            fix = f"pip install {package.group(1)}" if package else "use a folder, or s3://bucket/folder"
+            known = "is its server up?" if isinstance(error, OSError) else "use a folder, or s3://bucket/folder"
+            fix = f"pip install {package.group(1)}" if package else known
             raise StorageError(f"run.checkpoints={self.root}: {error}; {fix}") from error
 
     def _path(self, name: str) -> str:

@@ -16,6 +16,7 @@ from sage_grpo.training import build
 
 SHIPPED = "videos"
 ID = re.compile(r"[\w.-]*\w[\w.-]*")  # becomes a part of file names
+LONGEST_ID = 100
 TAG = "tag."  # begins the columns of tags where a format has no objects, such as csv
 
 
@@ -78,8 +79,11 @@ def _rows(path: Path) -> list[Task]:
 def _task(number: int, prompt: Prompt, total: int, where: str) -> Task:
     columns = dict(prompt.columns)
     name = str(columns.pop("id", "") or f"{number:0{len(str(total - 1))}d}")
-    if not ID.fullmatch(name):
-        raise PromptError(f"{where}: the id {name!r} is not fit for a file's name; use letters, digits, . _ and -")
+    if not ID.fullmatch(name) or len(name) > LONGEST_ID:
+        raise PromptError(
+            f"{where}: the id {name[:LONGEST_ID]!r} is not fit for a file's name; use at most {LONGEST_ID} letters, "
+            "digits, . _ and -"
+        )
     given = columns.pop("tags", None) or {}
     if isinstance(given, str):  # a parquet or csv file may hold the object as text
         try:

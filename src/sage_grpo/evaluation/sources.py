@@ -47,6 +47,7 @@ def find_sources(
     Recipes in run folders may name what is not built in only with `trust_code`.
     """
     pairs = [_split(text) for text in texts]
+    _refuse_same_names(pairs)
     if base and BASE not in (name for name, _ in pairs):
         path = pairs[0][1]
         untrained = find_run(path, trust_code=True).files.recipe if is_run(path) else path
@@ -106,13 +107,17 @@ def _base_weights(path: str | None) -> list[Any]:
     return [[str(f.relative_to(folder)), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
 
 
+def _refuse_same_names(pairs: Sequence[tuple[str, Path]]) -> None:
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            same = ", ".join(str(path) for other, path in pairs if other == name)
+            raise ConfigError(f"two sources are named {name!r} ({same}); name each, such as {name}-2=PATH")
+
+
 def _refuse_mixtures(candidates: Sequence[Candidate]) -> None:
-    names = [candidate.name for candidate in candidates]
     for candidate in candidates:
         name, first = candidate.name, candidates[0]
-        if names.count(name) > 1:
-            same = ", ".join(str(other.path) for other in candidates if other.name == name)
-            raise ConfigError(f"two sources are named {name!r} ({same}); name each, such as {name}-2=PATH")
         if candidate.size != first.size:
             raise ConfigError(
                 f"{name} makes videos of {_size(candidate)} and {first.name} of {_size(first)} (frames, height, "

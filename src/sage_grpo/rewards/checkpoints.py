@@ -24,8 +24,9 @@ def unpickle_tensors(path: Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location=stay, weights_only=True, mmap=zipfile.is_zipfile(path))
     except UnpicklingError as error:
         raise RewardError(f"{path} is refused: it holds more than tensors and could run code; nothing ran") from error
-    except (RuntimeError, EOFError, ValueError) as error:
-        raise RewardError(f"{path} cannot be read; was it downloaded whole? {str(error).splitlines()[0]}") from error
+    except Exception as error:  # of bytes that are no pickle the reader says anything: KeyError, IndexError, …
+        reason = str(error).partition("\n")[0]
+        raise RewardError(f"{path} cannot be read; was it downloaded whole? {reason}") from error
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise RewardError(f"{path} is not a dictionary of tensors")
     return dict(state)

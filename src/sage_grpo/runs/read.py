@@ -23,6 +23,7 @@ Column = npt.NDArray[np.float64]
 Settings = dict[str, Any]
 
 SILENT = 600.0  # seconds without a line after which a run is taken for dead, or ten of its usual iterations if longer
+COUNTS = ("run.iterations", "parallel.processes")
 PLACES = {"run.out", "run.checkpoints", "tuning.conditions"}  # where files lie, not what is trained
 
 
@@ -132,7 +133,7 @@ def read_log(path: Path) -> tuple[Column, Column, dict[str, Column], int]:
         try:
             row = json.loads(line)
             rows[int(row["step"])] = row
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError):  # a step that is no number, or infinite
             torn += bool(line.strip())
     order = sorted(rows)
     keys = dict.fromkeys(key for row in rows.values() for key in row)
@@ -143,7 +144,10 @@ def read_log(path: Path) -> tuple[Column, Column, dict[str, Column], int]:
 
 
 def number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
+    try:
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
+    except OverflowError:  # a whole number with more than 300 digits
+        return math.nan
 
 
 def read_json(path: Path) -> Any:
@@ -162,7 +166,11 @@ def read_recipe(path: Path) -> tuple[Settings, str]:
         raise ConfigError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no settings; restore it from the recipe that the run was started with")
-    return flatten(values), text
+    settings = flatten(values)
+    for key in COUNTS:
+        if type(count := settings.get(key, 1)) is not int or count < 1:
+            raise ConfigError(f"{path}: {key} is {str(count)[:50]!r}, needs a whole number; restore it")
+    return settings, text
 
 
 def read_samples(folder: RunFolder) -> tuple[dict[int, list[Path]], list[str]]:

@@ -43,6 +43,8 @@ def check_names(config: RecipeConfig, *, model: bool = True, rewards: bool = Tru
     refuse_unknown(config.run.trackers, set(TRACKERS), "run.trackers: there is no tracker {!r}")
     if model and config.model.type not in registry.models():
         resolve_model(config.model.type)
+    if rewards:
+        _refuse_no_rewards(config)
     for entry in (*(config.rewards if rewards else ()), *config.monitors):
         if entry.type not in registry.rewards():
             resolve_reward(entry.type)
@@ -168,12 +170,16 @@ def as_reward(reward: Reward | Callable[..., Any]) -> Reward:
     return FunctionReward(reward)
 
 
-def build_rewards(config: RecipeConfig) -> tuple[Reward, tuple[float, ...]]:
-    """All rewards of the recipe as one, with a weight for each of its scores."""
+def _refuse_no_rewards(config: RecipeConfig) -> None:
     if not config.rewards:
         raise ConfigError(
             f"rewards: none is given; a recipe needs at least one (built in: {', '.join(registry.rewards())})"
         )
+
+
+def build_rewards(config: RecipeConfig) -> tuple[Reward, tuple[float, ...]]:
+    """All rewards of the recipe as one, with a weight for each of its scores."""
+    _refuse_no_rewards(config)
     for entry in config.rewards:
         reward = resolve_reward(entry.type)
         if isinstance(reward, type) and issubclass(reward, Reward) and reward.monitor_only:

@@ -115,8 +115,7 @@ class Trainer:
     ) -> None:
         recipe = config if isinstance(config, RecipeConfig) else load_recipe(config or {})
         build.check_names(recipe, model=model is None, rewards=rewards is None)
-        if why := why_not_writable(Path(recipe.run.out)):
-            raise ConfigError(f"run.out: {why}; name another folder")
+        _check_places(recipe)
         layout = recipe.parallel
         # The watchdog must bark first: a collective that times out ends its process without a word on the others.
         minutes = max(30.0, 2 * recipe.run.hang_minutes)
@@ -312,6 +311,13 @@ class Trainer:
         with suppress(OSError):  # a full disk is reported by what filled it
             if self.main:
                 write_json(self.files.end, facts | {"time": time.time()})
+
+
+def _check_places(config: RecipeConfig) -> None:
+    """Refuse folders that cannot be written, before anything is loaded."""
+    for key, place in (("run.out", config.run.out), ("run.checkpoints", config.run.checkpoints)):
+        if place and "://" not in place and (why := why_not_writable(Path(place))):
+            raise ConfigError(f"{key}: {why}; name another folder")
 
 
 def summarize(result: Result, config: RecipeConfig, console: Console) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sage_grpo.data.prompts import PromptError
 from sage_grpo.lab.captions import mistaken, some_empty
 from sage_grpo.lab.fitting import improve
 
@@ -77,7 +78,7 @@ def parse_prompt(text: str) -> tuple[int, int, int]:
         for index, name in enumerate(names):
             if name in words:
                 return index
-        raise ValueError(f"prompt {text!r} names none of {', '.join(names)}")
+        raise PromptError(f"prompt {text!r} names none of {', '.join(names)}; write such as 'a red circle moving left'")
 
     return find(SHAPES), find(COLOURS), find(DIRECTIONS)
 
