@@ -1,5 +1,7 @@
 """Results as Markdown and as a page."""
 
+import re
+
 from sage_grpo.evaluation.study.results import GroupResult, StudyResults
 from sage_grpo.evaluation.study.statistics import Interval
 from sage_grpo.report.page import Headline, Page, PageTable
@@ -110,10 +112,16 @@ def page(results: StudyResults, command: str) -> Page:
     return Page(results.title, text, headlines, tables=tables(results), footer=footer)
 
 
+def as_text(words: str) -> str:
+    """For Markdown: one line in which names of sources and titles make no HTML, link, picture, code or column."""
+    return re.sub(r"[<>`|\\]|(?<=\])\(", r"\\\g<0>", " ".join(words.split()))
+
+
 def markdown(results: StudyResults) -> str:
-    parts = [f"# {results.title}", summary(results), *(f"Note: {note}." for note in results.notes)]
+    notes = (as_text(f"Note: {note}.") for note in results.notes)
+    parts = [f"# {as_text(results.title)}", as_text(summary(results)), *notes]
     for table in tables(results):
         rows = [table.header, ["---"] * len(table.header), *table.rows]
-        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-        parts += [f"## {table.title}", "\n".join(lines), *([table.note] if table.note else [])]
+        lines = ["| " + " | ".join(map(as_text, row)) + " |" for row in rows]
+        parts += [f"## {table.title}", "\n".join(lines), *([as_text(table.note)] if table.note else [])]
     return "\n\n".join(parts) + "\n"

@@ -8,12 +8,14 @@ import hmac
 import json
 import re
 import socket
+import time
 import traceback
 from base64 import b64encode
 from hashlib import sha256
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from importlib.resources import files
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -21,12 +23,14 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sage_grpo.config import ConfigError
+from sage_grpo.evaluation.study.guard import GuardedServer, JoinLimit
 from sage_grpo.evaluation.study.plan import VIDEOS
 from sage_grpo.evaluation.study.store import Conflict, Rater, Store
 
 LARGEST_BODY = 16_384
 CHUNK = 65_536
 LOCAL = ("127.0.0.1", "localhost", "::1")
+MOST_REVISIONS = 100  # of one answer
 SECONDS_A_PAIR = 25  # until a rater's own pace is known
 
 
@@ -36,7 +40,7 @@ class SubmittedAnswer(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     choices: dict[str, Literal["left", "same", "right"]]
-    revision: int = Field(gt=0, lt=10**6)
+    revision: int = Field(gt=0, le=MOST_REVISIONS)
     milliseconds: int = Field(ge=0, le=24 * 3600 * 1000)
     watched: Literal[True]  # both videos to their end
 
@@ -61,13 +65,11 @@ def policy(page: str) -> str:
     )
 
 
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 64
-
+class Server(GuardedServer):
     def __init__(self, host: str, port: int, folder: Path, store: Store, public: str | None = None) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.folder, self.store = folder, store
+        self.folder, self.store, self.joins = folder, store, JoinLimit()
+        self.proxied = public is not None
         self.page = files("sage_grpo.evaluation.study").joinpath("page.html").read_bytes()
         self.policy = policy(self.page.decode())
         outside = urlsplit(public).netloc if public else ""
@@ -113,6 +115,10 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: addresses of raters are not written down."""
 
+    def handle_one_request(self) -> None:
+        self.server.waiting[self.connection] = time.monotonic()
+        super().handle_one_request()
+
     def do_GET(self) -> None:
         self._answer("GET")
 
@@ -124,6 +130,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, method: str) -> None:
         try:
+            self._check_length(method)
             self._route(method, self._page_path())
         except Refused as refused:
             self.close_connection = True  # a body may be left unread
@@ -133,6 +140,20 @@ class Handler(BaseHTTPRequestHandler):
         except OSError as error:
             self.close_connection = True
             self._json({"error": f"the answer could not be saved: {error.strerror}"}, HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _check_length(self, method: str) -> None:
+        """Where a request ends must be beyond doubt, or the rest of it is read as the next one."""
+        lengths = self.headers.get_all("Content-Length", [])
+        if "Transfer-Encoding" in self.headers or len(lengths) > 1:
+            raise Refused(HTTPStatus.BAD_REQUEST, "give the length of the body once, and send it whole")
+        if method == "GET" and lengths not in ([], ["0"]):
+            raise Refused(HTTPStatus.BAD_REQUEST, "a GET has no body")
+
+    def _address(self) -> str:
+        """Of the rater: what a proxy next to us adds to the header, otherwise that of the connection."""
+        peer = str(self.client_address[0])
+        forwarded = self.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip()
+        return forwarded if forwarded and self.server.proxied and ip_address(peer).is_private else peer
 
     def _page_path(self) -> str:
         """The path below the access code, once host and code are right."""
@@ -194,6 +215,8 @@ class Handler(BaseHTTPRequestHandler):
     def _join(self) -> None:
         if self._body().get("consent") is not True:
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "consent is needed")
+        if not self.server.joins.admits(self._address()):
+            raise Refused(HTTPStatus.TOO_MANY_REQUESTS, "too many have joined from your network; try in an hour")
         token = self.server.store.join()
         if token is None:
             raise Refused(HTTPStatus.CONFLICT, "enough people have taken part")
@@ -212,6 +235,7 @@ class Handler(BaseHTTPRequestHandler):
         pair = self.server.store.plan.by_id[showing.comparison]
         clip = pair.first if (side == "left") != showing.swapped else pair.second
         self._send((self.server.folder / VIDEOS / clip.video).read_bytes(), "video/mp4")
+        rater.fetched.add((position, side))
 
     def _save(self, rater: Rater, position: int) -> None:
         if position >= len(rater.showings):
@@ -224,6 +248,8 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, f"{where}: {wrong['msg']}") from None
         if set(answer.choices) != {dimension.key for dimension in self.server.store.plan.dimensions}:
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "a choice for each dimension is needed")
+        if not rater.may_answer(position):
+            raise Refused(HTTPStatus.FORBIDDEN, "look at both videos of this pair first")
         try:
             self.server.store.save(rater, position, dict(answer.choices), answer.revision, answer.milliseconds)
         except Conflict as error:
@@ -234,6 +260,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send(json.dumps(value).encode(), "application/json", status)
 
     def _send(self, data: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self.server.waiting.pop(self.connection, None)
         self.send_response(status)
         for name, value in {
             "Content-Type": kind,

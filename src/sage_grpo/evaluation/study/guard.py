@@ -1,0 +1,107 @@
+"""What one stranger may take of the study server: connections, and places among the raters.
+
+Addresses are kept in memory for an hour and never written down.
+"""
+
+import ipaddress
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from http.server import ThreadingHTTPServer
+from typing import Any
+
+MOST_CONNECTIONS = 256  # each has a thread
+REQUEST_SECONDS = 30.0  # until a request has come whole, however slowly its parts come
+JOINS = 40  # of one address in an hour: a class behind one router, and no more
+HOUR = 3600.0
+
+
+class JoinLimit:
+    """How many raters may join from one address in an hour.
+
+    Args:
+        now: The clock, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.now, self.lock = now, threading.Lock()
+        self.joined: dict[str, deque[float]] = {}
+
+    def admits(self, address: str) -> bool:
+        """Count one more from this address, unless it has had all of its places."""
+        with self.lock:
+            now, place = self.now(), network_of(address)
+            for other in [key for key, times in self.joined.items() if times[-1] < now - HOUR]:
+                del self.joined[other]
+            times = self.joined.setdefault(place, deque())
+            while times and times[0] < now - HOUR:
+                times.popleft()
+            if len(times) >= JOINS:
+                return False
+            times.append(now)
+            return True
+
+
+def network_of(address: str) -> str:
+    """An IPv4 address itself; of IPv6 the 64 bits that one customer has for all of their machines."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.ip_network((parsed, 64), strict=False))
+    return str(parsed)
+
+
+class GuardedServer(ThreadingHTTPServer):
+    """A thread for each connection, of which there are only so many. Who sends nothing makes room for others.
+
+    A handler says in `waiting` since when a connection has owed it a request, and takes it out once it answers.
+    """
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], handler: Any) -> None:
+        self.waiting: dict[socket.socket, float] = {}
+        self.places = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self.places.acquire(blocking=False):
+            waiting = sorted(self.waiting.items(), key=lambda item: item[1])
+            if waiting:
+                hang_up(waiting[0][0])
+            if not waiting or not self.places.acquire(timeout=1.0):
+                self.shutdown_request(request)
+                return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be started
+            self.places.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.waiting.pop(request, None)
+            self.places.release()
+
+    def service_actions(self) -> None:
+        """Between requests: end connections whose request has not come in time."""
+        late = time.monotonic() - REQUEST_SECONDS
+        for request, since in list(self.waiting.items()):
+            if since < late:
+                hang_up(request)
+
+
+def hang_up(request: socket.socket) -> None:
+    """The thread that waits for it sees the end of what is sent."""
+    with suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
