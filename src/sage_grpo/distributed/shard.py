@@ -1,6 +1,6 @@
 """Weights cut into shards by FSDP2, and filled from a checkpoint shard by shard: no process ever holds them whole."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -21,13 +21,19 @@ Adapter = Callable[[str, tuple[int, ...]], Tensor]
 def shard(model: VideoModel, mesh: DeviceMesh, compute: torch.dtype | None = None) -> None:
     """Each repeated block is gathered while it works; the rest of a network is another unit.
 
-    What a process computes must not depend on how many there are. So weights are gathered as one process holds them,
-    inputs are left alone, and autocast does the rest. Where blocks are trained in float32, their
-    matrices travel in the type that autocast turns them into (`compute`): half the bytes, the same numbers.
+    What a process computes must not depend on how many there are: weights are gathered as one process holds them,
+    inputs are left alone, and autocast does the rest, as it does there. Where blocks are trained in float32, their
+    matrices travel in the type that autocast turns them into (`compute`): half the bytes, the same numbers. Norms and
+    tables, which autocast leaves alone, are another unit.
     """
     for block in model.shard_blocks:
         if compute and not _adapted(block) and not _compiled(block):
-            _shard_matrices(block, mesh, MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False))
+            policy = MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False)
+            matrices = list(_matrices(block))
+            for unit in _by_training(matrices):
+                fully_shard(unit, mesh=mesh, mp_policy=policy)
+            for unit in _by_training(_others(block, matrices)):
+                fully_shard(unit, mesh=mesh)
         fully_shard(block, mesh=mesh)
     for part in networks(model.module).values():
         # By default the outermost unit stays gathered after a forward pass: copies, anchors and checkpoints made
@@ -45,19 +51,41 @@ def _compiled(block: nn.Module) -> bool:
     return block._compiled_call_impl is not None
 
 
-def _shard_matrices(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
-    """Units inside a block, as large as they can be; norms and tables, which autocast leaves alone, stay outside."""
+def _owns(module: nn.Module) -> bool:
+    return next(module.parameters(recurse=False), None) is not None
+
+
+def _matrices(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the largest modules inside that hold matrices alone and are called; lists of modules are not."""
     for child in module.children():
-        own = [layer for layer in child.modules() if next(layer.parameters(recurse=False), None) is not None]
-        others = [layer for layer in own if not isinstance(layer, MATRICES)]
-        if len(own) == len(others):
-            continue  # no matrix inside: it goes with the block
-        if child in others or isinstance(child, nn.ModuleList | nn.ModuleDict):  # its own, or nobody calls it
-            _shard_matrices(child, mesh, policy)
-            continue
-        for layer in others:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(child, mesh=mesh, mp_policy=policy)
+        own = [layer for layer in child.modules() if _owns(layer)]
+        whole = all(isinstance(layer, MATRICES) for layer in own)
+        if own and whole and not isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield child
+        else:
+            yield from _matrices(child)
+
+
+def _others(block: nn.Module, matrices: Sequence[nn.Module]) -> list[nn.Module]:
+    """Return the layers of a block that hold its other weights; none if the block itself does, and is their unit.
+
+    A block that is a unit without need changes the order in which gradients of its inputs are summed.
+    """
+    inside = {layer for module in matrices for layer in module.modules()}
+    layers = [layer for layer in block.modules() if _owns(layer) and layer not in inside]
+    return [] if block in layers else layers
+
+
+def _by_training(modules: Iterable[nn.Module]) -> list[list[nn.Module]]:
+    """Split modules into a unit of trained ones and a unit of frozen ones, where there are any.
+
+    FSDP2 gathers a unit again when the gradient of its last module's output arrives. A frozen module may get none, so
+    it must never be the last one of a trained unit.
+    """
+    units: dict[bool, list[nn.Module]] = {True: [], False: []}
+    for module in modules:
+        units[any(p.requires_grad for p in module.parameters())].append(module)
+    return [unit for unit in units.values() if unit]
 
 
 def local(x: Tensor) -> Tensor:

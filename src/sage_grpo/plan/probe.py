@@ -81,7 +81,10 @@ def passes(model: VideoModel, config: RecipeConfig, depth: int | None) -> tuple[
     example = None if model.blank_condition(1) else model.encode(config_prompts(config, 1))
     for part, name in stacks(model) if depth else ():
         parent, _, last = name.rpartition(".")
-        setattr(part.get_submodule(parent), last, nn.ModuleList(list(part.get_submodule(name).children())[:depth]))
+        blocks = list(part.get_submodule(name).children())[
+            -(depth or 0) :
+        ]  # the last one may differ: it has frozen parts
+        setattr(part.get_submodule(parent), last, nn.ModuleList(blocks))
     measured: Counter[str] = Counter()
 
     def count_tokens(block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
