@@ -21,8 +21,8 @@ Adapter = Callable[[str, tuple[int, ...]], Tensor]
 def shard(model: VideoModel, mesh: DeviceMesh, compute: torch.dtype | None = None) -> None:
     """Each repeated block is gathered while it works; the rest of a network is another unit.
 
-    What a process computes must not depend on how many there are: weights are gathered as one process holds them,
-    inputs are left alone, and autocast does the rest, as it does there. Where blocks are trained in float32, their
+    What a process computes must not depend on how many there are. So weights are gathered as one process holds them,
+    inputs are left alone, and autocast does the rest. Where blocks are trained in float32, their
     matrices travel in the type that autocast turns them into (`compute`): half the bytes, the same numbers. Norms and
     tables, which autocast leaves alone, are another unit.
     """

@@ -1,4 +1,4 @@
-"""A plan that a process of its own makes while a run goes on: what the MFU in the log is measured by."""
+"""A plan made by a process of its own during a run: the MFU in the log is measured by it."""
 
 import json
 import os

@@ -80,7 +80,7 @@ class ProcessGroup:
 
 @dataclass(frozen=True)
 class PassTime:
-    """Seconds of one pass. Messages of weights overlap with the arithmetic except for a share; those of tokens do not."""
+    """Seconds of one pass. Messages of weights overlap with the arithmetic except for a share, those of tokens not."""
 
     arithmetic: float
     weights: float
