@@ -102,29 +102,30 @@ def test_the_warm_up_ends_at_start_and_high_stays_the_bound():
     assert values[-1] == 10.0
 
 
-def test_proportional_feedback_corrects_the_start_at_once_and_then_moves_by_the_error():
+def test_proportional_feedback_corrects_the_start_in_one_step_and_then_moves_by_the_error():
     rule = KLRule(low=1e-3, high=1e3, start=1.0, warmup=0, feedback="proportional", target=1.0, history=4)
-    values, _ = run(rule, [4.0] * 8)
-    assert values[:4] == [1.0] * 4  # until there is a mean
-    assert values[4:] == [pytest.approx(4 * math.sqrt(2) ** n) for n in (1, 2, 3, 4, 5)]  # then × 4 in four updates
-    faster, _ = run(KLRule(**vars(rule) | {"gain": 2.0}), [4.0] * 8)
-    assert faster[-1] / faster[4] == pytest.approx((values[-1] / values[4]) ** 2)
-    far, _ = run(rule, [1e9] * 4)
+    first = [1e9] * 4  # not looked at
+    values, _ = run(rule, [*first, *[4.0] * 8])
+    assert values[:8] == [1.0] * 8  # until there is a mean
+    assert values[8:] == [pytest.approx(4 * math.sqrt(2) ** n) for n in (1, 2, 3, 4, 5)]  # then × 4 in four updates
+    faster, _ = run(KLRule(**vars(rule) | {"gain": 2.0}), [*first, *[4.0] * 8])
+    assert faster[-1] / faster[8] == pytest.approx((values[-1] / values[8]) ** 2)
+    far, _ = run(rule, [*first, *[1e9] * 4])
     assert far[-1] == pytest.approx(10 ** (1 + 1 / 4))  # one wild update does not throw λ away
-    assert run(rule, [0.0] * 4)[0][-1] == pytest.approx(10 ** -(1 + 1 / 4))
+    assert run(rule, [*first, *[0.0] * 4])[0][-1] == pytest.approx(10 ** -(1 + 1 / 4))
 
 
 def test_proportional_feedback_does_not_look_at_kls_of_the_warmup():
     rule = KLRule(low=1e-3, high=1e3, start=1.0, warmup=6, feedback="proportional", target=1.0, history=2)
-    values, _ = run(rule, [1e-9] * 6 + [1.0] * 4)
-    assert values[6:] == [1.0] * 5
+    values, _ = run(rule, [1e-9] * 8 + [1.0] * 4)
+    assert values[6:] == [1.0] * 7
 
 
 def test_damping_answers_the_change_of_the_kl():
     rule = KLRule(1e-3, 100.0, 1.0, 0, "proportional", target=1.0, history=1, damping=2.0)
-    assert run(rule, [0.5, 1.0])[0][-1] == pytest.approx(0.125 * 4.0)  # on target, and doubled: hold it back
-    assert run(rule, [2.0, 1.0])[0][-1] == pytest.approx(8.0 * 0.25)
-    assert run(KLRule(**vars(rule) | {"damping": 0.0}), [0.5, 1.0])[0][-1] == pytest.approx(0.5)
+    assert run(rule, [9.0, 0.5, 1.0])[0][-1] == pytest.approx(0.125 * 4.0)  # on target, and doubled: hold it back
+    assert run(rule, [9.0, 2.0, 1.0])[0][-1] == pytest.approx(8.0 * 0.25)
+    assert run(KLRule(**vars(rule) | {"damping": 0.0}), [9.0, 0.5, 1.0])[0][-1] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("feedback", "settles"), [("proportional", True), ("paper", False)])

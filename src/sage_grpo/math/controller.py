@@ -63,8 +63,9 @@ def feedback(value: float, recent: tuple[float, ...], rule: KLRule) -> float:
     `paper` keeps the printed sign, which is positive feedback: $\lambda$ runs to a bound.
 
     `proportional` moves with the error and with its change, both on a logarithmic scale: a PI controller. It compares
-    the mean of the last `history` KLs with the same mean one update earlier, so `recent` holds one KL more. The first
-    mean after the warm-up is compared with the target, which corrects a wrong start in one step:
+    the mean of the last `history` KLs with the same mean one update earlier, so `recent` holds one KL more. It
+    ignores the first `history` KLs after the warm-up, when Adam's steps hardly depend on $\lambda$ yet. The first mean
+    is compared with the target, which corrects a wrong start in one step:
 
     $$f = (\overline{\mathrm{KL}} / \mathrm{target})^{\mathrm{gain}/\mathrm{history}}\cdot
     (\overline{\mathrm{KL}} / \overline{\mathrm{KL}}_{-1})^{\mathrm{damping}}$$
@@ -106,7 +107,9 @@ def next_weight(weight: KLWeight, kl: float, rule: KLRule) -> KLWeight:
     r"""$\lambda$ for the next update, after one that observed `kl`."""
     own = rule.feedback == "proportional"
     updates, recent = weight.updates + 1, (*weight.recent, kl)[-rule.history - own :]
-    if updates <= rule.warmup:  # λ was another one then
-        return KLWeight(warmup(updates, rule), updates, () if own else recent)
-    value = weight.value if rule.feedback == "none" else feedback(weight.value, recent, rule)
+    if own and updates <= rule.warmup + rule.history:  # λ was another one, or Adam's first steps ignore it
+        recent = ()
+    if updates <= rule.warmup:
+        return KLWeight(warmup(updates, rule), updates, recent)
+    value = weight.value if rule.feedback == "none" or not recent else feedback(weight.value, recent, rule)
     return KLWeight(value, updates, recent)
