@@ -110,6 +110,21 @@ def test_damage_to_any_file_is_found_and_passed_over(tmp_path, name, damage):
     assert len(problems) == 1
 
 
+@pytest.mark.parametrize("place", ["../../secret", "/etc/hostname", "tensors/../../../secret", "..\\\\secret"])
+def test_a_manifest_names_files_of_its_checkpoint_only(tmp_path, place, monkeypatch):
+    newest = save_checkpoint(tmp_path / "run", 1, STATE)
+    (tmp_path / "secret").write_text("nobody's business")
+    path = tmp_path / "run" / newest / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["sha256"][place] = "0" * 64
+    path.write_text(json.dumps(manifest))
+    read = []
+    monkeypatch.setattr(Storage, "digest", lambda self, name: read.append(name))
+    with pytest.raises(DamagedCheckpoint, match="no file of a checkpoint"):
+        load_checkpoint(tmp_path / "run", newest)
+    assert not read
+
+
 def test_half_written_folders_do_not_count(tmp_path):
     save_checkpoint(tmp_path, 1, STATE)
     (tmp_path / ".step-00000002.part").mkdir()

@@ -199,6 +199,16 @@ def test_images_come_from_files_objects_and_bytes(tmp_path):
             read_image(Prompt("x", {"image": value}))
 
 
+@pytest.mark.parametrize("side", [8_000, 15_000])  # the latter is beyond Pillow's own limit too
+def test_a_picture_that_would_fill_the_memory_is_not_decoded(tmp_path, side, monkeypatch, recwarn):
+    Image.new("1", (side, side)).save(tmp_path / "bomb.png")
+    assert (tmp_path / "bomb.png").stat().st_size < 100_000
+    monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("it is decoded"))
+    with pytest.raises(ModelError, match=r"megapixels; scale it|decompression bomb"):
+        read_image(Prompt("x", {"image": str(tmp_path / "bomb.png")}))
+    assert not [w for w in recwarn if issubclass(w.category, Image.DecompressionBombWarning)]
+
+
 def test_embeddings_are_made_once_and_found_by_content(checkpoint, tmp_path):
     path = checkpoint(HunyuanVideo15ImageToVideo)
     model = contract.load(HunyuanVideo15ImageToVideo, path, conditions=tmp_path)

@@ -46,6 +46,18 @@ def test_the_fleet_gives_each_video_its_own_scores(running):
     assert scores.valid.all()
 
 
+@pytest.mark.parametrize(("address", "sentence"), [(None, "does not start on this machine"), ("auto", "at auto")])
+def test_a_ray_that_fails_is_a_sentence(address, sentence, monkeypatch):
+    def broken(**_):
+        raise Exception("The current node timed out during startup.\nmore\nmore")
+
+    monkeypatch.setattr(fleet.ray, "init", broken)
+    monkeypatch.setenv("SAGE_GRPO_TOKEN", "secret")
+    with pytest.raises(fleet.FleetError, match=f"{sentence}.*timed out during startup.; ") as caught:
+        fleet.start(FleetConfig(scorers=(ScorerConfig(type="motion"),), port=free_port()), address)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("kind", chaos.KINDS)
 def test_faults(kind, running):
     """The command with 100 of each: `make fleet-chaos FAULTS=100`."""

@@ -105,6 +105,7 @@ def test_what_frames_are_needed_is_told_when_asked():
     assert needed(81, First(), Middle()) == [0, 40, 80]
     assert needed(81, First(), Mean()) is None  # one of them needs all
     assert needed("x", First()) == needed("9" * 400, First()) == "untold"
+    assert {needed(odd, First()) for odd in ("0", "²", "٣", "-1", "1e3", "0x10", " 3", "")} == {"untold"}
 
 
 def test_a_busy_scorer_is_asked_for_its_frames_again():

@@ -208,6 +208,8 @@ def _problem(storage: Storage, name: str, processes: Processes | None) -> str | 
         files = sorted(hashes)
         if not any(file.startswith(f"{TENSORS}/") for file in files):
             return f"{storage.url(name)} is of an earlier version's format"
+        if strange := [file for file in files if ".." in file.split("/") or file.startswith("/") or "\\" in file]:
+            return f"{storage.url(name)}/{MANIFEST} names {strange[0]!r}, which is no file of a checkpoint"
         rank, world = (processes.global_rank, processes.global_world) if processes else (0, 1)
         for file in files[rank::world]:
             if storage.digest(f"{name}/{file}") != hashes[file]:

@@ -1,6 +1,7 @@
 """Checkpoints without their weights, and pictures from wherever prompts keep them."""
 
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from sage_grpo.core.protocols import Prompt
 from sage_grpo.models.errors import ModelError
 
 Precisions = Mapping[str, torch.dtype]  # by component; `default` for all others
+MEGAPIXELS = 50  # of a first frame; a small file can stand for a picture that fills the memory
 
 
 def precisions(adapter: Any, dtype: torch.dtype, frozen: torch.dtype | None) -> Precisions:
@@ -105,7 +107,13 @@ def read_image(prompt: Prompt) -> Image.Image:
     if isinstance(value, Image.Image):
         return value.convert("RGB")
     try:
-        with Image.open(value) as image:
+        with warnings.catch_warnings(), Image.open(value) as image:  # reads the header only
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our limit is lower
+            if (pixels := image.width * image.height / 1e6) > MEGAPIXELS:
+                raise ModelError(
+                    f"image of the prompt {prompt.text[:60]!r} has {pixels:,.0f} megapixels; scale it to at most "
+                    f"{MEGAPIXELS}"
+                )
             return image.convert("RGB")
-    except OSError as error:
+    except (OSError, Image.DecompressionBombError) as error:
         raise ModelError(f"image of the prompt {prompt.text[:60]!r} cannot be read: {error}") from error

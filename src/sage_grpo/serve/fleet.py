@@ -166,8 +166,13 @@ def start(config: FleetConfig, address: str | None = None) -> str:
             logging_level=logging.ERROR,
             namespace="sage-grpo",
         )
-    except (ConnectionError, ValueError) as error:
-        raise FleetError(f"Ray does not answer at {address}: {error}; leave --address out to start it here") from error
+    except Exception as error:  # Ray raises plain exceptions of any kind
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        if address is not None:
+            fix = "leave --address out to start it here"
+            raise FleetError(f"Ray does not answer at {address}: {reason}; {fix}") from error
+        fix = "`ray stop` ends one that is left; look into /tmp/ray/session_latest/logs"
+        raise FleetError(f"Ray does not start on this machine: {reason}; {fix}") from error
     check_room(config)
     quiet = {"log_level": "ERROR", "enable_access_log": False}
     serve.start(

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import hmac
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -91,7 +92,7 @@ class Gate:
         hears = any(endpoint.hears for endpoint in endpoints.values())
         told = {"names": names, "groupwise": groupwise, "hears": hears, "scorers": scorers}
         frames = request.query_params.get("frames", "")
-        if frames.isdigit() and len(frames) < DIGITS:
+        if re.fullmatch(rf"[1-9][0-9]{{0,{DIGITS - 2}}}", frames):
             try:
                 told["frames"] = in_any([await endpoint.looks_at(int(frames)) for endpoint in endpoints.values()])
             except Busy as error:
