@@ -1,8 +1,8 @@
 """`sage-grpo lab feedback`: whether feedback on λ holds the KL at its target, from a λ far too small and far too large.
 
 Settings, seeds, target and band are fixed here, before the runs. They were chosen on seeds 100 and 101. Two earlier
-forms of `proportional` failed: one on seeds 0 to 4, for it corrected the start too slowly, and one on seeds 10 to 19,
-for it believed the first KLs. So the present form is judged on seeds of its own.
+forms of `proportional` failed. On seeds 0 to 4, one corrected the start too slowly. On seeds 10 to 19, one believed the
+first KLs. So the present form is judged on seeds of its own.
 """
 
 from collections.abc import Mapping, Sequence
