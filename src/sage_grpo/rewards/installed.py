@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,12 @@ def checked_bytes(path: Path, sha256: str, release: str) -> bytes:
             f"{path} is not the file of {release}: its sha256 is {digest[:12]}…, not {sha256[:12]}…; {_again(release)}"
         )
     return content
+
+
+def check_files(folder: Path, hashes: Mapping[str, str], release: str) -> None:
+    """Refuse a folder of which a library would read other files than those of `release`. Hashes are by file name."""
+    for name, sha256 in hashes.items():
+        checked_bytes(folder / name, sha256, release)
 
 
 def load_tensors(path: Path, sha256: str, release: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.registry import reward
 from sage_grpo.rewards.frames import Unscorable, VideoScorer, bounded, frame_numbers
+from sage_grpo.rewards.installed import check_files, folder_of
 
 try:
     from rapidocr_onnxruntime import RapidOCR
@@ -23,6 +24,13 @@ except ModuleNotFoundError:
 except ImportError as error:  # opencv-python wants the libraries of a desktop, which servers lack
     raise ImportError(f"{error}; OpenCV for servers needs none of it: pip install opencv-python-headless") from error
 
+READER = folder_of("rapidocr_onnxruntime")
+READER_HASHES = {
+    "config.yaml": "bf94a1da4cba828e67b1d61e27cee14d9e7da27c9f272e04048a17e41ae97332",
+    "models/ch_PP-OCRv4_det_infer.onnx": "d2a7720d45a54257208b1e13e36a8479894cb74155a5efe29462512d42f49da9",
+    "models/ch_PP-OCRv4_rec_infer.onnx": "48fc40f24f6d2a207a2b1091d3437eb3cc3eb6b676dc3ef9c37384005483683b",
+    "models/ch_ppocr_mobile_v2.0_cls_infer.onnx": "e47acedf663230f8863ff1ab0e64dd2d82b838fceb5957146dab185a89d6215c",
+}
 # An apostrophe opens and closes a quotation only at the edge of a word.
 QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|«([^»]+)»|「([^」]+)」|‘([^’]+)’(?!\w)|(?<!\w)'([^']+)'(?!\w)")
 
@@ -79,6 +87,7 @@ class OCRReward(VideoScorer):
             raise ConfigError(f"ocr: over={over!r}, frames={frames}: use over=best or mean, and at least one frame")
         self.frames, self.over, self.anywhere, self.column = frames, over, anywhere, column
         self.detect = detect
+        check_files(READER, READER_HASHES, "rapidocr-onnxruntime==1.4.4")
         # Without the classifier of directions, for text upside down is not the text wanted. A whole frame taken for a
         # line is not padded to the width of long ones: that costs twice the time, and misreads more under noise.
         line = {} if detect else {"rec_img_shape": [3, 48, 48]}
