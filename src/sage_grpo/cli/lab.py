@@ -312,7 +312,7 @@ def feedback(
         Path, typer.Option(help="Folder for runs, results.json and feedback.png.", callback=writable_folder)
     ],
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each rule from each start.")] = 10,
-    iterations: Annotated[int, typer.Option(min=22, help="Of each run, two updates in each.")] = 60,
+    iterations: Annotated[int, typer.Option(min=22, help="Of each run, two updates in each.")] = 96,
     samples: Annotated[int, typer.Option(min=48, help="Fresh videos that a trained model is judged on.")] = 96,
     rules: Annotated[str, typer.Option(help="Which forms of kl.feedback.")] = "proportional,lagrangian,paper",
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
