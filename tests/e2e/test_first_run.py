@@ -70,6 +70,25 @@ def test_attention_that_rounds_differently_is_seen(monkeypatch):
     assert row["deviation"] == pytest.approx(2**-7, rel=0.5)
 
 
+def test_the_fastest_kernel_that_keeps_the_bits_is_proposed():
+    def row(kernel, seconds, equal=True, mask=False):
+        return {"kernel": kernel, "mask": mask, "equal": equal, "seconds": {"forward": 1.0, "training": seconds}}
+
+    chosen = row(attention.CHOSEN, 2.0)
+    assert attention.fastest([chosen, row("cuDNN", 1.0), row("flash", 1.5)]) == "_native_cudnn"
+    assert attention.fastest([chosen, row("cuDNN", 1.0, equal=False), row("flash", 1.5)]) == "_native_flash"
+    assert attention.fastest([chosen, row("FlashAttention 3", 0.5)]) == "_flash_3"
+    assert attention.fastest([chosen, row("flash", 1.99)]) is None  # not worth a setting
+    assert attention.fastest([chosen, row("cuDNN", 1.0, mask=True)]) is None
+    assert attention.fastest([{"kernel": "cuDNN", "mask": False, "equal": None, "why": "not here"}]) is None
+
+
+def test_kernels_are_timed():
+    row = attention.attention_report(HOST)[0]
+    assert 0 < row["seconds"]["forward"] < row["seconds"]["training"]
+    assert row["shape"] == list(attention.SMALL)
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

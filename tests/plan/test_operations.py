@@ -41,6 +41,7 @@ def test_kinds_of_work():
         torch.nn.functional.conv3d(video, kernel, padding=1)
         torch.nn.functional.linear(x, torch.zeros(8, 8))
         x + x
+    assert watch.attention == (1, 2, 16, 8)
     kinds = {operation.kind for operation in watch.operations if operation.flops}
     assert kinds == {"attention", "convolutions", "matrices"}
     assert {operation.kind for operation in watch.operations if not operation.flops} == {"elementwise"}

@@ -61,7 +61,11 @@ def show(report: dict[str, Any], out: Path, console: Any) -> None:
             console.print(f"  [dim]- attention by {name}: not here[/]", highlight=False)
         else:
             mark = "[green]✓[/] same bits" if row["equal"] else f"[yellow]≈[/] off by {row['deviation']:.1e}"
-            console.print(f"  {mark} with and without gradient: attention by {name}", highlight=False)
+            seconds = row["seconds"]
+            took = f"{seconds['forward'] * 1e3:.1f} ms forward, {seconds['training'] * 1e3:.1f} ms with backward"
+            console.print(f"  {mark} with and without gradient: attention by {name}, {took}", highlight=False)
+    if report["attention_advice"]:
+        console.print(f"  faster here: tuning.attention={report['attention_advice']}", highlight=False)
     seconds = report["seconds"]
     console.print(f"{report['iterations']} iterations; replay deviates by {report['replay_deviation']:.1e}")
     for phase, row in seconds.items():

@@ -1,54 +1,113 @@
-"""Whether attention gives the same bits with and without gradient, kernel by kernel, at the size of a video.
+"""Whether attention gives the same bits with and without gradient, and how long it takes, kernel by kernel.
 
-Where it does not, a rollout may serve only one update (docs/models.md, "Checks before the first update").
+Where the bits differ, a rollout may serve only one update (docs/models.md, "Checks before the first update").
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from sage_grpo.distributed.device import HOST
+from sage_grpo.models.attention import attend
 
 SHAPE, SMALL = (1, 16, 20003, 128), (1, 2, 515, 32)  # batch, heads, tokens, width; the small one is for the host
+CHOSEN = "torch's choice"
 KERNELS: Mapping[str, SDPBackend | None] = {
-    "torch's choice": None,
+    CHOSEN: None,
     "flash": SDPBackend.FLASH_ATTENTION,
     "memory-efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
 }
+PACKAGES = {"flash-attn": "flash", "FlashAttention 3": "_flash_3"}  # kernels of other packages, by diffusers' name
+SETTINGS = {  # what to write as tuning.attention
+    "flash": "_native_flash",
+    "memory-efficient": "_native_efficient",
+    "cuDNN": "_native_cudnn",
+    **PACKAGES,
+}
+REPEATS = 5
+WORTH = 0.95  # of the time of torch's choice: less of a gain is not worth a setting
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
-def attention_report(device: torch.device) -> list[dict[str, Any]]:
-    """A row for each kernel, with and without a mask of the keys."""
-    shape = SMALL if device == HOST else SHAPE
+def native(kernel: SDPBackend | None, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    with sdpa_kernel(kernel) if kernel is not None else nullcontext():
+        return scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
+def attention_report(device: torch.device, shape: Sequence[int] = ()) -> list[dict[str, Any]]:
+    """A row for each kernel, with and without a mask of the keys, at a recipe's shape (batch, heads, tokens, width)."""
+    size = SMALL if device == HOST else tuple(shape) or SHAPE
     draw = torch.Generator(device).manual_seed(0)
-    q, k, v = (torch.randn(shape, generator=draw, device=device).bfloat16() for _ in "qkv")
-    mask = torch.ones(1, 1, 1, shape[2], dtype=torch.bool, device=device)
+    q, k, v = (torch.randn(size, generator=draw, device=device).bfloat16() for _ in "qkv")
+    mask = torch.ones(1, 1, 1, size[2], dtype=torch.bool, device=device)
     mask[..., -7:] = False
+    kernels: dict[str, Attend] = {name: partial(native, kernel) for name, kernel in KERNELS.items()}
+    if device != HOST:  # those of other packages are for GPUs
+        kernels |= {name: partial(attend, backend) for name, backend in PACKAGES.items()}
     return [
-        {"kernel": name, "mask": masked, **compare(q, k, v, mask if masked else None, kernel)}
-        for name, kernel in KERNELS.items()
+        {"kernel": name, "mask": masked, "shape": list(size), **compare(kernel, q, k, v, mask if masked else None)}
+        for name, kernel in kernels.items()
         for masked in (False, True)
     ]
 
 
-def compare(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, kernel: SDPBackend | None
-) -> dict[str, Any]:
-    """`equal` is none where the kernel does not take the question."""
+def compare(kernel: Attend, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> dict[str, Any]:
+    """Bits and seconds of a kernel. `equal` is none where the kernel does not take the question."""
 
-    def ask(gradient: bool) -> torch.Tensor:
+    def ask(gradient: bool) -> Tensor:
         query, key, value = (x.detach().requires_grad_(gradient) for x in (q, k, v))
-        with sdpa_kernel(kernel) if kernel is not None else nullcontext():
-            return scaled_dot_product_attention(query, key, value, attn_mask=mask).detach()
+        return kernel(query, key, value, mask).detach()
+
+    def forward() -> None:
+        with torch.no_grad():
+            kernel(q, k, v, mask)
+
+    def training() -> None:
+        inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+        torch.autograd.grad(kernel(*inputs, mask).sum(), inputs)
 
     try:
         without, again, gradient = ask(False), ask(False), ask(True)
+        seconds = {"forward": seconds_of(forward, q.device), "training": seconds_of(training, q.device)}
     except RuntimeError as error:
         return {"equal": None, "why": str(error).splitlines()[0][:120]}
     off = ((gradient - without).float().norm() / without.float().norm()).item()
-    return {"equal": torch.equal(without, gradient), "steady": torch.equal(without, again), "deviation": off}
+    same = {"equal": torch.equal(without, gradient), "steady": torch.equal(without, again)}
+    return {**same, "deviation": off, "seconds": seconds}
+
+
+def seconds_of(act: Callable[[], None], device: torch.device) -> float:
+    """Return the median seconds of an act after a warm-up, with all its work on the device."""
+
+    def timed() -> float:
+        began = time.perf_counter()
+        act()
+        if device != HOST:
+            torch.accelerator.synchronize(device)
+        return time.perf_counter() - began
+
+    timed()
+    return median(timed() for _ in range(REPEATS))
+
+
+def fastest(rows: Sequence[Mapping[str, Any]], *, mask: bool = False) -> str | None:
+    """Return the value of `tuning.attention` that makes training faster than torch's choice; none keeps that choice.
+
+    A kernel whose bits differ with and without gradient is not proposed where torch's choice keeps them equal.
+    """
+    times = {row["kernel"]: row["seconds"]["training"] for row in rows if row["mask"] == mask and row.get("seconds")}
+    bits = {row["kernel"]: row["equal"] for row in rows if row["mask"] == mask}
+    if CHOSEN not in times:
+        return None
+    allowed = {name: time for name, time in times.items() if bits[name] or not bits[CHOSEN]}
+    best = min(allowed, key=allowed.__getitem__)
+    return SETTINGS[best] if best != CHOSEN and times[best] < WORTH * times[CHOSEN] else None

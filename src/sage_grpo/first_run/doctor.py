@@ -90,7 +90,7 @@ def devices() -> Iterator[Check]:
         import torch  # noqa: PLC0415 - a broken one is found here, not when this file is read
 
         from sage_grpo.distributed.device import HOST, allocator, backends, choose_device  # noqa: PLC0415
-        from sage_grpo.first_run.attention import attention_report  # noqa: PLC0415
+        from sage_grpo.first_run.attention import attention_report, fastest  # noqa: PLC0415
         from sage_grpo.first_run.machine import device_memory, device_name  # noqa: PLC0415
     except (ImportError, OSError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
@@ -115,8 +115,11 @@ def devices() -> Iterator[Check]:
     fix = "install a build of torch with NCCL: more GPUs than one need it"
     yield Check("processes", good, ", ".join(names), fix, needed=False)
     rows = [row for row in attention_report(device) if not row["mask"]]
-    works = [row["kernel"] for row in rows if row["equal"] is not None]
+    works = [f"{row['kernel']} {row['seconds']['training'] * 1e3:.1f} ms" for row in rows if row["equal"] is not None]
     yield Check("attention", bool(works), ", ".join(works) or "none", "pip install --force-reinstall torch")
+    if faster := fastest(rows):
+        found = f"another kernel than torch's choice is faster at {' × '.join(map(str, rows[0]['shape']))}"
+        yield Check("attention kernel", False, found, f"tuning.attention={faster}", needed=False)
     memory = device_memory(HOST)
     yield Check("host", True, f"{os.cpu_count()} cores, {memory / 1e9:.0f} GB of memory")
 

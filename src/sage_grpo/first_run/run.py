@@ -12,7 +12,7 @@ from sage_grpo.distributed.device import HOST, choose_device
 from sage_grpo.distributed.launch import ProcessFailure, launch
 from sage_grpo.files import atomic_write
 from sage_grpo.first_run import iterations
-from sage_grpo.first_run.attention import attention_report
+from sage_grpo.first_run.attention import attention_report, fastest
 from sage_grpo.first_run.check import Check
 from sage_grpo.first_run.machine import device_name, files_checks, machine_checks
 from sage_grpo.plan.calibration import Calibration, calibrate, write_calibration
@@ -51,8 +51,9 @@ def first_run(
         tell("2 of 4: planning, and looking at the machine")
         plan = estimate(config, find_gpu(kind), Calibration())
         passed(machine_checks(config, plan.memory, sum(disk(plan).values())), report)
-        tell("3 of 4: attention with and without gradient")
-        report["attention"] = attention_report(device)
+        tell("3 of 4: attention, its bits and its seconds")
+        report["attention"] = attention_report(device, plan.attention)
+        report["attention_advice"] = fastest(report["attention"])
         run_iterations(config, folder, tell)
         report |= measured(config, folder, plan)
         if gpu or device != HOST:  # of the host there is no plan to calibrate

@@ -45,6 +45,7 @@ class Plan:
     typical_text: int | None  # tokens of a prompt, if that was assumed
     sample_video: int  # bytes of a decoded sample video
     encoding: Encoding
+    attention: tuple[int, ...]  # of a process's largest query: batch, heads, tokens, width
 
     @cached_property
     def slow(self) -> "Plan":
@@ -267,4 +268,5 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration, case: Case = "e
         work.typical_text,
         work.sample_video,
         encoding(config, work.encoders, gpu, assumed),
+        passes.training.attention,
     )

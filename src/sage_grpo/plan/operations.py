@@ -4,6 +4,7 @@ It works alike on tensors without values, for a plan, and on real ones.
 """
 
 # mypy: disable-error-code="no-untyped-call"
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
@@ -79,6 +80,7 @@ class OperationCounter(TorchDispatchMode):
         self.messages: Counter[str] = Counter()
         self.peak = 0
         self.largest = 0  # elements that a convolution reads or writes
+        self.attention: tuple[int, ...] = ()  # of the largest query: batch, heads, tokens, width
         self._now = 0
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
 
@@ -117,7 +119,10 @@ class OperationCounter(TorchDispatchMode):
                 self.largest = max(self.largest, args[0].numel(), out.numel())
             moved = sum(sizes((args, kwargs, out)))
             work = flops(func, args, kwargs, out)
-            self.operations[Operation(work, float(moved), kind_of(func, work))] += 1
+            kind = kind_of(func, work)
+            if kind == "attention":
+                self.attention = max(self.attention, tuple(args[0].shape), key=math.prod)
+            self.operations[Operation(work, float(moved), kind)] += 1
         return out
 
     def _note(self, storage: torch.UntypedStorage) -> None:

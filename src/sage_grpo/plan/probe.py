@@ -34,6 +34,7 @@ class Cost:
     messages: dict[str, float]
     memory: float  # newly held at a time, beyond what is held between passes
     largest: int = 0  # elements that a convolution reads or writes
+    attention: tuple[int, ...] = ()  # of the largest query: batch, heads, tokens, width
 
     @property
     def flops(self) -> float:
@@ -60,6 +61,7 @@ def line(shallow: Cost, deeper: Cost, blocks: int) -> Cost:
         along(shallow.sent, deeper.sent),
         along(shallow.messages, deeper.messages),
         deeper.memory + further * (deeper.memory - shallow.memory),
+        attention=deeper.attention,
     )
 
 
@@ -71,7 +73,9 @@ def stacks(model: VideoModel) -> list[tuple[nn.Module, str]]:
 def watched(act: Callable[[], Any]) -> Cost:
     with OperationCounter() as watch, uncollected():
         act()
-    return Cost(dict(watch.operations), dict(watch.sent), dict(watch.messages), watch.peak, watch.largest)
+    return Cost(
+        dict(watch.operations), dict(watch.sent), dict(watch.messages), watch.peak, watch.largest, watch.attention
+    )
 
 
 def passes(model: VideoModel, config: RecipeConfig, depth: int | None) -> tuple[int, Cost, Cost]:

@@ -151,6 +151,7 @@ def summary(plan: Plan, gpu: str, price: float | None) -> dict[str, Any]:
             "bytes": plan.encoding.stored,
             "memory_per_rank": plan.memory.phases["encode"],
         },
+        "attention_shape": list(plan.attention),
         "bound": plan.passes["training"].bound,
         "mfu": plan.mfu,
         "disk": disk(plan) | {"checkpoint": float(plan.held.checkpoint)},

@@ -30,6 +30,7 @@ from sage_grpo.runs.folder import ENVIRONMENT, RECIPE, RunFolder
 from sage_grpo.runs.lock import take
 from sage_grpo.runs.private import clean_settings, clean_text
 from sage_grpo.training import build
+from sage_grpo.training.attention_watch import watch_first_pass
 from sage_grpo.training.callbacks import Clock, CollectiveStop, Log, Samples, Save, WeightAverage
 from sage_grpo.training.drift_gauge import INITIAL, DriftGauge
 from sage_grpo.training.encode import encode_ahead
@@ -246,6 +247,8 @@ class Trainer:
         parts.append(Save(saver.save, config, saved))  # after the others: it saves what they did
         parts.append(clock)
         loop.callbacks = parts
+        if config.tuning.compile is None:  # compiled blocks would be compiled for the watch
+            watch_first_pass(self.model.module, lambda told: self.console.print(told, highlight=False))
         try:
             with _stop_on_signal(stop):
                 loop.run(config.run.iterations)

@@ -1,0 +1,62 @@
+"""Which attention kernel really runs: seen in the first pass of a run, not read from its settings."""
+
+# mypy: disable-error-code="no-untyped-call"
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sage_grpo.core.protocols import networks
+
+KERNELS = {  # by a part of an operation's name
+    "cudnn_attention": "cuDNN",
+    "efficient_attention": "memory-efficient",
+    "flash_attention": "FlashAttention 2, of torch",
+    "flash_attn_3": "FlashAttention 3",
+    "flash_attn": "FlashAttention 2, of flash-attn",
+    "attention_math": "math",
+}
+
+
+def kernel_named(operation: str) -> str | None:
+    """Return the kernel behind an operation such as `aten._scaled_dot_product_flash_attention`; none if it is none."""
+    found = next((kernel for part, kernel in KERNELS.items() if part in operation), None)
+    return "torch's kernel for CPUs" if found and operation.endswith("for_cpu") else found
+
+
+class AttentionWatch(TorchDispatchMode):
+    """Notes the kernel of every attention and the shape of its query, (batch, heads, tokens, width)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, tuple[int, ...]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (kernel := kernel_named(f"{func.namespace}.{func._overloadpacket.__name__}")) and args:
+            self.seen[kernel] = max(self.seen.get(kernel, ()), tuple(args[0].shape))
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def sentence(self) -> str:
+        parts = [f"{kernel} at {' × '.join(map(str, shape))}" for kernel, shape in self.seen.items()]
+        return f"attention runs by {', '.join(parts) or 'plain products, without a fused kernel'}"
+
+
+def watch_first_pass(module: nn.Module, tell: Callable[[str], None]) -> None:
+    """Tell which attention kernels the first forward pass of a model uses; later passes are not touched."""
+    hooks: list[Any] = []
+    watch = AttentionWatch()
+
+    def before(part: nn.Module, inputs: Any) -> None:
+        watch.__enter__()
+
+    def after(part: nn.Module, inputs: Any, output: Any) -> None:
+        watch.__exit__(None, None, None)
+        for hook in hooks:
+            hook.remove()
+        tell(watch.sentence)
+
+    for part in networks(module).values():
+        hooks.append(part.register_forward_pre_hook(before))
+        hooks.append(part.register_forward_hook(after, always_call=True))
