@@ -51,12 +51,12 @@ def train(
 
     from rich.console import Console
 
-    from sage_grpo.plan.beside import planned_beside
+    from sage_grpo.plan.background import background_plan
     from sage_grpo.training.trainer import Trainer
 
     with user_errors():
         trainer = Trainer(config=config, console=Console(stderr=as_json))
-        with planned_beside(config, known_gpu(trainer)) as trainer.work:
+        with background_plan(config, known_gpu(trainer)) as trainer.work:
             result = trainer.train()
     if as_json and trainer.main:
         print(json.dumps(asdict(result), default=str))

@@ -24,7 +24,7 @@ def work_of(text: str) -> Work | None:
         return None
 
 
-class PlanBeside:
+class BackgroundPlan:
     """Called, it returns the work of an iteration once the plan is made. A plan that fails leaves the MFU out."""
 
     def __init__(self, config: RecipeConfig, gpu: str, folder: Path) -> None:
@@ -47,13 +47,13 @@ class PlanBeside:
 
 
 @contextmanager
-def planned_beside(config: RecipeConfig, gpu: str | None) -> Iterator[PlanBeside | None]:
+def background_plan(config: RecipeConfig, gpu: str | None) -> Iterator[BackgroundPlan | None]:
     """Plan a recipe while the block runs; nothing happens where the GPU's peak is not known."""
     if gpu is None:
         yield None
         return
     with TemporaryDirectory() as folder:
-        plan = PlanBeside(config, gpu, Path(folder))
+        plan = BackgroundPlan(config, gpu, Path(folder))
         try:
             yield plan
         finally:
