@@ -83,6 +83,7 @@ def run_all(folder, cases):
     everything = (*cases.exact, *(f"{case}:2" for case in cases.half))
     shared = [f"{case}/sequence=2/suffix=shared" for case in cases.exact]
     copies = [f"{case}/replicate=2" for case in cases.copied]
+    copies += [f"{case}:{n}/replicate=2/suffix=resumed" for case in cases.copied for n in (2, 5)]
     both = [f"{case}/sequence=2/suffix=both" for case in cases.copied]
     launch(folder, 1, *everything)
     launch(folder, 2, *everything, *shared, *leg(2))
@@ -119,6 +120,8 @@ def test_every_layout_equals_one_process(ends):
     for case in cases.copied:
         four, both = result(ends, f"{case}-4"), result(ends, f"{case}-both")
         assert_alike(result(ends, f"{case}-1"), four)
+        resumed = result(ends, f"{case}-resumed")["weights"]
+        assert all(torch.equal(weights, resumed[name]) for name, weights in four["weights"].items())
         assert_alike(result(ends, f"{case}-1"), both)
         assert four["held"] <= 0.6
         assert both["held"] <= 0.35

@@ -78,6 +78,25 @@ def test_all_54_blocks_of_hunyuanvideo_as_planned():
     assert found.training.messages["gradients"] == 2 * 54 + 1
 
 
+@pytest.mark.parametrize(("name", "in_turn"), [("hunyuan15", False), ("wan2.2", True)])
+def test_copies_add_up_once_an_update(name, in_turn):
+    """In its last backward pass; experts, of which the last pass trains one, in every pass that trains them."""
+    model = tiny_model(resolve_model(name), FULL, guidance_scale=1.0)
+    with pretend(4, replicate=2) as processes, without_values():
+        imagine_weights(model.module)
+        shard(model, processes.weights_mesh, model.autocast_dtype)
+        x = torch.zeros(1, *model.latent_shape(Prompt("")))
+        sums = []
+        for last in (False, False, True):
+            processes.complete_gradients(model.module, last=last)
+            with OperationCounter() as counter:
+                model.velocity(x, x.new_ones(1), model.blank_condition(1)).float().square().mean().backward()
+            sums.append((counter.messages["sums over copies"], counter.messages["gradients"]))
+    units = sums[-1][1]
+    assert units > 0
+    assert sums == [(units * (in_turn or last), units) for last in (False, False, True)]
+
+
 @pytest.fixture
 def group_of_one():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

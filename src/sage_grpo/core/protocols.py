@@ -353,6 +353,10 @@ class Comm(Protocol):
         """What that rank has for `x`; all of them must have room of the same size for it."""
         ...
 
+    def complete_gradients(self, module: nn.Module, *, last: bool) -> None:
+        """Say whether the next backward pass is an update's last: sums over copies of the weights may wait for it."""
+        ...
+
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
         """Scale the gradients down to a norm of `limit`, and say what it was over all ranks."""
         ...
@@ -374,6 +378,9 @@ class SingleProcess:
 
     def sent(self, x: Tensor, rank: int) -> Tensor:
         return x
+
+    def complete_gradients(self, module: nn.Module, *, last: bool) -> None:
+        pass
 
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
         return torch.nn.utils.clip_grad_norm_(parameters, limit)

@@ -141,7 +141,7 @@ def update(
     optimizer.zero_grad(set_to_none=True)
     scale = comm.world / (samples * steps)  # ranks average their gradients
     totals = torch.zeros(len(step_weights), len(COLUMNS), dtype=torch.float64)
-    for (places, batch), reference in zip(items, references, strict=True):
+    for number, ((places, batch), reference) in enumerate(zip(items, references, strict=True), 1):
         losses, leaves = [], []
         chunk = [batch.steps[place] for place in places]
         answers = velocities(model, batch.trajectory, chunk)
@@ -159,6 +159,7 @@ def update(
             row = torch.stack([(column.detach().double() * batch.weight).sum() for column in seen])
             totals[step] += row.cpu()
         (scale * torch.stack(losses).sum()).backward()  # type: ignore[no-untyped-call]
+        comm.complete_gradients(model.module, last=number == len(items))
         torch.autograd.backward(answers, [leaf.grad for leaf in leaves])
 
     norm = comm.clip_grad_norm((p for p in model.module.parameters() if p.requires_grad), config.policy.max_grad_norm)

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.rendezvous import rendezvous
 
 from sage_grpo.config import ConfigError
-from sage_grpo.core.protocols import whole
+from sage_grpo.core.protocols import networks, whole
 from sage_grpo.distributed.device import HOST, backend_for, choose_device
 from sage_grpo.distributed.hang import record_collectives
 from sage_grpo.distributed.ulysses import RING, ULYSSES, Exchange
@@ -79,6 +80,16 @@ class Processes:
         if self.exchange:
             dist.broadcast(x, group=self.exchange.group, group_src=0)
         return x
+
+    def complete_gradients(self, module: nn.Module, *, last: bool) -> None:
+        """Add gradients up over copies of the weights in an update's last backward pass only, and once.
+
+        Experts of a mixture take turns, and the last pass may belong to another one: theirs are added up each time.
+        """
+        parts = networks(module)
+        for part in parts.values():
+            if isinstance(part, FSDPModule):
+                part.set_requires_all_reduce(last or len(parts) > 1)
 
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
         return whole(torch.nn.utils.clip_grad_norm_(parameters, limit))

@@ -72,8 +72,8 @@ def compare(kernel: Attend, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
             kernel(q, k, v, mask)
 
     def training() -> None:
-        inputs = [x.detach().requires_grad_() for x in (q, k, v)]
-        torch.autograd.grad(kernel(*inputs, mask).sum(), inputs)
+        query, key, value = (x.detach().requires_grad_() for x in (q, k, v))
+        torch.autograd.grad(kernel(query, key, value, mask).sum(), (query, key, value))
 
     try:
         without, again, gradient = ask(False), ask(False), ask(True)

@@ -160,6 +160,7 @@ class Work:
     sample_video: int  # bytes of it, decoded
     encoders: Encoders
     reads_base: bool  # the gauge reads the checkpoint's weights
+    experts: int
 
 
 @lru_cache(maxsize=128)  # a sweep plans every layout in three cases
@@ -188,6 +189,7 @@ def _work(settings: str) -> Work:
         sample_video,
         encoders_of(outline, config),
         bool(config.gauge.every and config.tuning.mode == "full" and outline.resizable),
+        experts,
     )
 
 
@@ -207,7 +209,9 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration, case: Case = "e
     single, passes, decoded, counts, states = work.single, work.passes, work.decoding, work.counts, work.held
     sharded, copies, sequence = groups(config, gpu)
     forward = pass_time(passes.forward, gpu, assumed, sharded, copies, sequence)
-    training = pass_time(passes.training, gpu, assumed, sharded, copies, sequence)
+    # gradients are added up over copies of the weights once an update; those of experts in every pass
+    training = pass_time(passes.training, gpu, assumed, sharded, copies, sequence, sums=work.experts > 1)
+    last = pass_time(passes.training, gpu, assumed, sharded, copies, sequence)
 
     videos = config.rollouts // layout.replicas
     batches, branches = videos / policy.batch_size, 2 if work.guided else 1
@@ -218,7 +222,8 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration, case: Case = "e
     trained = trained_videos(config) / policy.batch_size / layout.replicas
     trained *= config.trained_steps * policy.num_iterations / policy.replay_timesteps
     copied = sum(states.by_kind[kind] for kind in ("trained weights", "gradients", "optimizer"))
-    step = policy.num_iterations * policy.num_minibatches * 2 * copied / (assumed.memory * gpu.bandwidth)
+    updates = policy.num_iterations * policy.num_minibatches
+    step = updates * 2 * copied / (assumed.memory * gpu.bandwidth)
     checkpoint = states.checkpoint / layout.processes
     nodes = max(layout.processes // gpu.per_node, 1)
     saving = Saving(checkpoint / gpu.host, states.checkpoint / (assumed.disk * nodes), START)
@@ -232,7 +237,7 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration, case: Case = "e
         "score": decoded_batches * policy.batch_size * score,
         "anchor": times["anchor"] * forward.seconds / update,
         "old policy": times["old"] * forward.seconds / update,
-        "train": (trained * training.seconds + step) / update,
+        "train": ((trained - updates) * training.seconds + updates * last.seconds + step) / update,
         "gauge and samples": (times["gauge"] + times["samples"]) * forward.seconds / rollout + reading,
         "save": saving.stall / config.run.save_every,
     }

@@ -104,17 +104,24 @@ class PassTime:
 
 
 def pass_time(
-    cost: Cost, gpu: GPU, assumed: Assumed, sharded: ProcessGroup, replicas: ProcessGroup, sequence: ProcessGroup
+    cost: Cost,
+    gpu: GPU,
+    assumed: Assumed,
+    sharded: ProcessGroup,
+    replicas: ProcessGroup,
+    sequence: ProcessGroup,
+    *,
+    sums: bool = True,
 ) -> PassTime:
+    """Return the seconds of a pass; `sums` says whether it adds gradients up over copies of the weights."""
     weights = sharded.seconds(
         sum(cost.sent.get(k, 0) for k in ("weights", "gradients")),
         sum(cost.messages.get(k, 0) for k in ("weights", "gradients")),
         gpu,
         assumed,
     )
-    # copies of the weights (HSDP) also add their shards of the gradients up, there and back
-    weights += 2 * replicas.seconds(
-        cost.sent.get("gradients", 0) / sharded.size, cost.messages.get("gradients", 0), gpu, assumed
-    )
+    if sums:  # copies of the weights (HSDP) add their shards of the gradients up, there and back
+        shards = cost.sent.get("gradients", 0) / sharded.size
+        weights += 2 * replicas.seconds(shards, cost.messages.get("gradients", 0), gpu, assumed)
     tokens = sequence.seconds(cost.sent.get("tokens", 0), cost.messages.get("tokens", 0), gpu, assumed)
     return PassTime(at_roofline(cost.operations, gpu, assumed), weights, tokens, assumed.exposed)

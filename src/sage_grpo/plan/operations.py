@@ -28,7 +28,7 @@ class Operation(NamedTuple):
 MESSAGES = {  # by what a collective is called, in FSDP2 and in functional collectives
     "_allgather_base_": "weights",
     "_reduce_scatter_base_": "gradients",
-    "allreduce_": "gradients",
+    "allreduce_": "sums over copies",
     "all_to_all_single": "tokens",
     "all_gather_into_tensor": "tokens",
     "reduce_scatter_tensor": "tokens",
