@@ -1,5 +1,6 @@
 """Recipes on CUDA tensors without values: every adapter runs, and planted faults are found by file and line."""
 
+import inspect
 import io
 import json
 import subprocess
@@ -16,6 +17,7 @@ from sage_grpo import registry
 from sage_grpo.cli import app
 from sage_grpo.cli.rehearse_fake import show
 from sage_grpo.config import ConfigError
+from sage_grpo.core.update import COLUMNS, update
 from sage_grpo.registry import resolve_model
 from sage_grpo.rehearsal import fake_cuda
 from sage_grpo.rehearsal import fake_library as fake_shim
@@ -90,6 +92,17 @@ def assert_whole(report):
     assert all(":" in row["place"] for row in report["rows"]), [r for r in report["rows"] if ":" not in r["place"]]
 
 
+def assert_passes_are_not_waited_for(report):
+    """Until all backward passes of an update are on their way, the host asks the device for nothing."""
+    lines, first = inspect.getsourcelines(update)
+    (end,) = (first + i for i, line in enumerate(lines) if "comm.clip_grad_norm(" in line)
+    after = {f"core/update.py:{number}" for number in range(end, first + len(lines))}
+    rows = [row for row in report["rows"] if row["phase"] == "update" and row["kind"] in ("wait", "to host")]
+    rows = [row for row in rows if not row["place"].startswith("core/selection.py:")]  # once, before the first update
+    assert rows  # the totals and the norm, after them
+    assert [row for row in rows if row["place"] not in after] == []
+
+
 def test_every_adapter_is_among_them():
     pytest.importorskip("diffusers")
     tiny = {name for name in registry.models() if resizable(resolve_model(name))}
@@ -106,6 +119,7 @@ def test_every_adapter_and_several_processes(group, tmp_path):
     *alone, several = act_out(cases, tmp_path)
     for report in (*alone, several):
         assert_whole(report)
+        assert_passes_are_not_waited_for(report)
     assert all("export" in report["covered"] for report in alone)
     assert several["processes"] == 4
 
@@ -142,14 +156,15 @@ def test_planted_faults_are_found_by_file_and_line(tmp_path):
 
 @pytest.mark.slow
 def test_the_command(tmp_path):
-    """Counts of the laboratory: two iterations of one batch, one trained timestep, nine columns of eight bytes."""
+    """Counts of the laboratory: two iterations of one update; totals of three steps leave the device in its end."""
     tensor = torch.tensor
     result = CliRunner().invoke(app, ["rehearse", "lab-fast", "--fake-cuda", "--json", "--out", str(tmp_path / "r")])
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout.splitlines()[-1])
     assert_whole(report)
     (row,) = (r for r in report["rows"] if r["kind"] == "to host" and r["place"].startswith("core/update.py:"))
-    assert (row["phase"], row["count"], row["bytes"]) == ("update", 2, 2 * 9 * 8)
+    assert (row["phase"], row["count"], row["bytes"]) == ("update", 2, 2 * 3 * len(COLUMNS) * 8)
+    assert_passes_are_not_waited_for(report)
     assert "NCCL" in report["not_seen"]
     assert torch.tensor is tensor  # nothing of it reaches this process
     assert not torch.cuda.is_available()

@@ -140,7 +140,8 @@ def update(
 
     optimizer.zero_grad(set_to_none=True)
     scale = comm.world / (samples * steps)  # ranks average their gradients
-    totals = torch.zeros(len(step_weights), len(COLUMNS), dtype=torch.float64)
+    # on the device until the end: the host must not wait between passes
+    totals = batches[0].advantage.new_zeros(len(step_weights), len(COLUMNS), dtype=torch.float64)
     for number, ((places, batch), reference) in enumerate(zip(items, references, strict=True), 1):
         losses, leaves = [], []
         chunk = [batch.steps[place] for place in places]
@@ -157,13 +158,13 @@ def update(
             told = (t.policy.held, t.position, t.previous, t.penalty, force)
             seen = (ones, loss, logs.double().exp(), logs.square(), *told)
             row = torch.stack([(column.detach().double() * batch.weight).sum() for column in seen])
-            totals[step] += row.cpu()
+            totals[step] += row
         (scale * torch.stack(losses).sum()).backward()  # type: ignore[no-untyped-call]
         comm.complete_gradients(model.module, last=number == len(items))
         torch.autograd.backward(answers, [leaf.grad for leaf in leaves])
 
     norm = comm.clip_grad_norm((p for p in model.module.parameters() if p.requires_grad), config.policy.max_grad_norm)
-    totals = comm.mean(totals)
+    totals = comm.mean(totals).cpu()
     stepped = bool(totals.isfinite().all() and norm.isfinite())
     if stepped:
         optimizer.step()
