@@ -1,6 +1,7 @@
 """The gauge's initial policy: read from the checkpoint where there is one, and not a third copy of the weights."""
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -9,6 +10,7 @@ pytest.importorskip("diffusers")
 import torch
 
 from sage_grpo.core.copy_bank import CopyBank
+from sage_grpo.distributed import shard
 from sage_grpo.distributed.shard import base_weights
 from sage_grpo.models import contract
 from sage_grpo.models.wan import Wan22
@@ -69,6 +71,27 @@ def test_a_model_that_was_handed_over_keeps_its_own(tmp_path):
     trainer = Trainer(model, [brightness], config, ["a cat"])
     assert drift(trainer)[0]["drift/kl_initial"] == 0
     assert INITIAL in trainer.loop.bank.state_dict()
+
+
+@pytest.mark.slow
+def test_files_are_opened_once_a_measurement(tmp_path, monkeypatch):
+    """Not once a weight: two experts, each in several files."""
+    pipe, folder = Wan22.tiny(), tmp_path / "base"
+    pipe.save_pretrained(str(folder), max_shard_size="30KB")
+    model = Wan22.from_pretrained(str(folder), **Wan22.tiny_options)
+    opened, inner = Counter(), shard.safe_open
+    read = base_weights(model)
+    monkeypatch.setattr(shard, "safe_open", lambda path, kind: opened.update([path]) or inner(path, kind))
+    weights = dict(model.module.named_parameters())
+    with torch.no_grad():
+        expected = {name: weight.clone() for name, weight in weights.items()}
+        for weight in weights.values():
+            weight.zero_()
+        read(weights)
+    assert all(torch.equal(weights[name], weight) for name, weight in expected.items())
+    files = {path for part in Wan22.denoisers for path in (folder / part).glob("*.safetensors")}
+    assert len(files) > 2
+    assert opened == dict.fromkeys(files, 1)
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """Weights cut into shards by FSDP2, and filled from a checkpoint shard by shard: no process ever holds them whole."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -16,6 +18,7 @@ from sage_grpo.core.protocols import VideoModel, networks
 
 MATRICES = (nn.Linear, nn.modules.conv._ConvNd)  # layers whose weights autocast casts
 Adapter = Callable[[str, tuple[int, ...]], Tensor]
+Read = Callable[[str, tuple[slice, ...]], Tensor]
 
 
 def shard(model: VideoModel, mesh: DeviceMesh, compute: torch.dtype | None = None) -> None:
@@ -109,12 +112,20 @@ class CheckpointFiles:
             with safe_open(path, "pt") as file:
                 self.files |= dict.fromkeys(file.keys(), path)
 
-    def read(self, name: str, part: tuple[slice, ...]) -> Tensor:
-        if name not in self.files:
-            raise KeyError(f"the checkpoint has no {name}")
-        with safe_open(self.files[name], "pt") as file:
-            tensor: Tensor = file.get_slice(name)[part] if part else file.get_tensor(name)
-            return tensor
+    @contextmanager
+    def reading(self) -> Iterator[Read]:
+        """Give a function of a tensor's name and slices; inside the block, no file is opened twice."""
+        with ExitStack() as stack:
+            opened = cache(lambda path: stack.enter_context(safe_open(path, "pt")))
+
+            def read(name: str, part: tuple[slice, ...]) -> Tensor:
+                if name not in self.files:
+                    raise KeyError(f"the checkpoint has no {name}")
+                file = opened(self.files[name])
+                tensor: Tensor = file.get_slice(name)[part] if part else file.get_tensor(name)
+                return tensor
+
+            yield read
 
 
 def base_weights(model: VideoModel) -> Fill | None:
@@ -131,9 +142,11 @@ def base_weights(model: VideoModel) -> Fill | None:
         return None
 
     def read(parameters: Mapping[str, nn.Parameter]) -> None:
-        for name, parameter in parameters.items():
-            files, there = places[name]
-            local(parameter).copy_(files.read(there, my_slice(parameter)))
+        with ExitStack() as stack:
+            opened = cache(lambda files: stack.enter_context(files.reading()))
+            for name, parameter in parameters.items():
+                files, there = places[name]
+                local(parameter).copy_(opened(files)(there, my_slice(parameter)))
 
     return read
 
@@ -147,12 +160,13 @@ def fill(model: VideoModel, folder: Path, device: torch.device, adapter: Adapter
     for component, part in networks(model.module).items():
         files, buffers = CheckpointFiles(folder / component), {n: b.clone() for n, b in part.named_buffers()}
         part.to_empty(device=device)
-        for name, buffer in part.named_buffers():
-            buffer.copy_(files.read(name, my_slice(buffer)) if name in files.files else buffers[name])
         prefix = f"{component}." if isinstance(model.module, nn.ModuleDict) else ""
-        for name, parameter in part.named_parameters():
-            if ".lora_" in name:
-                value = adapter(prefix + name, tuple(parameter.shape))[my_slice(parameter)]
-            else:
-                value = files.read(name.replace(".base_layer.", "."), my_slice(parameter))
-            local(parameter).copy_(value)
+        with files.reading() as read:
+            for name, buffer in part.named_buffers():
+                buffer.copy_(read(name, my_slice(buffer)) if name in files.files else buffers[name])
+            for name, parameter in part.named_parameters():
+                if ".lora_" in name:
+                    value = adapter(prefix + name, tuple(parameter.shape))[my_slice(parameter)]
+                else:
+                    value = read(name.replace(".base_layer.", "."), my_slice(parameter))
+                local(parameter).copy_(value)
