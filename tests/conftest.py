@@ -7,6 +7,7 @@ import pytest
 
 import affected
 import durations
+import shared_plans
 from forks import popen
 from forks.session import Session
 
@@ -43,6 +44,7 @@ def pytest_runtest_protocol(item):
     """Processes that a test starts are forks of one that has imported the libraries, unless it asks for real ones."""
     real = item.get_closest_marker("real_start")
     (popen.uninstall if real else popen.install)()
+    shared_plans.install()
     yield
     popen.uninstall()
 

@@ -20,6 +20,7 @@ import threading
 import types
 from importlib.machinery import PathFinder
 
+import shared_plans
 from forks import popen, ranks, wire
 from sage_grpo.errors import UserError
 
@@ -60,6 +61,7 @@ def load():
         del sys.modules[name]
     for name in LIBRARIES:
         importlib.import_module(name)
+    shared_plans.install()
 
 
 def fixed(environment):

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from forks import popen, wire
+from shared_plans import FOLDER
 
 TESTS = Path(__file__).parents[1]
 PATH = "SAGE_GRPO_FORK_PATH"  # folder with `python`, `sage-grpo` and `torchrun` for shell scripts
@@ -34,7 +35,8 @@ class Session:
             script = place / program
             script.write_text(CLIENT.format(python=sys.executable, folder=str(TESTS / "forks"), program=program))
             script.chmod(script.stat().st_mode | stat.S_IXUSR)
-        os.environ |= {wire.SERVER: str(place / "socket"), PATH: str(place)}
+        (place / "plans").mkdir()
+        os.environ |= {wire.SERVER: str(place / "socket"), PATH: str(place), FOLDER: str(place / "plans")}
         paths = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
         command = [sys.executable, "-m", "forks.server", os.environ[wire.SERVER]]
         self.server = popen.REAL(command, env=os.environ | {"PYTHONPATH": paths}, stdin=subprocess.PIPE)

@@ -106,9 +106,10 @@ def test_changed_labels_are_not_read(monkeypatch, tmp_path):
 
 def test_changed_models_of_the_reader_are_not_loaded(monkeypatch, tmp_path):
     ocr = pytest.importorskip("sage_grpo.rewards.ocr")
-    for name in ocr.READER_HASHES:
+    for i, name in enumerate(ocr.READER_HASHES):
         with monkeypatch.context() as patch:
-            patch.setattr(ocr, "READER", changed_copy(ocr.READER, tmp_path / name.replace("/", "-"), name))
+            package, _, file = name.partition("/")
+            patch.setattr(ocr, "READER", changed_copy(ocr.READER, tmp_path / str(i) / package, file))
             with pytest.raises(RewardError, match=r"is not the file of rapidocr-onnxruntime==1.4.4"):
                 ocr.OCRReward()
 

@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def useful_flops(self) -> float:
-        """Of an iteration on all GPUs, without recomputation."""
+        """Operations of an iteration on all GPUs, without recomputation."""
         return self.flops * (1 - self.counts.again / (self.counts.forward + 2 * self.counts.backward))
 
     @property

@@ -25,11 +25,12 @@ except ImportError as error:  # opencv-python wants the libraries of a desktop, 
     raise ImportError(f"{error}; OpenCV for servers needs none of it: pip install opencv-python-headless") from error
 
 READER = folder_of("rapidocr_onnxruntime")
+MODELS = f"{READER.name}/models"
 READER_HASHES = {
-    "config.yaml": "bf94a1da4cba828e67b1d61e27cee14d9e7da27c9f272e04048a17e41ae97332",
-    "models/ch_PP-OCRv4_det_infer.onnx": "d2a7720d45a54257208b1e13e36a8479894cb74155a5efe29462512d42f49da9",
-    "models/ch_PP-OCRv4_rec_infer.onnx": "48fc40f24f6d2a207a2b1091d3437eb3cc3eb6b676dc3ef9c37384005483683b",
-    "models/ch_ppocr_mobile_v2.0_cls_infer.onnx": "e47acedf663230f8863ff1ab0e64dd2d82b838fceb5957146dab185a89d6215c",
+    f"{READER.name}/config.yaml": "bf94a1da4cba828e67b1d61e27cee14d9e7da27c9f272e04048a17e41ae97332",
+    f"{MODELS}/ch_PP-OCRv4_det_infer.onnx": "d2a7720d45a54257208b1e13e36a8479894cb74155a5efe29462512d42f49da9",
+    f"{MODELS}/ch_PP-OCRv4_rec_infer.onnx": "48fc40f24f6d2a207a2b1091d3437eb3cc3eb6b676dc3ef9c37384005483683b",
+    f"{MODELS}/ch_ppocr_mobile_v2.0_cls_infer.onnx": "e47acedf663230f8863ff1ab0e64dd2d82b838fceb5957146dab185a89d6215c",
 }
 # An apostrophe opens and closes a quotation only at the edge of a word.
 QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|«([^»]+)»|「([^」]+)」|‘([^’]+)’(?!\w)|(?<!\w)'([^']+)'(?!\w)")
@@ -87,7 +88,7 @@ class OCRReward(VideoScorer):
             raise ConfigError(f"ocr: over={over!r}, frames={frames}: use over=best or mean, and at least one frame")
         self.frames, self.over, self.anywhere, self.column = frames, over, anywhere, column
         self.detect = detect
-        check_files(READER, READER_HASHES, "rapidocr-onnxruntime==1.4.4")
+        check_files(READER.parent, READER_HASHES, "rapidocr-onnxruntime==1.4.4")
         # Without the classifier of directions, for text upside down is not the text wanted. A whole frame taken for a
         # line is not padded to the width of long ones: that costs twice the time, and misreads more under noise.
         line = {} if detect else {"rec_img_shape": [3, 48, 48]}

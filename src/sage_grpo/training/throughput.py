@@ -22,7 +22,7 @@ class Work:
     """What an iteration computes on all devices, and what one device could: both as planned."""
 
     flops: float
-    """Of an iteration; recomputation does not count."""
+    """Operations of an iteration, without recomputation."""
     peak: float
     """FLOPs a second of one device, by its maker."""
 

@@ -150,7 +150,7 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.BAD_REQUEST, "a GET has no body")
 
     def _address(self) -> str:
-        """Of the rater: what a proxy next to us adds to the header, otherwise that of the connection."""
+        """Return the address of the rater: what a proxy next to us adds to the header, else that of the connection."""
         peer = str(self.client_address[0])
         forwarded = self.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip()
         return forwarded if forwarded and self.server.proxied and ip_address(peer).is_private else peer
