@@ -124,6 +124,9 @@ class RunConfig(Settings):
         None, ge=1, description="iterations between checkpoints that are saved and never removed; none keeps no others"
     )
     checkpoints: str | None = Field(None, description="a folder or s3://bucket/folder; none means run.out/checkpoints")
+    check_gpus: bool = Field(
+        False, description="measure the device and link of every process at the start, and name the slow ones"
+    )
     hang_minutes: float = Field(
         30.0, ge=0, description="without progress for so long a run ends with the stacks of all processes; 0 for never"
     )

@@ -55,6 +55,7 @@ def first_run(
         report["attention"] = attention_report(device, plan.attention)
         report["attention_advice"] = fastest(report["attention"])
         run_iterations(config, folder, tell)
+        report["devices"] = json.loads(RunFolder(folder / "run").speeds.read_text())
         report |= measured(config, folder, plan)
         if gpu or device != HOST:  # of the host there is no plan to calibrate
             report["calibration"] = calibration(config, folder, plan, kind)
@@ -77,7 +78,8 @@ def passed(checks: Iterable[Check], report: dict[str, Any]) -> None:
 def recipe_for(source: str | Path, overrides: Sequence[str], folder: Path, count: int) -> RecipeConfig:
     """The recipe itself except for its length, its folder, and that it saves and samples within it."""
     short = [f"run.iterations={count}", f"run.out={folder / 'run'}", f"run.save_every={count}", "run.resume=never"]
-    return load_recipe(source, [*overrides, *short, f"run.sample_every={count}", "run.trackers=[]"])
+    short += [f"run.sample_every={count}", "run.trackers=[]", "run.check_gpus=true"]
+    return load_recipe(source, [*overrides, *short])
 
 
 def run_iterations(config: RecipeConfig, folder: Path, tell: Tell) -> None:

@@ -51,6 +51,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def speeds(self) -> Path:
+        """What the device of each process reached at the start, with `run.check_gpus`."""
+        return self.path / "devices.json"
+
+    @property
     def end(self) -> Path:
         """How it ended; not there while it runs."""
         return self.path / "end.json"

@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any, ClassVar
 
 import torch
@@ -19,7 +20,8 @@ from sage_grpo.core.loop import Callback, Loop, Metrics
 from sage_grpo.core.protocols import Reward, VideoModel
 from sage_grpo.data.prompts import Prompts
 from sage_grpo.distributed.checkpoint import Saver, load_newest
-from sage_grpo.distributed.device import HOST, DeviceRandom
+from sage_grpo.distributed.device import HOST, DeviceRandom, choose_device
+from sage_grpo.distributed.gpu_check import measure_speeds, slow_devices
 from sage_grpo.distributed.processes import join
 from sage_grpo.distributed.shard import base_weights
 from sage_grpo.distributed.watchdog import Watchdog
@@ -124,6 +126,8 @@ class Trainer:
             layout.processes, layout.sequence, layout.replicate, recipe.tuning.device, ring=layout.ring, minutes=minutes
         )
         self.main = self.processes is None or self.processes.main  # writes files and talks to people
+        if recipe.run.check_gpus:  # while they are empty
+            self._check_gpus(recipe, console or Console())
         self.reward, recipe = self._rewards(rewards, recipe)
         self.config = recipe
         self.monitors = build.build_monitors(recipe) if self.main else None  # who writes the samples
@@ -152,6 +156,19 @@ class Trainer:
             raise ConfigError(str(error)) from error
         self._check_groups()
         self._check_samples()
+
+    def _check_gpus(self, recipe: RecipeConfig, console: Console) -> None:
+        """Measure the devices of all processes; name those that the others would wait for."""
+        device = self.processes.device if self.processes else choose_device(recipe.tuning.device)
+        speeds = measure_speeds(self.processes, device)
+        if not self.main:
+            return
+        write_json(RunFolder(Path(recipe.run.out)).speeds, [asdict(speed) for speed in speeds])
+        slow = slow_devices(speeds)
+        usual = f"{median(speed.tflops for speed in speeds):.3g} TFLOP/s in the median"
+        console.print(f"devices: {len(speeds)} checked, {usual}, {len(slow)} slow", highlight=False)
+        for sentence in slow:
+            console.print(f"[yellow]slow:[/] {sentence}", highlight=False)
 
     def _rewards(
         self, rewards: Sequence[Reward | Callable[..., Any]] | None, recipe: RecipeConfig

@@ -1,0 +1,92 @@
+"""A check of every process's device before a run: a matrix product, and the link to the next process."""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from sage_grpo.distributed.device import HOST
+from sage_grpo.distributed.processes import Processes
+
+ON_GPU, ON_HOST = (8192, 256 * 2**20), (384, 4 * 2**20)  # rows of the matrices, bytes of a message
+ROUNDS = 5  # of which the median counts, after one that warms up
+SLOW = 0.8  # of the median of all processes: a training step waits for the slowest
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What the device of one process reached."""
+
+    rank: int
+    host: str
+    local_rank: int
+    tflops: float
+    """Reached in a product of square matrices, in bf16 on a GPU."""
+    gigabytes: float | None
+    """Received per second from the process before it; None for a single process."""
+
+    @property
+    def place(self) -> str:
+        """Where to look for it."""
+        return f"rank {self.rank} (GPU {self.local_rank} of {self.host})"
+
+
+def measure_speeds(processes: Processes | None, device: torch.device) -> list[Speed]:
+    """Measure all processes at the same time, and return their speeds in rank order.
+
+    Every process must call it. Each sends to the next one, so a slow link shows where it arrives.
+    """
+    on_host = device.type == HOST.type
+    size, message = ON_HOST if on_host else ON_GPU
+    x = torch.ones(size, size, dtype=torch.float32 if on_host else torch.bfloat16, device=device)
+    tflops = 2 * size**3 / _seconds(lambda: x @ x, device) / 1e12
+    host, local = socket.gethostname(), int(os.environ.get("LOCAL_RANK", "0"))
+    if processes is None:
+        return [Speed(0, host, local, tflops, None)]
+    sent = torch.ones(message, dtype=torch.uint8, device=device)
+    received, rank, world = torch.empty_like(sent), processes.global_rank, processes.global_world
+
+    def exchange() -> None:
+        to_next = dist.P2POp(dist.isend, sent, (rank + 1) % world)
+        from_last = dist.P2POp(dist.irecv, received, (rank - 1) % world)
+        for work in dist.batch_isend_irecv([to_next, from_last]):
+            work.wait()
+
+    gigabytes = message / _seconds(exchange, device) / 1e9
+    return processes.everybody(Speed(rank, host, local, tflops, gigabytes))
+
+
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
+    times = []
+    for _ in range(ROUNDS + 1):
+        start = time.perf_counter()
+        call()
+        if device.type != HOST.type:
+            torch.accelerator.synchronize(device)
+        times.append(time.perf_counter() - start)
+    return median(times[1:])
+
+
+def slow_devices(speeds: Sequence[Speed]) -> list[str]:
+    """Return a sentence for each device or link that is far slower than the median."""
+    found = []
+    usual = median(speed.tflops for speed in speeds)
+    for speed in speeds:
+        if speed.tflops < SLOW * usual:
+            found.append(
+                f"{speed.place} multiplies matrices at {speed.tflops:.3g} TFLOP/s, the median is {usual:.3g}; "
+                "look for heat, a power limit or another program on it (nvidia-smi)"
+            )
+    links = [speed.gigabytes for speed in speeds if speed.gigabytes is not None]
+    for speed in speeds:
+        if speed.gigabytes is not None and speed.gigabytes < SLOW * median(links):
+            found.append(
+                f"{speed.place} receives {speed.gigabytes:.3g} GB/s from the process before it, the median is "
+                f"{median(links):.3g}; look for a broken link or a slow node"
+            )
+    return found
