@@ -64,7 +64,9 @@ def half_that_loads(root):
 
 
 def leftovers(folder):
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob(".*"))
+    """Hidden files, but the lock of a run folder, which stays."""
+    found = (path.relative_to(folder) for path in folder.rglob(".*"))
+    return sorted(str(path) for path in found if path.name != ".lock")
 
 
 def differences(a, b, place=""):

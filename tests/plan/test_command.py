@@ -102,7 +102,9 @@ def test_layouts_that_do_not_divide_are_answered_with_the_nearest_that_do():
 
 @pytest.mark.slow
 def test_a_model_that_cannot_share_a_video_is_answered_with_layouts_that_work(tmp_path):
-    (tmp_path / "recipe.yaml").write_text("model: {type: sd3}\nparallel: {processes: 2, sequence: 2}")
+    (tmp_path / "recipe.yaml").write_text(
+        "model: {type: sd3}\nrewards: [{type: motion}]\nparallel: {processes: 2, sequence: 2}"
+    )
     said = run(str(tmp_path / "recipe.yaml"))
     assert said.exit_code == 2
     assert "cannot share one video; use parallel.sequence=1" in " ".join(said.stderr.split())

@@ -46,13 +46,14 @@ def report_error(folder: Path, rank: int, error: BaseException) -> None:
     atomic_write(folder / f"rank-{rank:04d}.txt", clean_text(f"{who} failed: {what}\n\n{trace}").encode())
 
 
-def failed_rank(folder: Path) -> str | None:
-    """The line of a process that failed, with the file of its traceback; none if all are well."""
+def failed_rank(folder: Path, rank: int) -> str | None:
+    """Return what `rank` says when another process has failed, with the file of its traceback; None if all are well."""
     ranks = _ranks(folder)
     if not ranks:
         return None
     first = min(ranks.values(), key=lambda path: path.stat().st_mtime)
-    return f"error: {first.read_text().splitlines()[0]}; traceback in {first}"
+    what = first.read_text().splitlines()[0]
+    return f"error: {what}; traceback in {first}; rank {rank} ends, for it would wait"
 
 
 def record_collectives() -> None:

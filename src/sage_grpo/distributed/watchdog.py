@@ -79,6 +79,8 @@ class Watchdog(Callback):
         if self.world > 1 and not self._failed:
             self._failed = True
             with suppress(OSError):  # such as that of a full disk
+                if line := failed_rank(self.errors, self.rank):  # this error may be a consequence of that one
+                    os.write(STDERR, f"{line}\n".encode())
                 report_error(self.errors, self.rank, error)
             self._end()
             self._last_resort(LEAVE)
@@ -96,9 +98,9 @@ class Watchdog(Callback):
     def _watch(self) -> None:
         while not self._over.wait(min(self.limit / 10, LOOK) if self.limit else LOOK):
             self._alive()
-            if line := failed_rank(self.errors):
+            if line := failed_rank(self.errors, self.rank):
                 if not self._over.wait(OWN_ERROR):
-                    os.write(STDERR, f"{line}; rank {self.rank} ends, for it would wait\n".encode())
+                    os.write(STDERR, f"{line}\n".encode())
                     os._exit(1)
             elif self.limit and (time.monotonic() - self.at > self.limit or self.folder.exists()):
                 try:

@@ -54,7 +54,7 @@ def text_tokens(network: Any, timestep: Tensor, words: Mapping[str, Any]) -> tup
     if not graphs and "text" + COUNT not in words:
         return embedded(network, timestep, words), None
     texts = [name for name in KINDS if name in words]
-    counts = {name: words.get(name + COUNT) or [words[name].shape[1]] * len(timestep) for name in texts}
+    counts = {name: _counts(words, name, len(timestep)) for name in texts}
     parts, alike = [], list(zip(*counts.values(), strict=True))
     for rows in regular(alike) if graphs else runs(alike):
         # copies: a part of a larger tensor has strides that a block would be compiled for
@@ -65,6 +65,12 @@ def text_tokens(network: Any, timestep: Tensor, words: Mapping[str, Any]) -> tup
     room = max(part.shape[1] for part in parts) + graphs
     sizes = tuple(varying(network, part.new_empty(*part.shape[:2], 0)) for part in parts)
     return varying(network, torch.cat([filled(part, room) for part in parts])), sizes
+
+
+def _counts(words: Mapping[str, Any], name: str, samples: int) -> list[int]:
+    """Return the tokens of each sample's text: those of a mixed batch, which are numbers or a tensor, or all."""
+    counts = words.get(name + COUNT)
+    return [words[name].shape[1]] * samples if counts is None else [int(count) for count in counts]
 
 
 def embedded(network: Any, timestep: Tensor, words: Mapping[str, Tensor]) -> Tensor:

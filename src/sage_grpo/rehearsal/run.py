@@ -47,14 +47,15 @@ def rehearse(
 
     tell("3 of 4: export")
     with record.phase("export"):
-        # adapters alone are for diffusers
-        written = export_run(folder / "run", folder / "export", merge=not build.resizable(adapter))
+        # adapters alone are for diffusers; the recipe is the caller's own
+        merge = not build.resizable(adapter)
+        written = export_run(folder / "run", folder / "export", merge=merge, trust_code=True)
     record.facts["export"] = written["kind"]
     with record.phase("load the export"):
         record.facts["export loads"] = _load_export(small, folder)
     tell("4 of 4: sample")
     with record.phase("sample"):
-        opened = open_source(folder / "run", trust_code=True)  # the recipe is the caller's own
+        opened = open_source(folder / "run", trust_code=True)
         prompts = list(build.build_prompts(small, find_prompts(config, folder, Rehearsal("")))(0, 1))
         write_samples(folder / "samples", prompts, [("rehearsed", sample_videos(opened, prompts, 0))], 0)
     return record
