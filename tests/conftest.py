@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 
 import pytest
 
@@ -26,6 +27,9 @@ def pytest_addoption(parser, pluginmanager):
 
 
 def pytest_configure(config):
+    for number in (signal.SIGINT, signal.SIGHUP):  # in the background or under nohup all processes ignore them
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): may take longer than the others")
     if config.option.markexpr == QUICK and all("::" in name for name in config.args):

@@ -108,15 +108,16 @@ def test_wheel_carries_types_and_licence(wheel):
 
 
 @pytest.mark.parametrize("command", ["rehearse", "train", "sample"])
-def test_a_missing_extra_says_the_exact_line(command):
+def test_a_missing_extra_says_the_exact_line(command, tmp_path):
     """Without diffusers and peft installed: one sentence, no stack trace."""
+    (tmp_path / "prompts.txt").write_text("a cat\n")
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['diffusers', 'transformers', 'peft', 'ftfy'])); "
         f"sys.argv = ['sage-grpo', '{command}', 'wan-1.3b-24gb-lora', 'rewards=[{{type: shapes}}]']; "
         "sys.argv = sys.argv[:3] if sys.argv[1] == 'sample' else sys.argv; "
         "from sage_grpo.cli import main; main()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert "pip install 'sage-grpo[models]'" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

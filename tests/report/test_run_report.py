@@ -321,8 +321,6 @@ def test_hours_as_axis(tmp_path):
     assert charts["Reward"].x_label == "process hours"
 
 
-@pytest.mark.real_start
-@pytest.mark.slow
 def test_use_of_the_machines_is_that_of_the_log(tmp_path):
     rows = make_rows(20)
     for i, row in enumerate(rows):
@@ -337,6 +335,8 @@ def test_use_of_the_machines_is_that_of_the_log(tmp_path):
     }
 
 
+@pytest.mark.real_start
+@pytest.mark.slow
 def test_a_report_needs_no_torch(run):
     code = f"import sys; from sage_grpo.cli import app; app(['report', {str(run)!r}], standalone_mode=False); "
     code += "assert 'torch' not in sys.modules"
