@@ -258,7 +258,7 @@ def test_a_model_without_targets_of_its_own(monkeypatch):
     ("place", "name", "expected"),
     [
         ("core.update", "kl", "the KL to the anchor has no gradient"),
-        ("math.objectives.grpo", "log_ratio", "the policy loss has no gradient"),
+        ("math.objectives", "log_ratio", "the policy loss has no gradient"),
     ],
 )
 def test_detached_term(monkeypatch, place, name, expected):
