@@ -100,6 +100,7 @@ def assert_passes_are_not_waited_for(report):
     rows = [row for row in report["rows"] if row["phase"] == "update" and row["kind"] in ("wait", "to host")]
     seldom = (
         "core/selection.py:",  # once an iteration, before the first update
+        "distributed/processes.py:",  # rewards of all processes, once an iteration
         "weights/lora_bank.py:",  # where the anchor is renewed
         "models/wan.py:",  # with two experts: which one takes these noise levels
     )
