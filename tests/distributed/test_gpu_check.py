@@ -28,7 +28,7 @@ def test_one_process_has_no_link():
 
 
 def test_operations_are_counted_by_the_clock(monkeypatch):
-    monkeypatch.setattr(gpu_check, "_seconds", lambda call, device: 0.5)
+    monkeypatch.setattr(gpu_check, "median_seconds", lambda call, device: 0.5)
     (speed,) = measure_speeds(None, HOST)
     assert speed.tflops == pytest.approx(2 * 384**3 / 0.5 / 1e12)
 
@@ -57,13 +57,13 @@ def test_a_slow_process_of_two_is_named_before_the_run(tmp_path):
 
 
 def main(folder):
-    inner = gpu_check._seconds
+    inner = gpu_check.median_seconds
 
     def planted(call, device):
         slow = torch.distributed.get_rank() == 1 and call.__name__ == "<lambda>"  # the product, not the message
         return inner(call, device) * (9 if slow else 1)
 
-    gpu_check._seconds = planted
+    gpu_check.median_seconds = planted
     values = recipe(folder, "shapes-full", folder / "run", 1, {})
     values |= {"run": values["run"] | {"check_gpus": True}}
     Trainer(rewards=[brightness], config=values, prompts=["a red circle moving left", "a cat"]).train()

@@ -88,7 +88,7 @@ def test_copies_add_up_once_an_update(name, in_turn):
         x = torch.zeros(1, *model.latent_shape(Prompt("")))
         sums = []
         for last in (False, False, True):
-            processes.complete_gradients(model.module, last=last)
+            processes.set_last_backward(model.module, last=last)
             with OperationCounter() as counter:
                 model.velocity(x, x.new_ones(1), model.blank_condition(1)).float().square().mean().backward()
             sums.append((counter.messages["sums over copies"], counter.messages["gradients"]))

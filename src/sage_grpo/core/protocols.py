@@ -353,7 +353,7 @@ class Comm(Protocol):
         """What that rank has for `x`; all of them must have room of the same size for it."""
         ...
 
-    def complete_gradients(self, module: nn.Module, *, last: bool) -> None:
+    def set_last_backward(self, module: nn.Module, *, last: bool) -> None:
         """Say whether the next backward pass is an update's last: sums over copies of the weights may wait for it."""
         ...
 
@@ -379,7 +379,7 @@ class SingleProcess:
     def sent(self, x: Tensor, rank: int) -> Tensor:
         return x
 
-    def complete_gradients(self, module: nn.Module, *, last: bool) -> None:
+    def set_last_backward(self, module: nn.Module, *, last: bool) -> None:
         pass
 
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:

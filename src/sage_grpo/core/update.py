@@ -160,7 +160,7 @@ def update(
             row = torch.stack([(column.detach().double() * batch.weight).sum() for column in seen])
             totals[step] += row
         (scale * torch.stack(losses).sum()).backward()  # type: ignore[no-untyped-call]
-        comm.complete_gradients(model.module, last=number == len(items))
+        comm.set_last_backward(model.module, last=number == len(items))
         torch.autograd.backward(answers, [leaf.grad for leaf in leaves])
 
     norm = comm.clip_grad_norm((p for p in model.module.parameters() if p.requires_grad), config.policy.max_grad_norm)

@@ -1,7 +1,9 @@
 """The one place that decides on a device. Nothing else names one."""
 
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import torch
@@ -71,6 +73,20 @@ def grow_segments() -> None:
 def allocator() -> str | None:
     """The setting of torch's allocator of GPU memory, as `NAME=value`; None without one."""
     return next((f"{name}={os.environ[name]}" for name in ALLOCATOR if name in os.environ), None)
+
+
+def median_seconds(call: Callable[[], object], device: torch.device, rounds: int = 5) -> float:
+    """Return the median seconds of a call after one that warms up, with all its work on the device."""
+
+    def timed() -> float:
+        start = time.perf_counter()
+        call()
+        if device.type != HOST.type:
+            torch.accelerator.synchronize(device)
+        return time.perf_counter() - start
+
+    timed()
+    return median(timed() for _ in range(rounds))
 
 
 def peak_memory(device: torch.device) -> float:

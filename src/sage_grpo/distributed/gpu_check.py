@@ -2,19 +2,17 @@
 
 import os
 import socket
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import torch
 import torch.distributed as dist
 
-from sage_grpo.distributed.device import HOST
+from sage_grpo.distributed.device import HOST, median_seconds
 from sage_grpo.distributed.processes import Processes
 
 ON_GPU, ON_HOST = (8192, 256 * 2**20), (384, 4 * 2**20)  # rows of the matrices, bytes of a message
-ROUNDS = 5  # of which the median counts, after one that warms up
 SLOW = 0.8  # of the median of all processes: a training step waits for the slowest
 
 
@@ -44,7 +42,7 @@ def measure_speeds(processes: Processes | None, device: torch.device) -> list[Sp
     on_host = device.type == HOST.type
     size, message = ON_HOST if on_host else ON_GPU
     x = torch.ones(size, size, dtype=torch.float32 if on_host else torch.bfloat16, device=device)
-    tflops = 2 * size**3 / _seconds(lambda: x @ x, device) / 1e12
+    tflops = 2 * size**3 / median_seconds(lambda: x @ x, device) / 1e12
     host, local = socket.gethostname(), int(os.environ.get("LOCAL_RANK", "0"))
     if processes is None:
         return [Speed(0, host, local, tflops, None)]
@@ -57,19 +55,8 @@ def measure_speeds(processes: Processes | None, device: torch.device) -> list[Sp
         for work in dist.batch_isend_irecv([to_next, from_last]):
             work.wait()
 
-    gigabytes = message / _seconds(exchange, device) / 1e9
+    gigabytes = message / median_seconds(exchange, device) / 1e9
     return processes.everybody(Speed(rank, host, local, tflops, gigabytes))
-
-
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    times = []
-    for _ in range(ROUNDS + 1):
-        start = time.perf_counter()
-        call()
-        if device.type != HOST.type:
-            torch.accelerator.synchronize(device)
-        times.append(time.perf_counter() - start)
-    return median(times[1:])
 
 
 def slow_devices(speeds: Sequence[Speed]) -> list[str]:

@@ -81,7 +81,7 @@ class Processes:
             dist.broadcast(x, group=self.exchange.group, group_src=0)
         return x
 
-    def complete_gradients(self, module: nn.Module, *, last: bool) -> None:
+    def set_last_backward(self, module: nn.Module, *, last: bool) -> None:
         """Add gradients up over copies of the weights in an update's last backward pass only, and once.
 
         Experts of a mixture take turns, and the last pass may belong to another one: theirs are added up each time.

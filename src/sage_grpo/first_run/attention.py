@@ -3,11 +3,9 @@
 Where the bits differ, a rollout may serve only one update (docs/models.md, "Checks before the first update").
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from sage_grpo.distributed.device import HOST
+from sage_grpo.distributed.device import HOST, median_seconds
 from sage_grpo.models.attention import attend
 
 SHAPE, SMALL = (1, 16, 20003, 128), (1, 2, 515, 32)  # batch, heads, tokens, width; the small one is for the host
@@ -33,7 +31,6 @@ SETTINGS = {  # what to write as tuning.attention
     "cuDNN": "_native_cudnn",
     **PACKAGES,
 }
-REPEATS = 5
 WORTH = 0.95  # of the time of torch's choice: less of a gain is not worth a setting
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
@@ -77,26 +74,12 @@ def compare(kernel: Attend, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
 
     try:
         without, again, gradient = ask(False), ask(False), ask(True)
-        seconds = {"forward": seconds_of(forward, q.device), "training": seconds_of(training, q.device)}
+        seconds = {"forward": median_seconds(forward, q.device), "training": median_seconds(training, q.device)}
     except RuntimeError as error:
         return {"equal": None, "why": str(error).splitlines()[0][:120]}
     off = ((gradient - without).float().norm() / without.float().norm()).item()
     same = {"equal": torch.equal(without, gradient), "steady": torch.equal(without, again)}
     return {**same, "deviation": off, "seconds": seconds}
-
-
-def seconds_of(act: Callable[[], None], device: torch.device) -> float:
-    """Return the median seconds of an act after a warm-up, with all its work on the device."""
-
-    def timed() -> float:
-        began = time.perf_counter()
-        act()
-        if device != HOST:
-            torch.accelerator.synchronize(device)
-        return time.perf_counter() - began
-
-    timed()
-    return median(timed() for _ in range(REPEATS))
 
 
 def fastest(rows: Sequence[Mapping[str, Any]], *, mask: bool = False) -> str | None:

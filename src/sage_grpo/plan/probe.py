@@ -83,12 +83,12 @@ def passes(model: VideoModel, config: RecipeConfig, depth: int | None) -> tuple[
     layout = config.parallel
     shape, policy = model.latent_shape(Prompt("")), config.policy
     example = None if model.blank_condition(1) else model.encode(config_prompts(config, 1))
-    for part, name in stacks(model) if depth else ():
-        parent, _, last = name.rpartition(".")
-        blocks = list(part.get_submodule(name).children())[
-            -(depth or 0) :
-        ]  # the last one may differ: it has frozen parts
-        setattr(part.get_submodule(parent), last, nn.ModuleList(blocks))
+    if depth is not None:
+        for part, name in stacks(model):
+            parent, _, last = name.rpartition(".")
+            blocks = list(part.get_submodule(name).children())
+            # those at the end, for the last one may differ: it has frozen parts
+            setattr(part.get_submodule(parent), last, nn.ModuleList(blocks[-depth:]))
     measured: Counter[str] = Counter()
 
     def count_tokens(block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from sage_grpo.core.protocols import Reward, VideoModel
 from sage_grpo.data.prompts import Prompts
 from sage_grpo.distributed.checkpoint import Saver, load_newest
 from sage_grpo.distributed.device import HOST, DeviceRandom, choose_device
-from sage_grpo.distributed.gpu_check import measure_speeds, slow_devices
+from sage_grpo.distributed.gpu_check import Speed, measure_speeds, slow_devices
 from sage_grpo.distributed.processes import join
 from sage_grpo.distributed.shard import base_weights
 from sage_grpo.distributed.watchdog import Watchdog
@@ -126,8 +126,8 @@ class Trainer:
             layout.processes, layout.sequence, layout.replicate, recipe.tuning.device, ring=layout.ring, minutes=minutes
         )
         self.main = self.processes is None or self.processes.main  # writes files and talks to people
-        if recipe.run.check_gpus:  # while they are empty
-            self._check_gpus(recipe, console or Console())
+        # while devices are empty
+        self._speeds = self._check_gpus(recipe, console or Console()) if recipe.run.check_gpus else []
         self.reward, recipe = self._rewards(rewards, recipe)
         self.config = recipe
         self.monitors = build.build_monitors(recipe) if self.main else None  # who writes the samples
@@ -157,18 +157,17 @@ class Trainer:
         self._check_groups()
         self._check_samples()
 
-    def _check_gpus(self, recipe: RecipeConfig, console: Console) -> None:
-        """Measure the devices of all processes; name those that the others would wait for."""
+    def _check_gpus(self, recipe: RecipeConfig, console: Console) -> list[Speed]:
+        """Measure the devices of all processes, and name those that the others would wait for."""
         device = self.processes.device if self.processes else choose_device(recipe.tuning.device)
         speeds = measure_speeds(self.processes, device)
-        if not self.main:
-            return
-        write_json(RunFolder(Path(recipe.run.out)).speeds, [asdict(speed) for speed in speeds])
-        slow = slow_devices(speeds)
-        usual = f"{median(speed.tflops for speed in speeds):.3g} TFLOP/s in the median"
-        console.print(f"devices: {len(speeds)} checked, {usual}, {len(slow)} slow", highlight=False)
-        for sentence in slow:
-            console.print(f"[yellow]slow:[/] {sentence}", highlight=False)
+        if self.main:
+            slow = slow_devices(speeds)
+            usual = f"{median(speed.tflops for speed in speeds):.3g} TFLOP/s in the median"
+            console.print(f"devices: {len(speeds)} checked, {usual}, {len(slow)} slow", highlight=False)
+            for sentence in slow:
+                console.print(f"[yellow]slow:[/] {sentence}", highlight=False)
+        return speeds
 
     def _rewards(
         self, rewards: Sequence[Reward | Callable[..., Any]] | None, recipe: RecipeConfig
@@ -323,6 +322,8 @@ class Trainer:
         secret = clean_settings(values) != values  # a recipe must be kept as it is, but need not be read by everyone
         atomic_write(self.files.part(RECIPE, number), dump_recipe(self.config).encode(), private=secret)
         write_json(self.files.part(ENVIRONMENT, number), describe_environment(), private=True)
+        if self._speeds:
+            write_json(self.files.speeds, [asdict(speed) for speed in self._speeds])
         self.files.end.unlink(missing_ok=True)  # of the part before: this one has not ended
 
     def _end(self, error: str | None = None) -> None:
