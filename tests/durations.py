@@ -3,9 +3,12 @@
 A thread looks at what the test is doing twenty times a second, in every worker of pytest-xdist.
 """
 
+import faulthandler
 import json
 import os
+import re
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
@@ -26,12 +29,8 @@ CAUSES = {  # by a part of a file's path, the first that is found from the inner
 }
 
 
-def cause(frame):
-    """What the code at `frame` spends its time on."""
-    names = []
-    while frame:
-        names.append(frame.f_code.co_filename)
-        frame = frame.f_back
+def cause(names):
+    """What a thread spends its time on; `names` are the files of its calls, the innermost first."""
     return next((found for part, found in CAUSES.items() if any(part in name for name in names)), "other")
 
 
@@ -39,14 +38,27 @@ class Sampler(threading.Thread):
     def __init__(self):
         super().__init__(daemon=True, name="durations")
         self.main, self.seconds = threading.main_thread().ident, Counter()
+        self.stacks = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the thread runs
+
+    def files(self):
+        """Return the files of the calls of the main thread.
+
+        faulthandler walks the stacks in one go. Python code that walks the frames of another thread is interrupted by
+        it, and once read a frame that was gone.
+        """
+        self.stacks.seek(0)
+        self.stacks.truncate()
+        faulthandler.dump_traceback(self.stacks)
+        self.stacks.seek(0)
+        _, _, stack = self.stacks.read().decode(errors="replace").partition(f"0x{self.main:016x} (most")
+        return re.findall(r'^  File "(.*)", line', stack.partition("\n\n")[0], re.MULTILINE)
 
     def run(self):
         last = time.monotonic()
         while True:
             time.sleep(EVERY)
             now = time.monotonic()
-            # the frame has no name here: it would keep what the test holds alive
-            self.seconds[cause(sys._current_frames().get(self.main))] += now - last
+            self.seconds[cause(self.files())] += now - last
             last = now
 
     def taken(self):

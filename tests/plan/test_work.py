@@ -12,8 +12,10 @@ from sage_grpo.config import load_recipe
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.models.hunyuan15 import HunyuanVideo15
 from sage_grpo.plan import probe as probing
-from sage_grpo.plan.estimate import alone
+from sage_grpo.plan.calibration import Calibration
+from sage_grpo.plan.estimate import alone, estimate
 from sage_grpo.plan.fake_tensors import imagine_weights, without_values
+from sage_grpo.plan.hardware import find_gpu
 from sage_grpo.plan.probe import passes, probe
 from sage_grpo.training import build
 from sweeps import further
@@ -45,6 +47,29 @@ def test_tokens_and_flops_of_hunyuanvideo(size, expected):
     assert tflop == pytest.approx(by_hand(tokens, HunyuanVideo15.typical_text), rel=0.005)
     assert tflop == pytest.approx(rough, rel=0.01)
     print(f"{size}: {tflop:.1f} TFLOP; with padding {by_hand(tokens, PADDING):.1f}")
+
+
+def test_flops_and_messages_of_an_iteration_are_those_counted_by_hand():
+    """HunyuanVideo-1.5, all weights on 64 GPUs, pairs share a video of 18,018 tokens; 20 steps, 19 are trained."""
+    plan = estimate(
+        load_recipe("hunyuan15-64gpu", ["gauge.every=0", "run.sample_every=0"]), find_gpu("h100-80g"), Calibration()
+    )
+    anchor = 19 * 0.9  # an update that begins with a renewal does not evaluate it
+    rounds, trained = 20 + anchor, 19  # passes without and with a gradient; both branches of a batch in one pass
+    videos, branches, weights = plan.config.policy.batch_size, 2, 8.29e9
+    text, width = HunyuanVideo15.typical_text, 2048
+    matrices = 54 * 2 * 12 * width**2 * (18_018 + 2 * text)  # both processes of a pair compute the text
+    attention = 54 * 4 * width * (18_018 + text) ** 2
+    # a trained pass: forward, again, and backward, which is two more for matrices and two and a half for attention
+    flops = 64 * branches * ((rounds + 4 * trained) * matrices + (rounds + 4.5 * trained) * attention)
+    # in each of 54 blocks: query, key, value and result of a process's half of the tokens, 2,048 wide, in bf16
+    tokens = 54 * 4 * videos * branches * 18_018 / 2 * 2048 * 2
+    found = {name: plan.moved[name] for name in ("weights", "gradients", "tokens")}
+    print(plan.flops / flops, found["tokens"] / (tokens * (rounds + 3 * trained)))
+    assert plan.flops == pytest.approx(flops, rel=0.02)  # decoding takes a hundredth more
+    assert found["weights"] == pytest.approx(2 * weights * (rounds + 2 * trained), rel=0.03)  # bf16, again for backward
+    assert found["gradients"] == pytest.approx(4 * weights * trained, rel=0.01)  # in float32
+    assert found["tokens"] == pytest.approx(tokens * (rounds + 3 * trained), rel=0.02)
 
 
 def test_cutting_padding_saves_a_tenth():

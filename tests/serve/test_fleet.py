@@ -58,6 +58,36 @@ def test_a_ray_that_fails_is_a_sentence(address, sentence, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
+def test_a_proxy_that_comes_late_is_waited_for(monkeypatch):
+    """Ray gives a proxy five seconds, which a busy machine does not keep: the command ended with a stack trace."""
+    late = [fleet.RayActorError(), TimeoutError("HTTP proxies not available after 60s.\nmore")]
+    calls = []
+
+    def start(**options):
+        calls.append(options)
+        if late:
+            raise late.pop()
+
+    monkeypatch.setattr(fleet.serve, "start", start)
+    config = FleetConfig(scorers=(ScorerConfig(type="motion"),), port=free_port())
+    fleet.start_proxies(config, everywhere=False, logging_config={})
+    assert [call["proxy_location"] for call in calls] == ["HeadOnly"] * 3
+    late.extend(TimeoutError("HTTP proxies not available after 60s.\nmore") for _ in range(9))
+    with pytest.raises(fleet.FleetError, match="after 3 tries: HTTP proxies not available") as caught:
+        fleet.start_proxies(config, everywhere=True, logging_config={})
+    assert "\n" not in str(caught.value)
+
+
+def test_rays_processes_know_how_long_a_proxy_may_take(running):
+    @fleet.ray.remote
+    def patience():
+        from ray.serve._private import constants
+
+        return constants.PROXY_READY_CHECK_TIMEOUT_S
+
+    assert fleet.ray.get(patience.remote()) == float(fleet.PATIENCE)
+
+
 @pytest.mark.parametrize("kind", chaos.KINDS)
 def test_faults(kind, running):
     """The command with 100 of each: `make fleet-chaos FAULTS=100`."""
@@ -90,7 +120,7 @@ def test_the_command_serves_what_its_file_names(tmp_path):
         finally:
             os.environ["SAGE_GRPO_TOKEN"] = chaos.TOKEN
             process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
     assert told["replicas"] == {"motion": 1, "sharpness": 1, "gate": 1}
 
 

@@ -90,11 +90,13 @@ class JointAttention:
             return x.view(*x.shape[:2], attn.heads, -1)
 
         exchange, text = self.exchange, encoder_hidden_states
+        value = heads(attn.to_v(hidden_states))
+        # Under autocast the norms compute in float32. Attention casts to the type of `value`, so messages may as well.
         query, key = (
-            apply_rotary_emb(norm(heads(project(hidden_states))), image_rotary_emb, sequence_dim=1)
+            apply_rotary_emb(norm(heads(project(hidden_states))), image_rotary_emb, sequence_dim=1).to(value.dtype)
             for project, norm in ((attn.to_q, attn.norm_q), (attn.to_k, attn.norm_k))
         )
-        video: tuple[Tensor, ...] = (query, key, heads(attn.to_v(hidden_states)))
+        video: tuple[Tensor, ...] = (query, key, value)
         words: tuple[Tensor, ...] = (
             attn.norm_added_q(heads(attn.add_q_proj(text))),
             attn.norm_added_k(heads(attn.add_k_proj(text))),

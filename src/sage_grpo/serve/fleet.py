@@ -27,6 +27,7 @@ from sage_grpo.training import build
 
 APPLICATION = "rewards"
 RESERVE = 100  # requests that a process has under way before others wait
+PATIENCE = "60"  # seconds in which a proxy must be ready; Ray's own 5 end it again and again on a busy machine
 
 
 class FleetError(UserError, RuntimeError):
@@ -158,6 +159,7 @@ def start(config: FleetConfig, address: str | None = None) -> str:
         check_port(config)
     logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", PATIENCE)  # processes of a Ray started here read it
     try:
         ray.init(
             address=address or "local",
@@ -175,16 +177,34 @@ def start(config: FleetConfig, address: str | None = None) -> str:
         raise FleetError(f"Ray does not start on this machine: {reason}; {fix}") from error
     check_room(config)
     quiet = {"log_level": "ERROR", "enable_access_log": False}
-    serve.start(
-        proxy_location="HeadOnly" if address is None else "EveryNode",
-        http_options=HTTPOptions(host=config.host, port=config.port, request_timeout_s=config.seconds + 10),
-        logging_config=quiet,
-    )
+    start_proxies(config, everywhere=address is not None, logging_config=quiet)
     try:
         serve.run(gate_deployment(config, token), name=APPLICATION, route_prefix="/", logging_config=quiet)
-    except RuntimeError as error:
+    except (RuntimeError, TimeoutError) as error:
         raise FleetError(f"the scorers do not start: {_last_words() or error}") from error
     return f"http://{config.host}:{config.port}"
+
+
+def start_proxies(config: FleetConfig, everywhere: bool, logging_config: dict[str, Any], tries: int = 3) -> None:
+    """Start Serve's controller and the processes that listen, on every machine of the cluster or on this one.
+
+    Ray waits a minute for them. Another try finds those that came up meanwhile.
+    """
+    for left in reversed(range(tries)):
+        try:
+            serve.start(
+                proxy_location="EveryNode" if everywhere else "HeadOnly",
+                http_options=HTTPOptions(host=config.host, port=config.port, request_timeout_s=config.seconds + 10),
+                logging_config=logging_config,
+            )
+            return
+        except (RayActorError, TimeoutError) as error:
+            if left == 0:
+                reason = next(iter(str(error).splitlines()), type(error).__name__)
+                raise FleetError(
+                    f"Ray Serve does not listen on {config.host}:{config.port} after {tries} tries: {reason}; is the "
+                    "machine busy? Look into /tmp/ray/session_latest/logs/serve"
+                ) from error
 
 
 def check_port(config: FleetConfig) -> None:

@@ -237,6 +237,8 @@ class Trainer:
         resumed = self._resume()
         if self.main:
             self._describe(resumed)
+            if self._speeds:
+                write_json(self.files.speeds, [asdict(speed) for speed in self._speeds])
         trackers: list[Tracker] = []
         if self.main:
             trackers = make_trackers(
@@ -322,8 +324,6 @@ class Trainer:
         secret = clean_settings(values) != values  # a recipe must be kept as it is, but need not be read by everyone
         atomic_write(self.files.part(RECIPE, number), dump_recipe(self.config).encode(), private=secret)
         write_json(self.files.part(ENVIRONMENT, number), describe_environment(), private=True)
-        if self._speeds:
-            write_json(self.files.speeds, [asdict(speed) for speed in self._speeds])
         self.files.end.unlink(missing_ok=True)  # of the part before: this one has not ended
 
     def _end(self, error: str | None = None) -> None:
