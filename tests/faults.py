@@ -83,7 +83,7 @@ FAULTS = (
           "interruptions.py", "waste = interval / 2 +", "waste = interval +",
           ("plan/test_time.py",)),
     Fault("rehearsal", "weights that stayed as they were count as changed",
-          "iterations.py", "(live[name].detach() - before).norm())) > 0]",
+          "worker.py", "(live[name].detach() - before).norm())) > 0]",
           "(live[name].detach() - before).norm())) >= 0]",
           ("rehearsal/test_rehearse.py::test_a_reward_that_is_always_the_same",)),
     Fault("report", "the pause before a resume is paid for as work",

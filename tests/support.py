@@ -6,6 +6,7 @@ import torch
 
 from gaussian_model import GaussianModel
 from sage_grpo.config import AlgorithmConfig, KLConfig, PolicyConfig, SamplingConfig
+from sage_grpo.core import loop as core
 from sage_grpo.core.loop import Callback, Loop
 from sage_grpo.core.protocols import Prompt, Reward, SingleProcess
 from sage_grpo.core.scores import Scores
@@ -63,7 +64,7 @@ def objective_config(name, *, seed=0, policy=None, sampling=None, kl=None):
     """The same for any objective, with what each of them needs."""
     cls = OBJECTIVES[name]
     policy = {"objective": name, "clip": None} | (policy or {})
-    if cls.noised:
+    if cls.renoised:
         policy = {"points": 3} | policy
         sampling = {"eta": 0, "shared_initial_noise": False} | (sampling or {})
     if cls.paired:
@@ -97,8 +98,8 @@ def perturbed(model, size=0.05):
 class Rank(SingleProcess):
     """One of several processes that never talk."""
 
-    def __init__(self, rank, world, place=0, sharers=1):
-        self.rank, self.world, self.place, self.sharers = rank, world, place, sharers
+    def __init__(self, replica, num_replicas, sp_rank=0, sp_size=1):
+        self.replica, self.num_replicas, self.sp_rank, self.sp_size = replica, num_replicas, sp_rank, sp_size
 
 
 class Trap:
@@ -109,3 +110,10 @@ class Trap:
 
     def __reduce__(self):
         return os.mkdir, (str(self.path),)
+
+
+def train(loop, paths, advantage, used):
+    """Train on a rollout with these advantages, as `Loop.iterate` does with its own."""
+    for batches, step in loop._updates(*loop.prepare(paths, advantage, used)):
+        parts = {"optimizer": loop.optimizer, "bank": loop.bank, "comm": loop.comm}
+        loop._after_update(core.update(loop.model, batches, step, loop.config, **parts))

@@ -17,7 +17,7 @@ RUNS = {
     "dual": ["seed=0"],
     "dual-1": ["seed=1"],
     "dual-2": ["seed=2"],
-    "unbound": ["seed=0", "kl.anchor=none", "kl.beta_velocity=0", "optimizer.lr=3e-3"],
+    "unbound": ["seed=0", "kl.anchor=none", "kl.old_weight=0", "optimizer.lr=3e-3"],
 }
 WIDTH = 1100
 

@@ -200,7 +200,7 @@ def _cells(frames: Frames, columns: int) -> list[tuple[int, Image.Image]]:
 def contact_sheet(
     path: Path, rows: Sequence[tuple[str, Frames | Tensor]], *, columns: int = 8, title: str = ""
 ) -> None:
-    """A PNG with one labelled row a video, time from left to right, the frame's number under each frame."""
+    """A PNG with one labelled row per video, time from left to right, the frame's number under each frame."""
     if not rows or columns < 1:
         raise ValueError(f"a contact sheet needs a video and a column; given {len(rows)} videos, columns={columns}")
     font, small, large = font_of(TEXT), font_of(TEXT - 3), font_of(TEXT + 4)

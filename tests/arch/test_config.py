@@ -28,7 +28,7 @@ def test_defaults_are_the_references():
     assert (config.sampling.kernel, config.sampling.steps, config.sampling.shift) == ("sage", 20, 5.0)
     assert (config.policy.num_generations, config.policy.advantage_limit) == (4, 5.0)
     assert chosen_objective(config) == Grpo(clip=1e-4, advantage_limit=5.0, reduction="mean")
-    assert (config.kl.ref_model_sync_steps, config.kl.beta_position, config.kl.beta_velocity) == (10, 1.0, 0.1)
+    assert (config.kl.ref_model_sync_steps, config.kl.anchor_weight, config.kl.old_weight) == (10, 1.0, 0.1)
     assert (config.kl.low, config.kl.high, config.kl.warmup) == (1e-7, 1e-5, 100)
 
 

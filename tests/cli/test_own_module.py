@@ -12,7 +12,7 @@ SCRIPT = Path(sys.executable).with_name("sage-grpo")
 
 def checked(folder, reward):
     """`train --check` of a recipe with that reward; nothing but the folder itself helps to find it."""
-    (folder / "recipe.yaml").write_text(f'rewards: [{{type: "{reward}"}}]\nkl: {{beta_velocity: 0}}\n')
+    (folder / "recipe.yaml").write_text(f'rewards: [{{type: "{reward}"}}]\nkl: {{old_weight: 0}}\n')
     done = subprocess.run(
         [SCRIPT, "train", "recipe.yaml", "--check"],
         cwd=folder,

@@ -133,7 +133,7 @@ def test_a_flag_that_drifts_is_seen():
         "model.guidance_gradient",
         "sampling.last_step",
         "sampling.shared_initial_noise",
-        "kl.velocity",
+        "kl.estimator",
         "kl.feedback",
         "kl.target",
         "optimizer.type",

@@ -8,7 +8,8 @@ import torch
 from gaussian_model import GaussianModel
 from sage_grpo.core.objectives import chosen_objective
 from sage_grpo.core.rollout import sample, velocity_at
-from sage_grpo.core.update import asked, terms
+from sage_grpo.core.selection import TrainBatch
+from sage_grpo.core.update import loss_inputs, trust_region
 from sage_grpo.math.equalizer import equalizer
 from sage_grpo.math.kernels import kernel_table
 from sage_grpo.math.schedule import sigma_schedule
@@ -27,7 +28,7 @@ def released_step(x, v, sigma, sigma_next):
 def each_step(kernel, objective_name="grpo"):
     """Of a rollout of one policy, seen by another: what the project says, and what the released formulas give."""
     config = make_config(
-        policy={"clip": None, "objective": objective_name}, kl={"velocity": "sampled"}, sampling={"kernel": kernel}
+        policy={"clip": None, "objective": objective_name}, kl={"estimator": "sampled"}, sampling={"kernel": kernel}
     )
     objective, table = chosen_objective(config), kernel_table(kernel, sigma_schedule(STEPS, SHIFT), ETA)
     keys = [("drawn", i) for i in range(8)]
@@ -35,13 +36,14 @@ def each_step(kernel, objective_name="grpo"):
     path = sample(old, numbered_prompts(0, 8), table, keys, keys)
     for step, point in path.points.items():
         v = velocity_at(new, point.x, point.sigma, path.condition).detach().requires_grad_()
-        t = terms(asked(path, step, v, torch.ones(8), point.stored), objective, config)
+        inputs = loss_inputs(TrainBatch(path, torch.ones(8), torch.ones(8)), step, v, point.stored)
+        policy, trust = objective.loss(inputs), trust_region(inputs, config)
         x, sigma, sigma_next = point.x.double(), point.sigma, table.sigma_next[step].item()
         old_mean, std = released_step(x, point.stored, sigma, sigma_next)
         mean, _ = released_step(x, v, sigma, sigma_next)
         following = old_mean + std * point.noise.double()
         old_log, log = (-((following - m) ** 2).flatten(1).mean(1) for m in (old_mean, mean))
-        yield t, v, log - old_log, (mean - old_mean).square().flatten(1).mean(1) / (2 * std**2)
+        yield policy, trust, v, log - old_log, (mean - old_mean).square().flatten(1).mean(1) / (2 * std**2)
 
 
 def close(found, expected):
@@ -53,11 +55,11 @@ def test_log_ratio_is_the_released_one(name):
     """At every step, with its gradient; the KL keeps 1/(2s²), as in the released code."""
     steps = list(each_step("cps_unscaled", name))
     assert len(steps) == STEPS - 1  # the last one has no noise
-    for t, v, log_ratio, kl in steps:
-        close(t.policy.log_ratio, log_ratio)
-        close(t.previous, -log_ratio)
-        close(t.position, kl)
-        ours, truth = (torch.autograd.grad(of.sum(), v, retain_graph=True)[0] for of in (t.policy.log_ratio, log_ratio))
+    for policy, trust, v, log_ratio, kl in steps:
+        close(policy.log_ratio, log_ratio)
+        close(trust.old, -log_ratio)
+        close(trust.anchor, kl)
+        ours, truth = (torch.autograd.grad(of.sum(), v, retain_graph=True)[0] for of in (policy.log_ratio, log_ratio))
         close(ours, truth)
 
 
@@ -76,5 +78,5 @@ def test_how_much_less_late_steps_weigh():
 
 def test_the_gaussian_form_is_another():
     """What the test above compares with tells the two forms apart."""
-    for t, _, log_ratio, _ in each_step("cps"):
-        assert not torch.allclose(t.policy.log_ratio, log_ratio, rtol=1e-3, atol=0)
+    for policy, _, _, log_ratio, _ in each_step("cps"):
+        assert not torch.allclose(policy.log_ratio, log_ratio, rtol=1e-3, atol=0)

@@ -8,11 +8,11 @@ import torch
 
 from gaussian_model import GaussianModel
 from sage_grpo.config import RecipeConfig
-from sage_grpo.core.anchors import OLD
 from sage_grpo.core.checks import SilentTraining
 from sage_grpo.core.loop import Callback
+from sage_grpo.core.objectives import OLD
 from sage_grpo.core.passes import forward_passes
-from sage_grpo.core.points import noise_levels
+from sage_grpo.core.renoise import noise_levels
 from sage_grpo.core.rollout import sample
 from sage_grpo.core.update import update
 from sage_grpo.math.kernels import kernel_table
@@ -29,7 +29,7 @@ from support import (
 )
 
 NAMES = sorted(OBJECTIVES)
-NOISED = [name for name in NAMES if OBJECTIVES[name].noised]
+NOISED = [name for name in NAMES if OBJECTIVES[name].renoised]
 
 
 @pytest.mark.parametrize("updates", [1, 2])
@@ -40,7 +40,7 @@ def test_nothing_has_moved_before_the_first_update(name, updates):
     loop.iterate()
     first = seen.updates[0]
     assert first.per_step["ratio"] == [1.0] * len(first.steps)
-    assert first.per_step["kl_previous"] == [0.0] * len(first.steps)
+    assert first.per_step["kl_old"] == [0.0] * len(first.steps)
     assert first.grad_norm > 0
     assert seen.metrics[0]["replay_deviation"] == 0.0
     assert [set(u.per_step["ratio"]) == {1.0} for u in seen.updates] == [True, False][:updates]
@@ -105,7 +105,7 @@ def test_passes_are_as_counted(name, updates, select):
         rows[loop.iteration] += len(args[0]) * (3 if torch.is_grad_enabled() else 1)
 
     loop, _ = make_loop(config, model=model)
-    loop._checked = True  # the gates ask once a run
+    loop._checked = True  # the gates inputs once per run
     model.module.register_forward_hook(count)
     loop.run(6)
     assert sum(rows.values()) / 6 == pytest.approx(forward_passes(recipe))
@@ -143,7 +143,7 @@ def test_points_are_videos_with_fresh_noise(monkeypatch):
         watch = Watch(monkeypatch)
         loop, _ = make_loop(objective_config("awm", policy={"batch_size": size}), comm=Rank(rank, world))
         rollouts = loop.rollout()
-        paths = loop._noised(rollouts.trajectories)
+        paths = loop._renoise(rollouts.trajectories)
         for path in paths:
             for point in path.points.values():  # a target of another scale would not be its noise
                 assert torch.equal(point.x, (1 - point.sigma) * path.x0 + point.sigma * point.noise)
@@ -217,7 +217,7 @@ def test_guidance_is_for_rollouts_where_videos_are_noised(name, monkeypatch):
     model.velocity = recorded
     loop, _ = make_loop(objective_config(name), model=model)
     loop.run(1)
-    trained = 1.0 if OBJECTIVES[name].noised else 3.0
+    trained = 1.0 if OBJECTIVES[name].renoised else 3.0
     assert set(watch.scales) == {trained}
     assert {scale for gradient, scale in asked if gradient} == {trained}
     assert asked[0] == (False, 3.0)
@@ -261,7 +261,7 @@ def test_pairs_need_whole_groups_on_a_rank():
 
 def test_averaged_anchor():
     """It moves by a part at every renewal, and is asked then."""
-    config = objective_config("awm", kl={"ref_model_sync_steps": 1, "decay": 0.9, "beta_velocity": 0.0})
+    config = objective_config("awm", kl={"ref_model_sync_steps": 1, "decay": 0.9, "old_weight": 0.0})
     loop, seen = make_loop(config, model=perturbed(GaussianModel()))
     history = [weights(loop)]
     for _ in range(4):
@@ -279,17 +279,17 @@ def planted(name, change):
 
     @dataclass(frozen=True, kw_only=True)
     class Planted(OBJECTIVES[name]):
-        def loss(self, ask):
-            return change(super().loss, ask)
+        def loss(self, inputs):
+            return change(super().loss, inputs)
 
     return Planted
 
 
 FAULTS = {
-    "the sign of the advantage": lambda loss, ask: loss(replace(ask, advantage=-ask.advantage)),
-    "the sign of the loss": lambda loss, ask: replace(loss(ask), value=-loss(ask).value),
-    "a loss that does not look at the advantage": lambda loss, ask: loss(replace(ask, advantage=ask.advantage.abs())),
-    "a detached velocity": lambda loss, ask: loss(replace(ask, velocity=ask.velocity.detach())),
+    "the sign of the advantage": lambda loss, x: loss(replace(x, advantage=-x.advantage)),
+    "the sign of the loss": lambda loss, x: replace(loss(x), value=-loss(x).value),
+    "a loss that does not look at the advantage": lambda loss, x: loss(replace(x, advantage=x.advantage.abs())),
+    "a detached velocity": lambda loss, x: loss(replace(x, velocity=x.velocity.detach())),
 }
 
 
@@ -302,10 +302,10 @@ def test_gate_refuses(name, fault, monkeypatch):
         loop.iterate()
 
 
-def upside_down(loss, ask):
+def upside_down(loss, inputs):
     """What comes of old and new in each other's place."""
-    told = loss(ask)
-    return Loss(-told.value, -told.log_ratio, told.held)
+    told = loss(inputs)
+    return Loss(-told.value, -told.log_ratio, told.clipped)
 
 
 @pytest.mark.parametrize("name", ["awm", "grpo"])

@@ -1,13 +1,15 @@
 """Passes that teach nothing are not made, and what is trained stays the same."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from gaussian_model import GaussianModel
 from sage_grpo.core import loop as module
+from sage_grpo.core.anchor import evaluated_places
 from sage_grpo.core.selection import best_and_worst
-from sage_grpo.core.update import anchored_places
-from support import make_config, make_loop, perturbed, weights
+from support import make_config, make_loop, perturbed, train, weights
 
 ADVANTAGE = torch.tensor([[1.0, -1.0, 0.5, -0.5], [0.0, 0.0, 0.0, 0.0], [2.0, 0.1, -0.1, -2.0]])
 USED = torch.ones(3, 4, dtype=torch.bool)
@@ -22,7 +24,7 @@ def trained(advantage=ADVANTAGE, used=USED, model=None, **sections):
     loop.optimizer = torch.optim.SGD(model.module.parameters(), lr=1.0)
     paths, before, rows = loop.rollout().trajectories, weights(loop), []
     model.module.register_forward_pre_hook(lambda _, x: rows.append(len(x[0])) if torch.is_grad_enabled() else None)
-    loop.learn(loop.prepare(paths, advantage, used))
+    train(loop, paths, advantage, used)
     return before - weights(loop), rows
 
 
@@ -57,7 +59,7 @@ def test_the_kl_holds_a_flat_group_unless_it_is_skipped():
         loop.bank.save("anchor")
         perturbed(model, 0.02)
         loop.updates, paths, before = 1, loop.rollout().trajectories, weights(loop)
-        loop.learn(loop.prepare(paths, torch.zeros(1, 4), torch.ones(1, 4, dtype=torch.bool)))
+        train(loop, paths, torch.zeros(1, 4), torch.ones(1, 4, dtype=torch.bool))
         return (before - weights(loop)).norm()
 
     assert pulled("train") > 0
@@ -99,10 +101,10 @@ def test_a_renewed_anchor_is_not_asked_and_the_weights_are_equal_to_the_bit(monk
         return weights(loop), asked.count(False)
 
     spared, fewer = run()
-    ask = module.update
+    update = module.update
 
-    def always(*args, anchored, **named):
-        return ask(*args, anchored=range(len(args[1][0].steps)), **named)
+    def always(model, batches, step, *rest, **named):
+        return update(model, batches, replace(step, anchor_places=range(len(batches[0].steps))), *rest, **named)
 
     monkeypatch.setattr(module, "update", always)
     full, more = run()
@@ -112,12 +114,12 @@ def test_a_renewed_anchor_is_not_asked_and_the_weights_are_equal_to_the_bit(monk
 
 def test_the_anchor_is_asked_at_a_share_of_the_steps():
     config = make_config(kl={"share": 0.3})
-    counts = [len(anchored_places(5, config, i)) for i in range(2000)]
+    counts = [len(evaluated_places(5, config, i)) for i in range(2000)]
     assert set(counts) == {1, 2}
     assert sum(counts) / 2000 == pytest.approx(1.5, abs=0.04)
-    alone = [len(anchored_places(1, config, i)) for i in range(2000)]
+    alone = [len(evaluated_places(1, config, i)) for i in range(2000)]
     assert sum(alone) / 2000 == pytest.approx(0.3, abs=0.04)
-    assert anchored_places(5, make_config(), 0) == [0, 1, 2, 3, 4]
+    assert evaluated_places(5, make_config(), 0) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.slow
@@ -136,7 +138,7 @@ def test_the_share_is_unbiased():
         loop.bank.save("anchor")
         perturbed(model, -0.02)
         loop.iteration = key
-        loop.learn(loop.prepare(paths, ADVANTAGE, USED))
+        train(loop, paths, ADVANTAGE, USED)
         return before - weights(loop)
 
     whole = gradient(1.0, 0)

@@ -52,7 +52,7 @@ class Loudness(Reward):
     def __init__(self):
         self.heard = []
 
-    def begin(self, videos, prompts):
+    def submit(self, videos, prompts):
         self.heard.append(videos)
         return lambda: Scores.of(videos.sound.double().flatten(1).mean(1, keepdim=True))
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sage_grpo.core.protocols import SingleProcess, Videos
-from sage_grpo.core.sampler import collected, dealt
+from sage_grpo.core.sampler import gather_videos, rank_indices
 from support import FunctionReward, Rank, make_config, make_loop, mean_brightness
 
 
@@ -34,7 +34,7 @@ def test_a_shared_video_is_decoded_and_scored_once(groupwise, batch, sharers):
 @pytest.mark.parametrize(("count", "world"), [(4, 1), (4, 2), (5, 2), (3, 8)])
 def test_samples_are_dealt_out(count, world):
     """As many passes on every rank, and each video from one of them."""
-    hands = [dealt(count, Rank(rank, world)) for rank in range(world)]
+    hands = [rank_indices(count, Rank(rank, world)) for rank in range(world)]
     assert {len(hand) for hand in hands} == {-(-count // world)}
     made = [Videos(torch.tensor(hand)[:, None], 24.0, torch.tensor(hand)[:, None] * 10.0) for hand in hands]
 
@@ -42,14 +42,14 @@ def test_samples_are_dealt_out(count, world):
         """Knows what the others hold."""
 
         def __init__(self):
-            self.world = world
+            self.num_replicas = world
 
-        def sent(self, x, rank):
+        def broadcast(self, x, replica):
             own = made[0].frames if x.dtype == torch.int64 else made[0].sound
-            theirs = made[rank].frames if x.dtype == torch.int64 else made[rank].sound
+            theirs = made[replica].frames if x.dtype == torch.int64 else made[replica].sound
             return theirs[int((own == x).nonzero()[0, 0])]
 
-    videos = collected(made[0], count, Told(), keep=True)
+    videos = gather_videos(made[0], count, Told(), keep=True)
     assert videos.frames.flatten().tolist() == list(range(count))
     assert videos.sound.flatten().tolist() == [10.0 * i for i in range(count)]
-    assert collected(made[0], count, Told(), keep=False) is None
+    assert gather_videos(made[0], count, Told(), keep=False) is None

@@ -13,7 +13,7 @@ from sage_grpo.core.protocols import Reward
 from sage_grpo.core.scores import Scores
 from sage_grpo.core.update import trained_steps
 from sage_grpo.math.gaussian import log_ratio
-from sage_grpo.math.loss import surrogate
+from sage_grpo.math.objectives.grpo import surrogate
 from support import Recorder, make_config, make_loop, mean_brightness, perturbed, weights
 
 
@@ -55,7 +55,7 @@ def test_replay_is_exact_before_the_first_update(make, dtype):
     first = seen.updates[0]
     assert first.per_step["log_ratio_sq"] == [0.0] * len(first.steps)
     assert first.per_step["ratio"] == [1.0] * len(first.steps)
-    assert first.per_step["kl_previous"] == [0.0] * len(first.steps)
+    assert first.per_step["kl_old"] == [0.0] * len(first.steps)
     assert first.grad_norm > 0  # exact, and yet it learns
 
 
@@ -142,7 +142,7 @@ def test_accumulated_gradient_equals_the_whole_batch(batch_size):
 def test_gradient_equals_an_independent_implementation():
     """Autograd through torch.distributions, sample by sample, with the objective written out again."""
     model = perturbed(GaussianModel())
-    config = make_config(policy={"max_grad_norm": 1e9}, kl={"anchor": "fixed", "high": 0.3, "beta_velocity": 0.5})
+    config = make_config(policy={"max_grad_norm": 1e9}, kl={"anchor": "fixed", "high": 0.3, "old_weight": 0.5})
     loop, seen = make_loop(config, model=model)
     loop.optimizer = torch.optim.SGD(model.module.parameters(), lr=1.0)
     before = weights(loop)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gaussian_model import GaussianModel
-from support import Rank, make_config, make_loop, perturbed, weights
+from support import Rank, make_config, make_loop, perturbed, train, weights
 
 
 def test_windows_are_shared_and_move():
@@ -120,7 +120,7 @@ def test_the_gradient_of_mixed_windows_is_the_mean_of_theirs():
         used = torch.zeros(2, 4, dtype=torch.bool)
         used[list(prompts)] = True
         before = weights(loop)
-        loop.learn(loop.prepare(paths, advantage, used))
+        train(loop, paths, advantage, used)
         return before - weights(loop)
 
     both, first, second = gradient(0, 1), gradient(0), gradient(1)

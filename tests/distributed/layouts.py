@@ -78,7 +78,7 @@ def plan_layout(
     samples, plans, sizes = [], [], []
     for rank in range(processes):
         with pretend(processes, sequence, replicate, rank) as other:
-            samples.append(my_samples(rollouts, other.world, other.rank))
+            samples.append(my_samples(rollouts, other.num_replicas, other.replica))
             parts = {
                 alike: _stand_in(alike, other.weights_mesh)
                 for alike in {*saved, *(a for c in held.values() for a in c)}

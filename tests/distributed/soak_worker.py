@@ -46,7 +46,7 @@ class Witness(Callback):
         self.tell("resumed", at=loop.iteration, rows=steps == list(range(1, loop.iteration + 1)), **self.before)
 
     def on_rollout(self, loop, rollouts, scores, valid):
-        mine = list(my_samples(loop.config.rollouts, loop.comm.world, loop.comm.rank))
+        mine = list(my_samples(loop.config.rollouts, loop.comm.num_replicas, loop.comm.replica))
         videos = torch.cat([batch.frames for batch in rollouts.videos])
         should = expected(videos, rollouts.prompts, self.seed)
         values, ok = scores[mine], valid[mine]

@@ -17,7 +17,7 @@ from sage_grpo.distributed.checkpoint import (
     load_newest,
     step_name,
 )
-from sage_grpo.distributed.index import from_json
+from sage_grpo.distributed.checkpoint_index import from_json
 from sage_grpo.distributed.storage import Storage, StorageError
 from support import Trap
 

@@ -23,7 +23,7 @@ LIMIT = 10.0  # seconds
 PLACES = {
     "rollout": (Loop, "rollout"),
     "scoring": (Loop, "score"),
-    "update": (Loop, "learn"),
+    "update": (Loop, "_after_update"),
     "save": (Save, "write"),
     "sample": (Samples, "write"),
 }

@@ -12,8 +12,8 @@ from distributed.launcher import environment, torchrun
 from distributed.sequence_worker import PICTURES
 from sage_grpo import registry
 from sage_grpo.config import ConfigError, load_recipe
+from sage_grpo.models.context_parallel import check_sharing, share_by_plan
 from sage_grpo.models.loading import ModelError
-from sage_grpo.models.shared_tokens import check_sharing, share_by_plan
 from sage_grpo.models.wan import Wan
 from tiny_models import tiny_model
 

@@ -67,7 +67,7 @@ class Drawn(Callback):
         self.texts, self.noise, self.scores = [], [], []
 
     def on_rollout(self, loop, rollouts, scores, valid):
-        if loop.objective.noised:
+        if loop.objective.renoised:
             self.noise.append(loop.comm.gather(torch.cat([t.x0 for t in rollouts.trajectories])))
         else:
             first, second = zip(*(list(t.points.values())[:2] for t in rollouts.trajectories), strict=True)

@@ -16,11 +16,22 @@ import torch
 from rich.console import Console
 from safetensors import safe_open
 
-RUNS = {
-    "laboratory, 20 iterations": [
-        ["train", "lab", "run.iterations=20", "run.out={out}/run", "run.sample_every=0", "run.trackers=[]"],
+
+def laboratory(iterations: int, *settings: str) -> list[list[str]]:
+    """Return the commands of a run of the laboratory."""
+    quiet = ["run.sample_every=0", "run.trackers=[]"]
+    return [
+        ["train", "lab", f"run.iterations={iterations}", "run.out={out}/run", *quiet, *settings],
         ["export", "{out}/run", "--out", "{out}/export"],
-    ],
+    ]
+
+
+RENOISED = ("policy.points=4", "sampling.eta=0", "sampling.shared_initial_noise=false", "policy.clip=null")
+RUNS = {
+    "laboratory, 20 iterations": laboratory(20),
+    "trained by awm, on renoised videos": laboratory(3, "policy.objective=awm", *RENOISED),
+    "trained by nft, whose rollouts an average makes": laboratory(3, "policy.objective=nft", *RENOISED),
+    "trained by dpo, on pairs": laboratory(3, "policy.objective=dpo", *RENOISED, "policy.select=1", "kl.anchor=fixed"),
     "tiny Wan, LoRA, one process": [["rehearse", "wan-1.3b-24gb-lora", "--processes", "1", "--out", "{out}"]],
     "tiny HunyuanVideo-1.5, LoRA, two processes": [
         ["rehearse", "hunyuan15-8gpu-lora", "--processes", "2", "--out", "{out}"]

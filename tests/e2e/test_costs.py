@@ -13,7 +13,7 @@ from sage_grpo.models import contract
 from sage_grpo.models.hunyuan15 import HunyuanVideo15
 from sage_grpo.models.wan import Wan
 from sage_grpo.weights.prepare import make_bank
-from support import make_config, make_loop
+from support import make_config, make_loop, train
 from sweeps import further
 from tiny_models import disturb, tiny_model
 
@@ -32,10 +32,10 @@ def started_loop(model, steps=8, policy=None, kl=None):
 
 
 def count_passes(loop):
-    """Transformer passes a video: without gradient in rollout and anchor, with gradient, and their backward passes."""
+    """Transformer passes per video: without gradient in rollout and anchor, with gradient, and backward."""
     counts, training = {"rollout": 0, "anchor": 0, "forward": 0, "backward": 0}, []
-    inner = loop.learn
-    loop.learn = lambda *args: (training.append(True), inner(*args))[1]
+    inner = loop.prepare
+    loop.prepare = lambda *args: (training.append(True), inner(*args))[1]
 
     def seen(module, args, kwargs, out):
         rows = len(kwargs["hidden_states"])
@@ -83,9 +83,7 @@ def test_trust_region_costs_almost_no_memory(recompute):
         held += [t for state in loop.optimizer.state.values() for t in state.values()]
         held += [t for r in rollouts.trajectories for p in r.points.values() for t in (p.x, p.velocity, p.noise)]
         with PeakMemory() as memory:
-            loop.learn(
-                loop.prepare(rollouts.trajectories, torch.tensor([[1.0, -1.0]]), torch.ones(1, 2, dtype=torch.bool))
-            )
+            train(loop, rollouts.trajectories, torch.tensor([[1.0, -1.0]]), torch.ones(1, 2, dtype=torch.bool))
         peaks[kind] = memory.peak + sum(t.nbytes for t in held)
     ratio = peaks["dual"] / peaks["none"]
     print(f"peak memory of an update with moving anchor and dual KL: ×{ratio:.4f} of one without KL")

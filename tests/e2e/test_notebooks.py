@@ -73,7 +73,7 @@ def test_your_own_model(tmp_path):
 def test_reading_a_run(tmp_path):
     what = (
         "{'alarms': [sorted({a.measure for a in alarms_of(run)}) for run in runs], 'size': page.stat().st_size, "
-        "'columns': {k: [run.column(k).tolist() for run in runs] for k in ('reward/mean', 'approx_kl', 'clip_frac')}}"
+        "'columns': {k: [run.column(k).tolist() for run in runs] for k in ('reward/mean', 'kl/penalty', 'clip_frac')}}"
     )
     seen = values("reading-a-run", tmp_path, what)
     quiet, ringing = seen["alarms"]
@@ -82,7 +82,7 @@ def test_reading_a_run(tmp_path):
     steady, wild = seen["columns"]["reward/mean"]
     assert sum(steady[-5:]) / 5 > steady[0] + 0.3
     assert min(wild[1:3]) < wild[0] - 1
-    for key in ("approx_kl", "clip_frac"):  # what the text says of both
+    for key in ("kl/penalty", "clip_frac"):  # what the text says of both
         low, high = seen["columns"][key]
         assert sum(high) > 2 * sum(low)
     assert seen["size"] > 100_000

@@ -29,11 +29,11 @@ ITERATIONS = 36
 WEIGHT = 0.1
 LEVELS = (1.0, 4.0)  # rewards above the start at which distances are compared
 STRATEGIES = {
-    "none": KLConfig(anchor="none", beta_velocity=0),
-    "fixed": KLConfig(anchor="fixed", beta_velocity=0, warmup=0, high=WEIGHT),
-    "step": KLConfig(anchor="none", beta_velocity=1, warmup=0, high=WEIGHT),
-    "moving": KLConfig(anchor="moving", beta_velocity=0, warmup=0, high=WEIGHT),
-    "dual": KLConfig(anchor="moving", beta_velocity=1, warmup=0, high=WEIGHT),
+    "none": KLConfig(anchor="none", old_weight=0),
+    "fixed": KLConfig(anchor="fixed", old_weight=0, warmup=0, high=WEIGHT),
+    "step": KLConfig(anchor="none", old_weight=1, warmup=0, high=WEIGHT),
+    "moving": KLConfig(anchor="moving", old_weight=0, warmup=0, high=WEIGHT),
+    "dual": KLConfig(anchor="moving", old_weight=1, warmup=0, high=WEIGHT),
 }
 
 

@@ -149,7 +149,7 @@ class Louder(SoundScorer):
 
     names, groupwise = ("louder",), True
 
-    def begin(self, videos, prompts):
+    def submit(self, videos, prompts):
         loud = torch.zeros(len(videos)) if videos.sound is None else videos.sound.abs().mean((1, 2))
         values = (loud - loud.max()).double()[:, None]
         return lambda: Scores(values, torch.full_like(values, videos.sound is not None, dtype=torch.bool))

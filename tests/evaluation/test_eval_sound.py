@@ -110,7 +110,7 @@ def test_those_that_do_not_hear_are_given_frames_alone(whole, made):
 
 
 def test_the_mean_is_that_of_the_videos_as_they_were_made(whole, made):
-    scores = [SynchronyReward().begin(videos, [Prompt("")])().values.item() for videos in made.values()]
+    scores = [SynchronyReward().submit(videos, [Prompt("")])().values.item() for videos in made.values()]
     mean = whole[1]["means"]["base"]["synchrony"]
     assert (mean["videos"], mean["masked"]) == (4, 0)
     assert mean["mean"] == pytest.approx(np.mean(scores), abs=1e-12)

@@ -93,7 +93,7 @@ def counted(config, iterations):
     counter = PassCounter(model.module)
     still = torch.optim.SGD(model.module.parameters(), lr=0.0)
     loop = Loop(model, reward, open_prompts(all_prompts()), config, still)
-    loop._checked = True  # the gate looks once a run
+    loop._checked = True  # the gate looks once per run
     loop.run(iterations)
     return counter.passes
 

@@ -20,7 +20,7 @@ def recorded():
 
 def run_with(kls):
     """A run of `lab-paper`, two updates an iteration, with these KLs."""
-    curves = {"approx_kl": [[n + 1, kl] for n, kl in enumerate(kls)], "kl_weight": [[len(kls), 2.0]]}
+    curves = {"kl/penalty": [[n + 1, kl] for n, kl in enumerate(kls)], "kl_weight": [[len(kls), 2.0]]}
     return {"name": "proportional-below", "seed": 0, "iterations": len(kls), "curves": curves}
 
 

@@ -279,7 +279,7 @@ def test_passes_are_counted_right():
         model.module.register_forward_hook(passed)
         optimizer = torch.optim.SGD(model.module.parameters(), lr=0.0)
         loop = Loop(model, reward, open_prompts(all_prompts()), config, optimizer)
-        loop._checked = True  # the gate looks once a run, not once an iteration
+        loop._checked = True  # the gate looks once per run, not once per iteration
         loop.bank.save("anchor")
         loop.updates = 1  # in the update that begins with its renewal the anchor is not asked
         loop.iterate()

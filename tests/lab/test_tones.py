@@ -33,7 +33,7 @@ def clips(count, seed=0):
 
 def score(frames, sound):
     videos = Videos(frames, tones.FRAME_RATE, sound, tones.SAMPLE_RATE)
-    return TonesReward().begin(videos, [Prompt("a red circle moving up")] * len(frames))()
+    return TonesReward().submit(videos, [Prompt("a red circle moving up")] * len(frames))()
 
 
 def test_what_is_higher_sounds_higher():

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from sage_grpo.math.controller import KLRule, initial_weight, next_weight
 from sage_grpo.math.equalizer import equalizer, gradient_scale
 from sage_grpo.math.kernels import kernel_table
-from sage_grpo.math.loss import clipped, dual_kl, surrogate
+from sage_grpo.math.loss import dual_kl
+from sage_grpo.math.objectives.grpo import clip_mask, surrogate
 from sage_grpo.math.schedule import sigma_schedule, stochastic_window
 
 
@@ -25,7 +26,7 @@ def test_surrogate_is_the_ppo_clip(value, advantage, clip):
     log_ratio = torch.tensor([value], dtype=torch.float64, requires_grad=True)
     loss = surrogate(log_ratio, torch.tensor([advantage], dtype=torch.float64), clip)
     (gradient,) = torch.autograd.grad(loss.sum(), log_ratio)
-    held = clipped(log_ratio, torch.tensor([advantage]), clip).item()
+    held = clip_mask(log_ratio, torch.tensor([advantage]), clip).item()
     ratio = log_ratio.detach().exp().item()
     if held:
         assert gradient.item() == 0
@@ -38,7 +39,7 @@ def test_surrogate_is_the_ppo_clip(value, advantage, clip):
 def test_clip_of_1e_5_sees_ratios_that_float32_cannot():
     """1 + 1e-5 ± 1e-8 is the same float32; the clip must still tell them apart."""
     log_ratio = torch.log1p(torch.tensor([0.999e-5, 1.001e-5], dtype=torch.float64)).float()
-    assert clipped(log_ratio, torch.ones(2), 1e-5).tolist() == [False, True]
+    assert clip_mask(log_ratio, torch.ones(2), 1e-5).tolist() == [False, True]
 
 
 def test_dual_kl_weights_both_terms():

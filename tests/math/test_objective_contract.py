@@ -21,18 +21,18 @@ def test_built_in(name):
 
 def changed(**parts):
     """Of a loss, by functions of it."""
-    return lambda loss, ask: replace(told := loss(ask), **{name: f(told) for name, f in parts.items()})
+    return lambda loss, inputs: replace(told := loss(inputs), **{name: f(told) for name, f in parts.items()})
 
 
 FAULTS = {
-    "sign of the advantage": lambda loss, ask: loss(replace(ask, advantage=-ask.advantage)),
+    "sign of the advantage": lambda loss, inputs: loss(replace(inputs, advantage=-inputs.advantage)),
     "is not 0": changed(log_ratio=lambda told: told.log_ratio + 1e-9),
     "upside down": changed(log_ratio=lambda told: -told.log_ratio),
     "has no gradient": changed(value=lambda told: told.value.detach()),
-    "one number a video": changed(log_ratio=lambda told: told.log_ratio.mean()),
-    "differs when it is asked again": changed(value=lambda told: told.value + 1e-3 * torch.rand(())),
+    "one number per video": changed(log_ratio=lambda told: told.log_ratio.mean()),
+    "differs when it is computed again": changed(value=lambda told: told.value + 1e-3 * torch.rand(())),
     "finite": changed(value=lambda told: told.value.float()),
-    "videos that are held": changed(held=lambda told: torch.ones_like(told.held)),
+    "videos that are clipped": changed(clipped=lambda loss: torch.ones_like(loss.clipped)),
 }
 
 
@@ -41,8 +41,8 @@ FAULTS = {
 def test_faults(name, sentence):
     @dataclass(frozen=True, kw_only=True)
     class Planted(OBJECTIVES[name]):
-        def loss(self, ask):
-            return FAULTS[sentence](super().loss, ask)
+        def loss(self, inputs):
+            return FAULTS[sentence](super().loss, inputs)
 
     with pytest.raises(ValueError, match=rf"^Planted: .*{sentence}"):
         check_objective(Planted())

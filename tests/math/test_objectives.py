@@ -11,7 +11,7 @@ from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.objectives import chosen_objective
 from sage_grpo.math.equalizer import equalizer
 from sage_grpo.math.kernels import kernel_table
-from sage_grpo.math.objectives import OBJECTIVES, Ask
+from sage_grpo.math.objectives import OBJECTIVES, LossInputs
 from sage_grpo.math.schedule import sigma_schedule
 
 VIDEOS, SHAPE = 12, (3, 4, 5)
@@ -41,16 +41,16 @@ def drawn(seed, spread, scale=1.0):
     return Drawn(v, old, anchor, 0.7, noise, clean, scale * rng.standard_normal(VIDEOS), -0.13, -0.9)
 
 
-def asked(d):
+def inputs_of(d):
     rows = {name: torch.from_numpy(x).reshape(VIDEOS, *SHAPE) for name, x in d._asdict().items() if np.ndim(x) == 2}
     v = rows.pop("v").requires_grad_(True)
-    return Ask(velocity=v, **rows, sigma=d.sigma, advantage=torch.from_numpy(d.advantage), b=d.b, k=d.k)
+    return LossInputs(velocity=v, **rows, sigma=d.sigma, advantage=torch.from_numpy(d.advantage), b=d.b, k=d.k)
 
 
 def objective(name, **settings):
     """As a recipe would have it, with what the others need."""
     policy, sampling = {"objective": name, **settings}, {}
-    if OBJECTIVES[name].noised:
+    if OBJECTIVES[name].renoised:
         policy |= {"points": 4}
         sampling = {"eta": 0, "shared_initial_noise": False}
     if OBJECTIVES[name].paired:
@@ -136,13 +136,13 @@ SPREADS = (0.0, 1e-6, 1e-3, 0.3)
 
 def test_every_objective_has_one():
     assert set(BY_HAND) == set(OBJECTIVES) == {*ON_STEPS, *NOISED}
-    assert {name for name, cls in OBJECTIVES.items() if cls.noised} == set(NOISED)
+    assert {name for name, cls in OBJECTIVES.items() if cls.renoised} == set(NOISED)
 
 
 def value_and_gradient(name, d, **settings):
-    ask = asked(d)
-    loss = objective(name, **settings).loss(ask)
-    (gradient,) = torch.autograd.grad(loss.value.sum(), ask.velocity)
+    inputs = inputs_of(d)
+    loss = objective(name, **settings).loss(inputs)
+    (gradient,) = torch.autograd.grad(loss.value.sum(), inputs.velocity)
     return loss, gradient.reshape(VIDEOS, SIZE).numpy()
 
 
@@ -156,7 +156,7 @@ def test_value_and_gradient(name, spread):
     assert loss.value.detach().numpy() == pytest.approx(value, rel=1e-10, abs=1e-12)
     assert gradient == pytest.approx(slope, rel=1e-10, abs=1e-14)
     sizes = np.linalg.norm(slope, axis=1)
-    assert torch.equal(loss.held, torch.from_numpy(sizes == 0)) or name == "dpo"  # sigmoid's tail rounds to 0
+    assert torch.equal(loss.clipped, torch.from_numpy(sizes == 0)) or name == "dpo"  # sigmoid's tail rounds to 0
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_some_videos_are_held_and_some_are_not():
     """Or the tests above would see one side only."""
     for name in (*ON_STEPS, "awm"):
         settings = {"clip": 0.02} if name == "awm" else {}
-        held = [objective(name, **settings).loss(asked(drawn(3, spread))).held for spread in SPREADS]
+        held = [objective(name, **settings).loss(inputs_of(drawn(3, spread))).clipped for spread in SPREADS]
         assert not held[0].any(), name
         assert 0 < held[-1].sum() < VIDEOS, name
 
@@ -216,9 +216,9 @@ def test_nft_at_the_old_policy_is_awm_with_an_adaptive_weight(beta):
 @pytest.mark.parametrize("name", BY_HAND)
 def test_log_ratio_is_0_at_the_old_policy(name):
     """To the bit, in single precision too."""
-    ask = asked(drawn(9, 0.0))
-    single = {k: x.float() if isinstance(x, torch.Tensor) else x for k, x in vars(ask).items()}
-    for told in (ask, Ask(**single)):
+    inputs = inputs_of(drawn(9, 0.0))
+    single = {k: x.float() if isinstance(x, torch.Tensor) else x for k, x in vars(inputs).items()}
+    for told in (inputs, LossInputs(**single)):
         assert not objective(name).loss(told).log_ratio.any()
 
 
@@ -250,10 +250,10 @@ def test_dppo_is_grpo_to_the_bit_where_the_policy_is_the_old_one():
     found = {}
     for name in ("grpo", "dppo"):
         leaf = v.clone().requires_grad_()
-        ask = Ask(leaf, v.clone(), None, 0.6, noise, clean, advantage, b=-0.1, k=-0.8)
-        loss = objective(name).loss(ask)
+        inputs = LossInputs(leaf, v.clone(), None, 0.6, noise, clean, advantage, b=-0.1, k=-0.8)
+        loss = objective(name).loss(inputs)
         loss.value.sum().backward()
-        found[name] = (loss.value.detach(), leaf.grad, loss.held)
+        found[name] = (loss.value.detach(), leaf.grad, loss.clipped)
     assert all(torch.equal(a, b) for a, b in zip(*found.values(), strict=True))
     assert found["grpo"][1].any()
 

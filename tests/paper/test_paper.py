@@ -39,7 +39,7 @@ def test_table_2_is_the_papers_grid(base):
         setting, method, kernel, equalizer, anchor, velocity = row
         assert (run.setting, run.method) == (setting, method)
         assert (recipe.sampling.kernel, recipe.policy.equalizer) == (kernel, equalizer)
-        assert (recipe.kl.anchor, recipe.kl.beta_velocity) == (anchor, velocity)
+        assert (recipe.kl.anchor, recipe.kl.old_weight) == (anchor, velocity)
         assert recipe.policy.reward_weights == {"A": (1, 1, 1), "B": (0.5, 0.5, 1)}[setting]
     names = [run.name for run in found.runs]
     assert len(set(names)) == 18

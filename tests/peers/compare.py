@@ -172,7 +172,7 @@ def table(rows):
     """In Markdown, as the documentation shows it."""
     titles = (
         "framework",
-        "CPU seconds an iteration (mean)",
+        "CPU seconds per iteration (mean)",
         "ours / theirs",
         "passes alone",
         "iteration / passes",

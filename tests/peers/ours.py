@@ -40,7 +40,7 @@ def recipe(checkpoint, prompts, folder, guidance, *, extras=False):
             "equalizer": False,
             "permute_timesteps": False,
         },
-        "kl": {"anchor": "fixed", "beta_velocity": 0.0, "low": 0.0, "high": work.KL, "warmup": 0},
+        "kl": {"anchor": "fixed", "old_weight": 0.0, "low": 0.0, "high": work.KL, "warmup": 0},
         "tuning": {
             "mode": "lora",
             "rank": work.RANK,

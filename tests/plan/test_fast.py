@@ -26,7 +26,7 @@ GPU = {"wan-1.3b-24gb-lora-fast": "rtx4090-24g"}
 ONE = {"size": 1, "start": "progressive", "every": 1}
 HALF = ONE | {"range": [0, 0.5]}
 SECOND = {"steps": 10, "order": 2, "window": ONE}
-ROWS = [  # sampling, guidance, iterations, passes a video
+ROWS = [  # sampling, guidance, iterations, passes per video
     ({}, 7.0, 1, 230),
     ({"window": {"size": 4, "start": 0}}, 7.0, 1, 80),
     ({"window": {"size": 2, "start": 0}}, 7.0, 1, 60),

@@ -99,8 +99,8 @@ def assert_passes_are_not_waited_for(report):
     after = {f"core/update.py:{number}" for number in range(end, first + len(lines))}
     rows = [row for row in report["rows"] if row["phase"] == "update" and row["kind"] in ("wait", "to host")]
     seldom = (
-        "core/selection.py:",  # once an iteration, before the first update
-        "distributed/processes.py:",  # rewards of all processes, once an iteration
+        "core/selection.py:",  # once per iteration, before the first update
+        "distributed/processes.py:",  # rewards of all processes, once per iteration
         "weights/lora_bank.py:",  # where the anchor is renewed
         "models/wan.py:",  # with two experts: which one takes these noise levels
     )

@@ -29,7 +29,7 @@ CASES = [
 
 def settings_for(name):
     found = [f"policy.objective={name}", "policy.clip=null", "policy.num_generations=4"]
-    if OBJECTIVES[name].noised:
+    if OBJECTIVES[name].renoised:
         found += ["policy.points=2", "sampling.eta=0", "sampling.shared_initial_noise=false"]
     if OBJECTIVES[name].paired:
         found += ["policy.select=1", "policy.batch_size=2"]

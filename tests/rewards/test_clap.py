@@ -43,7 +43,7 @@ def siren(seconds, rate=RATE):
 def scored(reward, wave, prompt="a siren", rate=RATE):
     prompt = prompt if isinstance(prompt, Prompt) else Prompt(prompt)
     videos = Videos(torch.zeros(1, 2, 4, 4, 3, dtype=torch.uint8), 8.0, wave[None], rate)
-    scores = reward.begin(videos, [prompt])()
+    scores = reward.submit(videos, [prompt])()
     assert scores.valid.all(), reward.reasons
     return scores.values.item()
 
@@ -113,7 +113,7 @@ def test_text_matters_and_a_column_says_how_it_should_sound(folder, reward):
 
 def test_without_sound_it_is_masked_and_silence_is_scored(reward):
     frames, prompts = torch.zeros(1, 2, 4, 4, 3, dtype=torch.uint8), [Prompt("a siren")]
-    assert not reward.begin(Videos(frames, 8.0), prompts)().valid.any()
+    assert not reward.submit(Videos(frames, 8.0), prompts)().valid.any()
     assert reward.reasons == {0: "it has no sound"}
     assert math.isfinite(scored(reward, torch.zeros(1, RATE)))
 

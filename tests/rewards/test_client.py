@@ -36,7 +36,7 @@ def test_a_server_that_comes_back_is_waited_for():
     Server.faults, Server.token = [], None
     port = free_port()
     reward = HttpReward(f"http://127.0.0.1:{port}", NAMES, retries=0, deadline=60)
-    ask = reward.begin(Videos(VIDEOS), PROMPTS)
+    ask = reward.submit(Videos(VIDEOS), PROMPTS)
     time.sleep(1.0)
     server = ThreadingHTTPServer(("127.0.0.1", port), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -135,7 +135,7 @@ def test_an_open_breaker_lets_one_through_at_a_time():
 
 def test_a_refusal_is_raised_where_scores_are_asked_for(url, monkeypatch):  # noqa: F811
     Server.token = "secret"
-    ask = HttpReward(url, NAMES).begin(Videos(VIDEOS), PROMPTS)
+    ask = HttpReward(url, NAMES).submit(Videos(VIDEOS), PROMPTS)
     with pytest.raises(RewardError, match="refused with 401"):
         ask()
 
@@ -178,9 +178,9 @@ class Elsewhere(Reward):
         self.groupwise, self.log = groupwise, []
 
     def score(self, videos, prompts):
-        return self.begin(Videos(videos), prompts)()
+        return self.submit(Videos(videos), prompts)()
 
-    def begin(self, videos, prompts):
+    def submit(self, videos, prompts):
         self.log.append(("begun", len(videos)))
         done = Future()
         done.set_result(Scores(mean_brightness(videos.frames)[:, None], torch.ones(len(videos), 1, dtype=torch.bool)))
@@ -224,7 +224,7 @@ def test_scoring_begins_while_videos_are_made_and_changes_nothing(groupwise, bat
 
 def test_rows_that_one_batch_lacks_and_another_has_are_an_error():
     class Shifting(Elsewhere):
-        def begin(self, videos, prompts):
+        def submit(self, videos, prompts):
             self.log.append(1)
             count = len(videos) + (1 if len(self.log) == 1 else -1 if len(self.log) == 2 else 0)
             return lambda: Scores(torch.ones(count, 1, dtype=torch.float64), torch.ones(count, 1, dtype=torch.bool))

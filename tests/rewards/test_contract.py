@@ -109,7 +109,7 @@ class Paints(Good):
 
 
 class LooksElsewhere(Good):
-    def looks_at(self, frames):
+    def frame_indices(self, frames):
         return [0]
 
 

@@ -77,7 +77,7 @@ def test_videos_of_another_image_are_not_compared(reward):
 
 
 def test_other_frames_may_be_black(reward):
-    pair, numbers = torch.stack([PAN, OTHER]), reward.looks_at(len(PAN))
+    pair, numbers = torch.stack([PAN, OTHER]), reward.frame_indices(len(PAN))
     black = torch.zeros_like(pair)
     black[:, numbers] = pair[:, numbers]
     assert torch.equal(score(reward, [*black], "aa").values, score(reward, [*pair], "aa").values)

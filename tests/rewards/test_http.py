@@ -208,11 +208,11 @@ def test_sound_and_rates_travel_only_if_somebody_listens(url):
     frames = VIDEOS
     sound = torch.linspace(-1, 1, 3 * 2 * 40).view(3, 2, 40)
     videos, back = Videos(frames, 24.0, sound, 16_000), []
-    for hears in (False, True):
-        reward = HttpReward(url, NAMES, hears=hears)
+    for uses_audio in (False, True):
+        reward = HttpReward(url, NAMES, uses_audio=uses_audio)
         reward.client.ask = lambda path, body, read: back.append(unpack_request(body)[0]) or Scores.failed(3, 2)
         reward.videos_per_request = 3
-        reward.begin(videos, PROMPTS)()
+        reward.submit(videos, PROMPTS)()
     assert [v.sound is None for v in back] == [True, False]
     assert torch.equal(back[1].sound, sound)
     assert (back[1].frame_rate, back[1].sample_rate) == (24.0, 16_000)

@@ -43,7 +43,7 @@ def siren(seconds, rate=16_000, seed=0):
 
 def scored(reward, frames, wave, frame_rate=16.0, rate=16_000):
     wave = wave if wave.ndim == 2 else wave[None]
-    scores = reward.begin(Videos(frames[None], frame_rate, wave[None], rate), [Prompt("")])()
+    scores = reward.submit(Videos(frames[None], frame_rate, wave[None], rate), [Prompt("")])()
     assert scores.valid.all(), reward.reasons
     return scores.values.item()
 
@@ -138,7 +138,7 @@ def test_what_cannot_be_seen_or_heard_is_masked(reward):
         spectrograms(torch.zeros(399))
     with pytest.raises(Unscorable, match="frames of 2×401 are too narrow"):
         pictures(torch.zeros(3, 2, 401, 3, dtype=torch.uint8), 8.0)
-    assert not reward.begin(Videos(video()[None], 16.0), [Prompt("")])().valid.any()
+    assert not reward.submit(Videos(video()[None], 16.0), [Prompt("")])().valid.any()
     assert reward.reasons == {0: "it has no sound"}
 
 

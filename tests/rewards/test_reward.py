@@ -19,26 +19,26 @@ def test_a_wrapper_passes_everything_on():
 
     class Part(Reward):
         names, lower_is_better, reasons = ("part",), ("part",), {1: "it is dark"}
-        groupwise, hears, laboratory, monitor_only, device_bytes = True, True, True, "it is held out", 7
-        goes_with_videos = True
+        groupwise, uses_audio, laboratory, not_trainable_because, device_bytes = True, True, True, "it is held out", 7
+        follows_videos_device = True
 
         def score(self, videos, prompts):
             return Scores.of(torch.arange(2.0)[:, None])
 
-        def looks_at(self, frames):
+        def frame_indices(self, frames):
             return [frames - 1]
 
     members = {name for name in vars(Reward) if not name.startswith("_")}
     whole = CompositeReward([Part()])
     own = vars(CompositeReward).keys() | vars(whole).keys()
     assert members - own == LEFT_TO_THE_PARTS
-    for name in members - LEFT_TO_THE_PARTS - {"score", "begin", "waited", "looks_at"}:
+    for name in members - LEFT_TO_THE_PARTS - {"score", "submit", "wait_seconds", "frame_indices"}:
         assert getattr(whole, name) == getattr(Part(), name) != getattr(Reward, name), name
     assert (
-        whole.begin(Videos(None), None)().values.tolist() == whole.score(None, None).values.tolist() == [[0.0], [1.0]]
+        whole.submit(Videos(None), None)().values.tolist() == whole.score(None, None).values.tolist() == [[0.0], [1.0]]
     )
-    assert whole.waited > 0
-    assert whole.looks_at(9) == [8]
+    assert whole.wait_seconds > 0
+    assert whole.frame_indices(9) == [8]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1.7e308, -1e31])

@@ -14,7 +14,7 @@ from sage_grpo.rewards.synchrony import SynchronyReward, onsets
 
 def synchrony(frames, wave, sample_rate=16_000):
     videos = Videos(frames[None], RATE, wave[None], sample_rate)
-    scores = SynchronyReward().begin(videos, [Prompt("a square")])()
+    scores = SynchronyReward().submit(videos, [Prompt("a square")])()
     assert scores.valid.all()
     return scores.values.item()
 
@@ -68,7 +68,7 @@ def test_without_sound_it_is_masked():
     videos, prompts = moving_from(9)[None], [Prompt("a square")]
     reward = SynchronyReward()
     for silent in (Videos(videos, RATE), Videos(videos, None, tone_from(1.0)[None], 16_000)):
-        assert not reward.begin(silent, prompts)().valid.any()
+        assert not reward.submit(silent, prompts)().valid.any()
         assert reward.reasons == {0: "it has no sound"}
     assert not reward.score(videos, prompts).valid.any()
 
@@ -91,11 +91,11 @@ def test_a_function_that_takes_sound_hears():
 
     reward, prompts = FunctionReward(loud), [Prompt("a"), Prompt("b")]
     frames = moving_from(3)[None].repeat(2, 1, 1, 1, 1)
-    assert reward.hears
-    assert not reward.begin(Videos(frames, RATE), prompts)().valid.any()
+    assert reward.uses_audio
+    assert not reward.submit(Videos(frames, RATE), prompts)().valid.any()
     heard = Videos(frames, RATE, torch.tensor([[[0.5, 0.1]], [[0.25, 0.0]]]), 100)
-    assert reward.begin(heard, prompts)().values.flatten().tolist() == [50, 25]
+    assert reward.submit(heard, prompts)().values.flatten().tolist() == [50, 25]
     told = [Prompt("a", {"sound": "loud"}), Prompt("b", {"sound": "low"})]
     by_column = FunctionReward(lambda videos, prompts, sound: [len(word) for word in sound])
-    assert by_column.begin(Videos(frames, RATE), told)().values.flatten().tolist() == [4, 3]  # a column of the prompts
-    assert not FunctionReward(lambda videos, prompts: [0.0] * len(videos)).hears
+    assert by_column.submit(Videos(frames, RATE), told)().values.flatten().tolist() == [4, 3]  # a column of the prompts
+    assert not FunctionReward(lambda videos, prompts: [0.0] * len(videos)).uses_audio

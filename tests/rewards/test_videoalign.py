@@ -181,7 +181,7 @@ def test_special_tokens_in_a_prompt_do_not_move_the_scores(scorer, videos):
 def test_other_frames_may_be_black(scorer, videos):
     """A fleet is sent the frames that it looks at, here two a second of eight."""
     long = videos.repeat(1, 6, 1, 1, 1)
-    numbers = scorer.looks_at(long.shape[1])
+    numbers = scorer.frame_indices(long.shape[1])
     assert len(numbers) < long.shape[1] // 2
     black = torch.zeros_like(long)
     black[:, numbers] = long[:, numbers]

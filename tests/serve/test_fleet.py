@@ -113,7 +113,7 @@ def test_the_command_serves_what_its_file_names(tmp_path):
             reward, videos = HttpReward(told["url"]), material()
             alone = CompositeReward([build_reward(RewardConfig(type=name)) for name in ("motion", "sharpness")])
             assert reward.names == alone.names
-            assert reward.looks_at(5) is None  # all: of the two, motion needs every frame
+            assert reward.frame_indices(5) is None  # all: of the two, motion needs every frame
             here, there = alone.score(*videos), reward.score(*videos)
             assert torch.equal(here.valid, there.valid)
             assert torch.equal(here.values[here.valid], there.values[there.valid])

@@ -46,7 +46,7 @@ def client(*rewards, seconds=5.0, limits=None, fault=None):
 
     def looking(reward):
         async def look(frames):
-            return Scorer(reward, 8, seconds).looks_at(frames)
+            return Scorer(reward, 8, seconds).frame_indices(frames)
 
         return look
 
@@ -84,17 +84,17 @@ class First(Mean):
 
     names = ("first",)
 
-    def looks_at(self, frames):
+    def frame_indices(self, frames):
         return [0, frames - 1]
 
     def score(self, videos, prompts):
-        return super().score(videos[:, self.looks_at(videos.shape[1])], prompts)
+        return super().score(videos[:, self.frame_indices(videos.shape[1])], prompts)
 
 
 class Middle(First):
     names = ("middle",)
 
-    def looks_at(self, frames):
+    def frame_indices(self, frames):
         return [frames // 2]
 
 

@@ -17,7 +17,7 @@ import sage_grpo
 from sage_grpo.config import load_recipe
 from sage_grpo.files import write_json
 from sage_grpo.runs.folder import RunFolder
-from sage_grpo.runs.private import clean_command, clean_recipe, clean_text
+from sage_grpo.runs.redact import clean_command, clean_recipe, clean_text
 from sage_grpo.training import environment
 from sage_grpo.training.environment import describe_environment
 from sage_grpo.training.trainer import Trainer

@@ -13,7 +13,7 @@ from support import make_config, make_loop
 
 def run(iterations=3, reward=None, **gauge):
     watcher = DriftGauge(GaugeConfig(every=1, **gauge))
-    config = make_config(policy={"num_iterations": 2}, kl={"anchor": "none", "beta_velocity": 0})
+    config = make_config(policy={"num_iterations": 2}, kl={"anchor": "none", "old_weight": 0})
     extra = {"reward": reward} if reward else {}
     loop, seen = make_loop(config, callbacks=[watcher], **extra)
     loop.callbacks = [watcher, seen]  # the gauge adds to the metrics before they are logged
@@ -82,7 +82,7 @@ def test_measuring_does_not_touch_the_run():
     from support import weights
 
     _, _, watched = run(4)
-    loop, _ = make_loop(make_config(policy={"num_iterations": 2}, kl={"anchor": "none", "beta_velocity": 0}))
+    loop, _ = make_loop(make_config(policy={"num_iterations": 2}, kl={"anchor": "none", "old_weight": 0}))
     loop.optimizer.param_groups[0]["lr"] = 1e-2
     loop.run(4)
     assert torch.equal(weights(watched), weights(loop))

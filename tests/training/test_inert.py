@@ -22,10 +22,10 @@ AWM = {
     "sampling": {"eta": 0, "shared_initial_noise": False},
 }
 CASES = [
-    ({}, ["kl.velocity=sampled or policy.num_minibatches=2."]),
+    ({}, ["kl.estimator=sampled or policy.num_minibatches=2."]),
     (TWO, []),
-    ({"kl": {"velocity": "sampled"}}, []),
-    ({"kl": {"beta_velocity": 0}}, []),
+    ({"kl": {"estimator": "sampled"}}, []),
+    ({"kl": {"old_weight": 0}}, []),
     ({"kl": {"anchor": "none"}}, ["It is the only KL of this recipe."]),
     (AWM, ["it acts with policy.num_minibatches=2."]),
     ({"policy": {"objective": "nft", "points": 2}, "sampling": AWM["sampling"]}, []),
@@ -33,7 +33,7 @@ CASES = [
     ({"kl": {"high": 0, "low": 0, "anchor": "none"}}, []),
     (TWO | {"kl": {"ref_model_sync_steps": 1}}, ["a fresh copy of the policy at each update"]),
     (TWO | {"kl": {"ref_model_sync_steps": 1, "decay": 0.5}}, []),
-    (TWO | {"kl": {"beta_position": 0}}, ["kl.beta_position=0: the anchor is evaluated and has no weight"]),
+    (TWO | {"kl": {"anchor_weight": 0}}, ["kl.anchor_weight=0: the anchor is evaluated and has no weight"]),
 ]
 
 
@@ -58,17 +58,14 @@ def test_a_penalty_that_is_always_zero_has_a_note_and_no_other(changes):
         name
         for name, column, used in (
             ("ref_model_sync_steps", "kl_anchor", config.kl.anchor != "none" and config.kl.high > 0),
-            ("beta_velocity", "kl_previous", config.kl.beta_velocity > 0 and config.kl.high > 0),
+            ("old_weight", "kl_old", config.kl.old_weight > 0 and config.kl.high > 0),
         )
         if used and all(update.mean(column) == 0 for update in seen.updates)
     }
-    if config.kl.velocity == "sampled":  # its value is 0 where its gradient is not: tests/core/test_sampled_kl.py
-        silent -= {"beta_velocity"}
+    if config.kl.estimator == "sampled":  # its value is 0 where its gradient is not: tests/core/test_sampled_kl.py
+        silent -= {"old_weight"}
     noted = {
-        name
-        for name in ("ref_model_sync_steps", "beta_velocity")
-        for note in inert_terms(config)
-        if f"kl.{name}" in note
+        name for name in ("ref_model_sync_steps", "old_weight") for note in inert_terms(config) if f"kl.{name}" in note
     }
     assert noted == silent
 
@@ -82,7 +79,7 @@ def test_the_command_keeps_the_recipe_apart():
     told = CliRunner().invoke(app, ["train", "hunyuan15-64gpu", "--check"])
     assert told.exit_code == 0
     assert load_recipe(yaml.safe_load(told.stdout)) == load_recipe("hunyuan15-64gpu")
-    assert "note: kl.beta_velocity: with one update per rollout" in " ".join(told.stderr.split())
+    assert "note: kl.old_weight: with one update per rollout" in " ".join(told.stderr.split())
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_recipes() if "released" in name or name == "hunyuan15-8gpu"])

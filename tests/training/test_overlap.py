@@ -66,10 +66,10 @@ class SlowModel(GaussianModel):
 
 def timed(reward, waits):
     """Seconds that whoever asks for scores stands still, in order."""
-    begin = reward.begin
+    submit = reward.submit
 
-    def begin_timed(videos, prompts):
-        ask = begin(videos, prompts)
+    def submit_timed(videos, prompts):
+        ask = submit(videos, prompts)
 
         def answer():
             asked = time.monotonic()
@@ -79,7 +79,7 @@ def timed(reward, waits):
 
         return answer
 
-    reward.begin = begin_timed
+    reward.submit = submit_timed
 
 
 def test_most_of_the_scoring_is_hidden_behind_the_rollout(tmp_path, slow_scorer):

@@ -39,11 +39,11 @@ def console(*, terminal, width=80):
 
 
 def fake_loop(iteration=0, rank=0):
-    return SimpleNamespace(iteration=iteration, comm=SimpleNamespace(rank=rank), stop_reason=None)
+    return SimpleNamespace(iteration=iteration, comm=SimpleNamespace(replica=rank), stop_reason=None)
 
 
 def metrics(reward=1.0, kl=1.5e-4, clip=0.125):
-    return {"reward/mean": reward, "approx_kl": kl, "clip_frac": clip}
+    return {"reward/mean": reward, "kl/penalty": kl, "clip_frac": clip}
 
 
 def drawn(callback, width=80):

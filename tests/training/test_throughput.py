@@ -69,7 +69,7 @@ def test_the_past_is_read_from_the_folder(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_name_the_one_that_is_late(tmp_path):
-    """The second sleeps for 0.3 s in each scoring. One message of 4 numbers an iteration, and none in an update."""
+    """The second sleeps for 0.3 s in each scoring. One message of 4 numbers per iteration, and none in an update."""
     done = subprocess.run(
         torchrun(2, "training.throughput_worker", tmp_path),
         env=environment(),

@@ -62,9 +62,9 @@ def test_a_run_leaves_everything_behind(tmp_path):
         "reward/brightness",
         "ratio_mean",
         "clip_frac",
-        "approx_kl",
-        "kl_moving",
-        "kl_stepwise",
+        "kl/penalty",
+        "kl/anchor",
+        "kl/old",
         "zero_std_ratio",
         "grad_norm",
         "kl_weight",
@@ -241,7 +241,7 @@ def test_an_ordinary_run_overlaps_scoring_and_knows_how_long_it_waited(tmp_path)
     class Elsewhere(Reward):
         names = ("elsewhere",)
 
-        def begin(self, videos, prompts):
+        def submit(self, videos, prompts):
             log.append("begun")
 
             def ask():

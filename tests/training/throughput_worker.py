@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from distributed.worker import brightness, recipe
-from sage_grpo.core.loop import Loop
+from sage_grpo.core import loop as core
 from sage_grpo.distributed.processes import Processes, launched_rank, leave
 from sage_grpo.training.throughput import Work
 from sage_grpo.training.trainer import Trainer
@@ -23,20 +23,20 @@ def main():
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     counted, updating = {"outside": 0, "in updates": 0}, [False]
-    inner, learn = Processes.everyone, Loop.learn
+    inner, update = Processes.everyone, core.update
 
     def everyone(self, x):
         assert x.numel() == 4
         counted["in updates" if updating[0] else "outside"] += 1
         return inner(self, x)
 
-    def learns(self, lesson):
+    def updates(*inputs, **settings):
         updating[0] = True
-        results = learn(self, lesson)
+        result = update(*inputs, **settings)
         updating[0] = False
-        return results
+        return result
 
-    Processes.everyone, Loop.learn = everyone, learns
+    Processes.everyone, core.update = everyone, updates
     trainer = Trainer(
         rewards=[slowly],
         config=recipe(folder, "shapes-full", folder / "run", 3, {}),

@@ -12,8 +12,8 @@ from sage_grpo.distributed.launch import ProcessFailure
 from sage_grpo.tune import runs
 from sage_grpo.tune import tune as search
 from sage_grpo.tune.lock import locked
-from sage_grpo.tune.one import RECIPE
 from sage_grpo.tune.tune import tune
+from sage_grpo.tune.worker import RECIPE
 
 BEST = 1e-3
 TRIED = "optimizer.lr=" + ",".join(f"{BEST * 2.0**k:g}" for k in range(-4, 5))
@@ -36,7 +36,7 @@ class StandIn:
         with (Path(folder) / "metrics.jsonl").open("a") as log:
             for step in range(done + 1, config.run.iterations + 1):
                 row = {"step": step, "reward/mean": height * (1 - 0.9**step), "seconds/rollout": 0.5}
-                log.write(json.dumps(row | {"seconds/score": 0.25, "seconds/update": 0.25, "approx_kl": 0.1}) + "\n")
+                log.write(json.dumps(row | {"seconds/score": 0.25, "seconds/update": 0.25, "kl/penalty": 0.1}) + "\n")
         (Path(folder) / "checkpoints").mkdir(exist_ok=True)
         (Path(folder) / "end.json").write_text("{}")
 

@@ -11,7 +11,7 @@ import torch
 
 from memory import PeakMemory
 from sage_grpo.config import OptimizerConfig, load_recipe
-from sage_grpo.core.anchors import ANCHOR
+from sage_grpo.core.anchor import ANCHOR
 from sage_grpo.core.copy_bank import CopyBank
 from sage_grpo.core.update import update
 from sage_grpo.lab.shapes.model import ShapesModel

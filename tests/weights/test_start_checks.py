@@ -153,7 +153,7 @@ def test_one_update_of_a_rollout_bears_rounding(dtype, rounding):
         metrics = loop.iterate()
         assert 0 < metrics["replay_deviation"] < 20 * rounding
         assert set(seen.updates[0].per_step["ratio"]) == {1.0}
-        assert set(seen.updates[0].per_step["kl_previous"]) == {0.0}
+        assert set(seen.updates[0].per_step["kl_old"]) == {0.0}
         assert seen.updates[0].stepped
         assert "replay_deviation" not in loop.iterate()
 

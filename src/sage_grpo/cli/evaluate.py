@@ -80,7 +80,7 @@ def evaluate(
         from sage_grpo.evaluation.run import evaluate as run
         from sage_grpo.evaluation.scores import read_scorers, read_weights
         from sage_grpo.evaluation.sources import find_sources
-        from sage_grpo.runs.private import clean_command
+        from sage_grpo.runs.redact import clean_command
 
         sampling = [f"sampling.{key}={value}" for key, value in (("steps", steps), ("order", order)) if value]
         candidates = find_sources(

@@ -32,7 +32,7 @@ def explain(
         Path | None,
         typer.Option(help="Draw the noise of all kernels in the three regimes of Figure 9.", callback=writable_picture),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON row a step instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON row per step instead of a table.")] = False,
 ) -> None:
     """Show a kernel's table: the three numbers per step that the whole method follows from.
 

@@ -123,7 +123,7 @@ def _sounds(path: Path, clip: Clip, seed: int) -> str:
     from sage_grpo.evaluation.audit.degrade_sound import SOUND_DEGRADATIONS, degrade_sound
     from sage_grpo.evaluation.pictures import draw_sounds
 
-    videos, _ = clip.shown(hears=True)
+    videos, _ = clip.shown(uses_audio=True)
     if videos.sound is None or not videos.sample_rate:
         return ""
     wave, rate = videos.sound[0], videos.sample_rate

@@ -14,7 +14,7 @@ from sage_grpo.cli.errors import user_errors
 def sample(
     source: Annotated[Path, typer.Argument(help="Run folder, one of its checkpoints, or a recipe (untrained model).")],
     prompt: Annotated[list[str] | None, typer.Option(help="A text; give it several times for several videos.")] = None,
-    image: Annotated[list[Path] | None, typer.Option(help="First frame, one a prompt, for image-to-video.")] = None,
+    image: Annotated[list[Path] | None, typer.Option(help="First frame, one per prompt, for image-to-video.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for videos and contact sheet.", callback=writable_folder)] = Path(
         "samples"
     ),

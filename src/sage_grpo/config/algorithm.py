@@ -134,7 +134,7 @@ class PolicyConfig(Settings):
     )
     equalizer: bool = Field(True, description="weigh timesteps so that their gradients are alike")
     max_grad_norm: float = Field(1.0, gt=0, description="longer gradients are shortened to this norm")
-    reward_weights: tuple[float, ...] | None = Field(None, description="one a score; none means 1 each")
+    reward_weights: tuple[float, ...] | None = Field(None, description="one per score; none means 1 each")
     aggregation: Literal["rewards", "advantages"] = Field(
         "rewards", description="what is weighted and summed: scores, or advantages of each score within its group"
     )
@@ -150,17 +150,19 @@ class PolicyConfig(Settings):
 class KLConfig(Settings):
     """The dual trust region and its weight λ."""
 
-    anchor: Literal["none", "fixed", "moving"] = Field("moving", description="reference of the position term")
+    anchor: Literal["none", "fixed", "moving"] = Field("moving", description="reference of KL(θ‖anchor)")
     ref_model_sync_steps: int = Field(10, ge=1, description="a moving anchor is renewed every N updates")
-    beta_position: float = Field(1.0, ge=0, description="weight of KL(θ‖anchor)")
-    beta_velocity: float = Field(0.1, ge=0, description="weight of KL(θ‖rollout policy)")
-    velocity: Literal["exact", "sampled"] = Field(
+    anchor_weight: float = Field(1.0, ge=0, description="weight of KL(θ‖anchor)")
+    old_weight: float = Field(0.1, ge=0, description="weight of KL(θ‖rollout policy)")
+    estimator: Literal["exact", "sampled"] = Field(
         "exact",
-        description="KL(θ‖rollout policy) in closed form, or estimated from the steps of the rollout (Eq. 15); with "
-        "one update per rollout, only `sampled` has a gradient",
+        description="of KL(θ‖rollout policy): in closed form, or estimated from the rollout's steps (Eq. 15); with one "
+        "update per rollout, only `sampled` has a gradient",
     )
     decay: float = Field(0.0, ge=0, lt=1, description="what a moving anchor keeps of itself when it is renewed")
-    share: float = Field(1.0, gt=0, le=1, description="of the trained steps at which the anchor is asked, at random")
+    share: float = Field(
+        1.0, gt=0, le=1, description="share of the trained steps at which the anchor is evaluated, drawn at random"
+    )
     low: float = Field(1e-7, ge=0, description="λ at the start of the warm-up, and its lower bound")
     high: float = Field(1e-5, ge=0, description="upper bound of λ, and its value after the warm-up")
     start: float | None = Field(None, gt=0, description="λ after the warm-up, where feedback begins; none: high")
@@ -216,7 +218,7 @@ class AlgorithmConfig(Settings):
         if policy.num_minibatches > trained:
             raise ValueError(f"num_minibatches={policy.num_minibatches} exceeds the {trained} trained timesteps")
         if policy.points is not None:
-            self._noised()
+            self._check_renoised()
         if self.sampling.window.per == "prompt" and policy.num_generations % policy.batch_size:
             raise ValueError(
                 f"window.per=prompt needs batches of one prompt, but batch_size={policy.batch_size} does not divide "
@@ -224,7 +226,7 @@ class AlgorithmConfig(Settings):
             )
         return self
 
-    def _noised(self) -> None:
+    def _check_renoised(self) -> None:
         """Objectives on renoised videos sample with the plain ODE, each video from noise of its own."""
         sampling, given = self.sampling, f"policy.points={self.policy.points} trains on videos with fresh noise"
         if sampling.eta > 0 and sampling.kernel != "ode":

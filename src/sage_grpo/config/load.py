@@ -1,7 +1,10 @@
 """Recipes from YAML with `key=value` overrides, and mistakes told in one line each."""
 
+import logging
+import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -23,6 +26,12 @@ EQUIVALENT = {  # what others have a key for, by the key
     "update, use four times policy.prompts_per_iteration",
 }
 EQUIVALENT["gradient_accumulation_steps"] = EQUIVALENT["gradient_accumulation"]
+
+RENAMED_KEYS = {  # old names, which are read until the next release
+    "kl.beta_position": "kl.anchor_weight",
+    "kl.beta_velocity": "kl.old_weight",
+    "kl.velocity": "kl.estimator",
+}
 
 
 class ConfigError(UserError, ValueError):
@@ -80,8 +89,48 @@ def _read(path: Path) -> dict[str, Any]:
     return _extended(_settings(path), path.parent, (path.resolve(),))
 
 
+def current_key(key: str) -> str:
+    """Return today's name of a setting, and log a warning where `key` is an old one."""
+    new = RENAMED_KEYS.get(key, key)
+    if new != key:
+        _warn_renamed(key, new)
+    return new
+
+
+@cache  # once per process, and on one process of a run
+def _warn_renamed(old: str, new: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        logging.getLogger(__name__).warning("%s is now %s; the next release no longer reads the old name", old, new)
+
+
+def _with_current_keys(values: dict[str, Any]) -> dict[str, Any]:
+    out = dict(values)
+    for old in RENAMED_KEYS:
+        section, name = old.split(".")
+        settings = out.get(section)
+        if isinstance(settings, dict) and name in settings:
+            new = current_key(old).removeprefix(f"{section}.")
+            if new in settings:
+                raise ConfigError(f"{old} is the old name of {section}.{new}, and both are set; remove {old}")
+            out[section] = {(new if key == name else key): value for key, value in settings.items()}
+    for scorers in ("rewards", "monitors"):
+        if isinstance(out.get(scorers), list):
+            out[scorers] = [_with_current_options(entry) for entry in out[scorers]]
+    return out
+
+
+def _with_current_options(entry: Any) -> Any:
+    options = entry.get("options") if isinstance(entry, dict) and entry.get("type") == "http" else None
+    if not isinstance(options, dict) or "hears" not in options:
+        return entry
+    _warn_renamed("hears", "uses_audio")
+    rest = {name: value for name, value in options.items() if name != "hears"}
+    return entry | {"options": {"uses_audio": options["hears"], **rest}}
+
+
 def _extended(values: dict[str, Any], folder: Path, before: tuple[Path, ...]) -> dict[str, Any]:
     """Fill in what it leaves out from the recipe that it `extends`: a shipped one, or a file next to it."""
+    values = _with_current_keys(values)
     if "extends" not in values:
         return values
     name = values.pop("extends")
@@ -126,7 +175,7 @@ def _override(values: dict[str, Any], text: str) -> None:
     key, sign, value = text.partition("=")
     if not sign or not key:
         raise ConfigError(f"override {text!r} is not of the form key=value, such as policy.clip=1e-5")
-    *path, last = key.split(".")
+    *path, last = current_key(key).split(".")
     for part in path:
         values = values.setdefault(part, {})
         if not isinstance(values, dict):

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.protocols import Comm, VideoModel, whole
-from sage_grpo.core.rollout import Trajectory, circumstances, velocity_at
-from sage_grpo.core.update import asked, terms, velocities
+from sage_grpo.core.rollout import Trajectory, forward_settings, velocities, velocity_at
+from sage_grpo.core.selection import TrainBatch
+from sage_grpo.core.update import loss_inputs, trust_region
 from sage_grpo.errors import UserError
 from sage_grpo.math.objective_contract import fault_at_old_policy
 from sage_grpo.math.objectives import Objective
@@ -86,7 +87,7 @@ def _worst(value: Tensor, comm: Comm | None) -> float:
 
 def _cause(model: VideoModel, trajectory: Trajectory, steady: bool, exact: bool, small: bool) -> str:
     x = next(iter(trajectory.points.values())).x
-    now, then = circumstances(model, x), trajectory.circumstances
+    now, then = forward_settings(model, x), trajectory.forward_settings
     changed = [
         f"{name} was {then[name]} in the rollout and is {now[name]} in the replay"
         for name in now
@@ -167,13 +168,14 @@ def _check_loss(path: Trajectory, step: int, v: Tensor, objective: Objective, co
     """Every part of the loss pulls at the velocity; the references stand a little aside, where no part is 0."""
     aside, sides = v.detach() + 0.1, 1.0 - 2.0 * (torch.arange(len(v), device=v.device) % 2)
     moved = replace(path, points={step: replace(path.points[step], velocity=aside)})
-    at_old = terms(asked(path, step, v, sides, fresh=True), objective, config)
-    apart = terms(asked(moved, step, v, sides, aside), objective, config)
-    parts = {"the policy loss": at_old.policy.value}
-    if config.kl.high > 0 and config.kl.anchor != "none" and config.kl.beta_position > 0:
-        parts["the KL to the anchor"] = apart.position
-    if config.kl.high > 0 and config.kl.beta_velocity > 0:
-        parts["the KL to the previous policy"] = apart.previous
+    batch = TrainBatch(path, sides, torch.ones_like(sides))
+    policy = objective.loss(loss_inputs(batch, step, v, on_policy=True))
+    apart = trust_region(loss_inputs(replace(batch, trajectory=moved), step, v, aside), config)
+    parts = {"the policy loss": policy.value}
+    if config.kl.high > 0 and config.kl.anchor != "none" and config.kl.anchor_weight > 0:
+        parts["the KL to the anchor"] = apart.anchor
+    if config.kl.high > 0 and config.kl.old_weight > 0:
+        parts["the KL to the previous policy"] = apart.old
     if config.kl.high > 0 and len(parts) > 1:
         parts["the KL penalty"] = apart.penalty
     for name, part in parts.items():
@@ -181,7 +183,9 @@ def _check_loss(path: Trajectory, step: int, v: Tensor, objective: Objective, co
         if found is None or not bool(found.any()):
             raise SilentTraining(f"{name} has no gradient: it is computed under no_grad or from a detached velocity")
     for advantage in (sides, -sides):
-        fault = fault_at_old_policy(objective, asked(path, step, v, advantage, fresh=True))
+        fault = fault_at_old_policy(
+            objective, loss_inputs(replace(batch, advantage=advantage), step, v, on_policy=True)
+        )
         if fault:
             raise SilentTraining(f"policy.objective {config.policy.objective!r}: {fault}")
 

@@ -1,20 +1,19 @@
-"""The whole algorithm: rollout → reward → advantage → update → anchor, told to callbacks as it goes."""
+"""The whole algorithm: rollout → reward → advantage → update → anchor. Callbacks see every part of it."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sage_grpo.config import AlgorithmConfig
-from sage_grpo.core.anchors import ANCHOR, OLD, anchor_is_asked, anchor_is_due
+from sage_grpo.core.anchor import evaluated_places, is_evaluated, renew
 from sage_grpo.core.checks import check_direction, check_replay, check_training
 from sage_grpo.core.copy_bank import CopyBank
-from sage_grpo.core.objectives import asks_old, chosen_objective
-from sage_grpo.core.points import noise_levels, noised, remembered, unguided
+from sage_grpo.core.objectives import OLD, chosen_objective, needs_old_velocity
 from sage_grpo.core.protocols import (
     Comm,
     Prompt,
@@ -26,15 +25,17 @@ from sage_grpo.core.protocols import (
     WeightsBank,
     networks,
 )
+from sage_grpo.core.renoise import noise_levels, renoise, unguided, with_old_velocities
 from sage_grpo.core.rollout import Key, Prefixes, Trajectory, sample, velocity_at
 from sage_grpo.core.scores import Scores
-from sage_grpo.core.selection import best_and_worst, has_signal, packed
-from sage_grpo.core.update import Batch, UpdateResult, anchored_places, trained_steps, update
+from sage_grpo.core.selection import TrainBatch, best_and_worst, has_signal, pack
+from sage_grpo.core.update import UpdateResult, UpdateStep, trained_steps, update
 from sage_grpo.core.windows import Windows, my_samples
 from sage_grpo.errors import UserError
 from sage_grpo.math.advantage import dimension_advantages, group_advantages, weighted_reward
 from sage_grpo.math.controller import KLRule, KLWeight, initial_weight, next_weight
 from sage_grpo.math.equalizer import equalizer
+from sage_grpo.suggest import did_you_mean
 
 Metrics = dict[str, float]
 
@@ -57,18 +58,13 @@ class Rollouts:
     """Videos whose decoding has begun, here or on another process."""
 
 
-@dataclass(frozen=True)
-class Lesson:
-    """What of an iteration is trained on, by this rank."""
-
-    parts: list[tuple[Trajectory, Tensor, Tensor]]
-    """Batches, their advantages and their weights."""
-    samples: int
-    """Videos of weight 1 on all ranks."""
-
-
 class Callback:
-    """Logging, gauges and saving hang on here; the core knows none of them. Override the events that you need."""
+    """Logging, gauges and saving are callbacks; the core knows none of them. Override the events that you need."""
+
+    def __init_subclass__(cls) -> None:
+        for name in vars(cls):
+            if name.startswith("on_") and not hasattr(Callback, name):
+                raise TypeError(f"{cls.__name__}.{name}: there is no such event; {did_you_mean(name, vars(Callback))}")
 
     def on_start(self, loop: "Loop") -> None:
         """Before the first iteration."""
@@ -111,10 +107,10 @@ class Loop:
         self.kl_weight = initial_weight(self.rule)
         self.iteration, self.updates, self._checked = 0, 0, False
         self.stop_reason: str | None = None
-        config.check_layout(self.comm.world)
-        self.windows = Windows(config, self.comm.world, len(networks(model.module)))
+        config.check_layout(self.comm.num_replicas)
+        self.windows = Windows(config, self.comm.num_replicas, len(networks(model.module)))
         self.table = self.windows.full
-        self.objective = chosen_objective(config, self.comm.world)
+        self.objective = chosen_objective(config, self.comm.num_replicas)
         self.equalizer = self._point_weights()
 
     def _point_weights(self) -> Tensor:
@@ -131,7 +127,7 @@ class Loop:
         config, iteration, size = self.config, self.iteration, self.config.policy.batch_size
         group = config.policy.num_generations
         prompts = self.prompts(iteration * config.policy.prompts_per_iteration, config.policy.prompts_per_iteration)
-        mine = my_samples(config.rollouts, self.comm.world, self.comm.rank)
+        mine = my_samples(config.rollouts, self.comm.num_replicas, self.comm.replica)
         out = Rollouts([prompts[i // group] for i in mine])
         if self.objective.averages and OLD not in self.bank:
             self.bank.save(OLD)
@@ -146,14 +142,14 @@ class Loop:
                 trajectory = sample(self.model, asked, tables[first // group], initial, samples, prefixes)
                 out.trajectories.append(trajectory)
                 self._decode(out)
-            self._keep_up(out.trajectories[-1])
+            self._pad_forward_passes(out.trajectories[-1])
         return out
 
-    def _keep_up(self, trajectory: Trajectory) -> None:
-        """Ask the network as often as the rank that asks most: weights that are shared out are gathered by all."""
+    def _pad_forward_passes(self, trajectory: Trajectory) -> None:
+        """Run as many forward passes as the rank that needs most, because FSDP's all-gathers are collective."""
         one = {name: value[:1] for name, value in trajectory.condition.items()}
         with torch.no_grad():
-            for _ in range(self.windows.idle(self.iteration, self.comm.rank)):
+            for _ in range(self.windows.padding_passes(self.iteration, self.comm.replica)):
                 velocity_at(self.model, trajectory.x0[:1], 1.0, one)
 
     def _decode(self, rollouts: Rollouts) -> None:
@@ -161,14 +157,14 @@ class Loop:
 
         Those that share a video have the same latents. They wait until each of them has a part to decode.
         """
-        batch, sharers = self.config.policy.batch_size, self.comm.sharers
+        batch, sharers = self.config.policy.batch_size, self.comm.sp_size
         unit = self.config.policy.num_generations if self.reward.groupwise else 1
         made, whole = len(rollouts.trajectories) * batch, len(rollouts.prompts)
         fresh = made - rollouts.dealt
         if fresh % (unit * sharers) and made < whole:
             return
         share = math.ceil(fresh / unit / sharers) * unit
-        skipped = share * self.comm.place
+        skipped = share * self.comm.sp_rank
         first = rollouts.dealt + skipped
         latents = torch.cat([trajectory.x0 for trajectory in rollouts.trajectories[rollouts.dealt // batch :]])
         own = latents[skipped : skipped + share]
@@ -180,7 +176,7 @@ class Loop:
         size = unit if self.reward.groupwise else batch
         for i, scored in enumerate(videos.split(size)):
             part = slice(first + i * size, first + i * size + len(scored))
-            rollouts.scores.append((part, self.reward.begin(scored, rollouts.prompts[part])))
+            rollouts.scores.append((part, self.reward.submit(scored, rollouts.prompts[part])))
 
     def score(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
         """Scores of all ranks (N, R) and which of them are valid."""
@@ -192,12 +188,12 @@ class Loop:
             if part.values.shape != wanted:
                 raise ValueError(
                     f"reward {list(names)} returned {tuple(part.values.shape)} values for "
-                    f"{wanted[0]} videos; one row a video and one column a name are needed"
+                    f"{wanted[0]} videos; one row per video and one column per name are needed"
                 )
             held = part.on_host()
             values[rows], valid[rows] = held.values, held.valid.double()
-            self._tell("on_scores", part)
-        return self.comm.gather(self.comm.merged(values)), self.comm.gather(self.comm.merged(valid)).bool()
+            self._call("on_scores", part)
+        return self.comm.gather(self.comm.sum_sp(values)), self.comm.gather(self.comm.sum_sp(valid)).bool()
 
     def iterate(self) -> Metrics:
         """One rollout and all its updates."""
@@ -210,7 +206,7 @@ class Loop:
             self._checked = True
             checked = {} if self.iteration else {"replay_deviation": off}  # a resumed run logs as an unbroken one
         scores, valid = self.score(rollouts)
-        self._tell("on_rollout", rollouts, scores, valid)
+        self._call("on_rollout", rollouts, scores, valid)
         paths = rollouts.trajectories
         del rollouts  # the videos are scored and seen: training needs their room
         reward, ok = (x.view(-1, group) for x in weighted_reward(scores, valid, policy.reward_weights))
@@ -222,55 +218,68 @@ class Loop:
         advantage, used = group_advantages(reward, ok, limit=limit)
         if policy.aggregation == "advantages":
             advantage, used = dimension_advantages(scores, valid, policy.reward_weights, group, limit=limit)
+        results = list[UpdateResult]()
         with self._as_trained():
-            results = self.learn(self.prepare(paths, advantage, used))
+            for batches, step in self._updates(*self.prepare(paths, advantage, used)):
+                results.append(
+                    update(
+                        self.model,
+                        batches,
+                        step,
+                        self.config,
+                        optimizer=self.optimizer,
+                        bank=self.bank,
+                        comm=self.comm,
+                    )
+                )
+                self._after_update(results[-1])
         decay = self.objective.old_decay(self.iteration)
         if decay is not None:
             self.bank.save(OLD, decay)
         metrics = self._metrics(reward[ok], advantage, used, results) | checked
         metrics["reward/failed"] = (~ok).double().mean().item()
         self.iteration += 1
-        self._tell("on_iteration", metrics)
+        self._call("on_iteration", metrics)
         return metrics
 
     @property
-    def makes_its_own(self) -> bool:
-        """Whether the policy that is trained has made the videos that it is trained on."""
+    def on_policy(self) -> bool:
+        """Whether the trained policy itself makes the rollouts that it is trained on."""
         return not self.objective.averages
 
     @property
-    def asks_old(self) -> bool:
-        """Whether the policy that made the videos is asked again where they are trained on."""
-        return asks_old(self.objective, self.config)
+    def needs_old_velocity(self) -> bool:
+        """Whether the policy that made the videos is evaluated again at the trained points."""
+        return needs_old_velocity(self.objective, self.config)
 
     def _old(self) -> AbstractContextManager[None]:
-        """The policy that makes the rollouts."""
+        """Load the policy that makes the rollouts, inside the block."""
         return self.bank.using(OLD) if self.objective.averages else nullcontext()
 
     def _as_trained(self) -> AbstractContextManager[None]:
-        """How the network is asked in training: without guidance at points that are not the rollout's own."""
-        return unguided(self.model) if self.objective.noised else nullcontext()
+        """Switch guidance off inside the block for objectives that train on renoised videos."""
+        return unguided(self.model) if self.objective.renoised else nullcontext()
 
-    def _noised(self, paths: list[Trajectory]) -> list[Trajectory]:
-        """Fresh noise on all videos, keyed by the global sample; the two of a pair have that of their group."""
+    def _renoise(self, paths: list[Trajectory]) -> list[Trajectory]:
+        """Return all videos with fresh noise, keyed by the global sample; both of a pair have that of their group."""
         seed, iteration, size = self.config.seed, self.iteration, self.config.policy.batch_size
         group = self.config.policy.num_generations if self.objective.paired else 1
         levels = noise_levels(self.config, iteration)
-        mine = my_samples(self.config.rollouts, self.comm.world, self.comm.rank)
+        mine = my_samples(self.config.rollouts, self.comm.num_replicas, self.comm.replica)
         batches = (mine[i : i + size] for i in range(0, len(mine), size))
         keys: list[list[Key]] = [[(seed, iteration, i // group * group) for i in batch] for batch in batches]
-        return [noised(self.model, path, levels, its) for path, its in zip(paths, keys, strict=False)]
+        return [renoise(self.model, path, levels, its) for path, its in zip(paths, keys, strict=False)]
 
     def _check(self, first: Trajectory) -> float:
         """The gates of the first iteration. Returns how far a replay was off."""
         policy, exact = self.config.policy, self.config.policy.updates_per_rollout > 1
         with self._as_trained():
-            if not self.objective.noised:
+            if not self.objective.renoised:
                 off = check_replay(self.model, first, policy.replay_timesteps, self.comm, exact=exact)
             else:
-                (first,) = self._noised([first])
+                (first,) = self._renoise([first])
                 with self._old():
-                    first = remembered(self.model, first)
+                    first = with_old_velocities(self.model, first)
                 # An average is the policy itself until that has moved.
                 with self._old() if self.updates else nullcontext():
                     exact = exact and not self.objective.averages
@@ -279,58 +288,63 @@ class Loop:
             check_training(self.model, first, self.objective, self.config, self.comm)
         return off
 
-    def prepare(self, paths: list[Trajectory], advantage: Tensor, used: Tensor) -> Lesson:
-        """What of a rollout is trained on. Flat groups that are left out still count in the mean over videos."""
+    def prepare(self, paths: list[Trajectory], advantage: Tensor, used: Tensor) -> tuple[list[TrainBatch], int]:
+        """Select the videos of a rollout that are trained on.
+
+        Args:
+            paths: This rank's rollouts, in batches.
+            advantage: (P, G), of all ranks.
+            used: (P, G), videos that are not masked.
+
+        Returns:
+            This rank's batches, as many as every other rank's, and the videos of all ranks that the loss is a mean
+            over. Flat groups that are left out still count in it.
+        """
         chosen = best_and_worst(advantage, used, self.config.policy.select)
         skip = self.config.policy.flat_groups == "skip" or self.objective.paired
         weight = chosen & has_signal(advantage)[:, None] if skip else chosen
         if not weight.any():
-            return Lesson([], 0)
-        paths = self._noised(paths) if self.objective.noised else paths
-        x0, first = paths[0].x0, self.comm.rank * len(paths)
+            return [], 0
+        paths = self._renoise(paths) if self.objective.renoised else paths
+        x0, first = paths[0].x0, self.comm.replica * len(paths)
         rows = [
             torch.split(x.flatten().to(x0.device), len(x0))[first : first + len(paths)] for x in (advantage, weight)
         ]
-        parts = packed(list(zip(paths, *rows, strict=True)), self.comm)
-        if self.asks_old:
+        batches = pack([TrainBatch(*columns) for columns in zip(paths, *rows, strict=True)], self.comm)
+        if self.needs_old_velocity:
             with self._old():
-                parts = [(remembered(self.model, path), signal, weights) for path, signal, weights in parts]
-        return Lesson(parts, int(chosen.sum()))
+                batches = [
+                    replace(batch, trajectory=with_old_velocities(self.model, batch.trajectory)) for batch in batches
+                ]
+        return batches, int(chosen.sum())
 
-    def learn(self, lesson: Lesson) -> list[UpdateResult]:
-        """All updates of a rollout."""
-        parts, results = lesson.parts, list[UpdateResult]()
-        if not parts:
-            return results
-        for epoch in range(self.config.policy.num_iterations):
-            orders = [trained_steps(list(path.points), self.config, self.iteration, epoch) for path, _, _ in parts]
+    def _updates(self, batches: list[TrainBatch], samples: int) -> Iterator[tuple[list[TrainBatch], UpdateStep]]:
+        """Yield the updates of a rollout, each with the timesteps that it trains; renew the anchor before each."""
+        kl, before = self.config.kl, self.updates
+        for epoch in range(self.config.policy.num_iterations if batches else 0):
+            orders = [
+                trained_steps(list(batch.trajectory.points), self.config, self.iteration, epoch) for batch in batches
+            ]
             for n, steps in enumerate(zip(*orders, strict=True)):  # of each batch
-                anchored: list[int] = []
-                if anchor_is_due(self.config.kl, self.updates):
-                    self.bank.save(ANCHOR, self.config.kl.decay if self.updates else 0.0)
-                if anchor_is_asked(self.config.kl, self.updates):
-                    anchored = anchored_places(len(steps[0]), self.config, self.iteration, epoch, n)
-                results.append(
-                    update(
-                        self.model,
-                        [Batch(*part, its) for part, its in zip(parts, steps, strict=True)],
-                        self.objective,
-                        self.equalizer,
-                        self.kl_weight.value,
-                        self.config,
-                        optimizer=self.optimizer,
-                        bank=self.bank,
-                        comm=self.comm,
-                        samples=lesson.samples,
-                        anchored=anchored,
-                        fresh=self.makes_its_own and not any(r.stepped for r in results),
-                    )
+                renew(self.bank, kl, self.updates)
+                places = list[int]()
+                if is_evaluated(kl, self.updates):
+                    places = evaluated_places(len(steps[0]), self.config, self.iteration, epoch, n)
+                step = UpdateStep(
+                    self.objective,
+                    self.equalizer,
+                    self.kl_weight.value,
+                    samples,
+                    places,
+                    on_policy=self.on_policy and self.updates == before,
                 )
-                if results[-1].stepped:
-                    self.updates += 1
-                    self.kl_weight = next_weight(self.kl_weight, results[-1].mean("kl"), self.rule)
-                self._tell("on_update", results[-1])
-        return results
+                yield [replace(batch, steps=own) for batch, own in zip(batches, steps, strict=True)], step
+
+    def _after_update(self, result: UpdateResult) -> None:
+        if result.stepped:
+            self.updates += 1
+            self.kl_weight = next_weight(self.kl_weight, result.mean("kl_penalty"), self.rule)
+        self._call("on_update", result)
 
     def _metrics(self, reward: Tensor, advantage: Tensor, used: Tensor, results: list[UpdateResult]) -> Metrics:
         flat = used.any(1) & ~has_signal(advantage)
@@ -344,9 +358,9 @@ class Loop:
         names = {
             "ratio_mean": "ratio",
             "clip_frac": "clip_frac",
-            "approx_kl": "kl",
-            "kl_moving": "kl_anchor",
-            "kl_stepwise": "kl_previous",
+            "kl/penalty": "kl_penalty",
+            "kl/anchor": "kl_anchor",
+            "kl/old": "kl_old",
             "loss": "loss",
         }
         if len(reward):
@@ -358,16 +372,16 @@ class Loop:
 
     def run(self, iterations: int) -> None:
         """Train until `iterations` are done or a callback called `stop`."""
-        self._tell("on_start")
+        self._call("on_start")
         while self.iteration < iterations and self.stop_reason is None:
             self.iterate()
-        self._tell("on_end")  # not after an error: a run that failed must not save
+        self._call("on_end")  # not after an error: a run that failed must not save
 
     def stop(self, reason: str) -> None:
         """Let this iteration be the last one."""
         self.stop_reason = reason
 
-    def _tell(self, event: str, *details: object) -> None:
+    def _call(self, event: str, *details: object) -> None:
         for callback in self.callbacks:
             getattr(callback, event)(self, *details)
 

@@ -4,6 +4,8 @@ from sage_grpo.config import AlgorithmConfig, ConfigError
 from sage_grpo.math.objectives import OBJECTIVES, Objective, make_objective
 from sage_grpo.suggest import did_you_mean
 
+OLD = "old"  # in a bank: the policy that makes the rollouts, where it is an average of the trained one
+
 
 def chosen_objective(config: AlgorithmConfig, replicas: int = 1) -> Objective:
     """Mistakes are named with what there is."""
@@ -32,35 +34,36 @@ def chosen_objective(config: AlgorithmConfig, replicas: int = 1) -> Objective:
     return objective
 
 
-def asks_old(objective: Objective, config: AlgorithmConfig) -> bool:
-    """Whether the old policy is asked at the points of a rollout before it is trained on.
+def needs_old_velocity(objective: Objective, config: AlgorithmConfig) -> bool:
+    """Return whether the old policy is evaluated at the points of a rollout before the first update.
 
-    Steps were taken by it. At other points it is the policy itself, unless it is an average or another update follows.
+    Steps of a rollout have its velocity already. At other points the old policy is the policy itself, unless it is an
+    average or a second update follows.
     """
-    return objective.noised and (objective.averages or config.policy.updates_per_rollout > 1)
+    return objective.renoised and (objective.averages or config.policy.updates_per_rollout > 1)
 
 
 def _fits(objective: Objective, config: AlgorithmConfig, replicas: int) -> None:
     policy, name = config.policy, config.policy.objective
-    if objective.noised and policy.points is None:
+    if objective.renoised and policy.points is None:
         raise ConfigError(
             f"policy.points: the objective {name!r} trains on videos with fresh noise; say at how many noise levels, "
             "such as policy.points=4"
         )
-    if not objective.noised and policy.points is not None:
+    if not objective.renoised and policy.points is not None:
         raise ConfigError(
             f"policy.points={policy.points}: the objective {name!r} trains on the stochastic steps of a rollout; leave "
             "it out"
         )
-    if objective.noised and config.kl.velocity == "sampled":
+    if objective.renoised and config.kl.estimator == "sampled":
         raise ConfigError(
-            f"kl.velocity=sampled: the objective {name!r} trains on videos with fresh noise, and the estimate needs "
-            "the steps of a rollout; use kl.velocity=exact"
+            f"kl.estimator=sampled: the objective {name!r} trains on videos with fresh noise, and the estimate needs "
+            "the steps of a rollout; use kl.estimator=exact"
         )
-    if objective.averages and not objective.noised:
+    if objective.averages and not objective.renoised:
         raise ConfigError(
-            f"policy.objective: {name!r} has its rollouts made by an average of the policy, and needs `noised = True`: "
-            "the ratios of steps are those of the policy that took them"
+            f"policy.objective: {name!r} has its rollouts made by an average of the policy, and needs "
+            "`renoised = True`: the ratios of steps are those of the policy that took them"
         )
     if objective.anchored and (config.kl.anchor == "none" or config.kl.share < 1):
         raise ConfigError(

@@ -1,12 +1,11 @@
-"""How often rollout, anchor and training ask the network, from the settings alone."""
+"""How often rollout, anchor and training evaluate the network, from the settings alone."""
 
 import math
 from itertools import product
 
 from sage_grpo.config import RecipeConfig
-from sage_grpo.core.anchors import anchor_is_asked
-from sage_grpo.core.objectives import asks_old, chosen_objective
-from sage_grpo.core.update import anchored_places
+from sage_grpo.core.anchor import evaluated_places, is_evaluated
+from sage_grpo.core.objectives import chosen_objective, needs_old_velocity
 from sage_grpo.core.windows import Windows
 
 ITERATIONS = 100  # that are counted
@@ -30,19 +29,19 @@ def trained_videos(config: RecipeConfig) -> int:
 
 
 def anchor_steps(config: RecipeConfig) -> float:
-    """Steps of a video at which the anchor is asked: not in the update that begins with its renewal."""
+    """Return the steps per video at which the anchor is evaluated: none in the update that begins with its renewal."""
     policy, seen, asked = config.policy, range(min(config.run.iterations, ITERATIONS)), 0
     lengths = [len(range(part, config.trained_steps, policy.num_minibatches)) for part in range(policy.num_minibatches)]
     for i, epoch, (n, steps) in product(seen, range(policy.num_iterations), enumerate(lengths)):
         updates = (i * policy.num_iterations + epoch) * policy.num_minibatches + n
-        if anchor_is_asked(config.kl, updates):
-            asked += len(anchored_places(steps, config, i, epoch, n))
+        if is_evaluated(config.kl, updates):
+            asked += len(evaluated_places(steps, config, i, epoch, n))
     return asked / len(seen)
 
 
 def old_steps(config: RecipeConfig) -> int:
-    """Points of a video at which the old policy is asked before training: a rollout remembers its own steps."""
-    return (config.policy.points or 0) if asks_old(chosen_objective(config), config) else 0
+    """Return the points per video at which the old policy is evaluated before training; steps have its velocity."""
+    return (config.policy.points or 0) if needs_old_velocity(chosen_objective(config), config) else 0
 
 
 def forward_passes(config: RecipeConfig, branches: int = 1) -> float:
@@ -52,5 +51,5 @@ def forward_passes(config: RecipeConfig, branches: int = 1) -> float:
     """
     trained = trained_videos(config) * config.trained_steps * config.policy.num_iterations
     references = trained_videos(config) * (anchor_steps(config) + old_steps(config))
-    at_points = 1 if chosen_objective(config).noised else branches
+    at_points = 1 if chosen_objective(config).renoised else branches
     return branches * rollout_passes(config) + at_points * (references + 3 * trained)

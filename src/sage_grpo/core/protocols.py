@@ -229,46 +229,51 @@ def whole(x: Tensor) -> Tensor:
 
 
 class Reward:
-    """Turns videos into scores: derive from it, give `names` and `score`, and override what is not as it says here.
+    """Turns videos into scores. Derive from it, define `names` and `score`, and override the defaults that do not fit.
 
-    Nobody asks a reward for anything else, and whatever wraps one must pass all of it on.
+    Callers use nothing else of a reward, so a wrapper must pass all of it on.
     """
 
     names: Sequence[str] = ()
     """Names of its scores. A class that knows them only once it is made leaves them out."""
     groupwise: bool = False
     """Compares the videos of a prompt, and needs all of them together."""
-    hears: bool = False
-    """Listens as well. Videos without sound are masked."""
-    waited: float = 0.0
-    """Seconds that callers stood still for its scores, since it was made."""
+    uses_audio: bool = False
+    """Scores the audio track too; videos without audio get no score."""
+    wait_seconds: float = 0.0
+    """Seconds that callers have waited for its scores, since it was made."""
     reasons: Mapping[int, str] = MappingProxyType({})
     """Why videos of the last call are masked, by their number."""
     lower_is_better: Sequence[str] = ()
     """Those of its names where less is better."""
     presets: Mapping[str, Mapping[str, float]] = MappingProxyType({})
     """Sets of weights: by their own name, then by the name of the score."""
-    monitor_only: str | None = None
-    """Why it must not be trained on; none if it may be."""
+    not_trainable_because: str | None = None
+    """The reason why it may only be a monitor; None if it may be trained on."""
     laboratory: bool = False
     """Judges clips of a made-up world alone."""
     device_bytes: int = 0
     """Bytes of its weights, where a plan should count them."""
-    goes_with_videos: bool = False
-    """Without an option `device` its weights go where the videos are; those of others stay on the host."""
+    follows_videos_device: bool = False
+    """Whether its weights move to the device of the videos, unless its option `device` says otherwise. Those of other
+    scorers stay on the host."""
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
-        """Score uint8 frames (B, F, H, W, 3), each video with its prompt."""
+        """Return the scores (B, R) of uint8 frames (B, F, H, W, 3), each video with its prompt."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it scores")
 
-    def looks_at(self, frames: int) -> Sequence[int] | None:
-        """Numbers of the frames that it needs of a video of so many; none: all. The others may be black."""
+    def frame_indices(self, frames: int) -> Sequence[int] | None:
+        """Return the indices of the frames that it needs of a video with so many, or None for all.
+
+        Callers may black out the others.
+        """
         return None
 
-    def begin(self, videos: Videos, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
-        """What to call for the scores. One that works elsewhere starts now, while the caller makes the next videos.
+    def submit(self, videos: Videos, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
+        """Start scoring, and return a function that waits for the scores.
 
-        This is what a run asks. One that also listens, or needs the frame rate, overrides it.
+        A scorer on another machine works while the caller makes the next videos. Runs call this method. Override it to
+        use the audio track or the frame rate.
         """
         return partial(self.score, videos.frames, prompts)
 
@@ -318,39 +323,39 @@ class Comm(Protocol):
     """The processes that share a run. Nothing else may depend on how many there are."""
 
     @property
-    def rank(self) -> int:
-        """Which of them this one is."""
+    def replica(self) -> int:
+        """Index of this replica."""
         ...
 
     @property
-    def world(self) -> int:
-        """How many there are."""
+    def num_replicas(self) -> int:
+        """Number of replicas. A replica has videos of its own; it is one process, or several that share a video."""
         ...
 
     @property
-    def sharers(self) -> int:
-        """How many processes share a video, and are one rank."""
+    def sp_size(self) -> int:
+        """Number of processes that share a video (sequence parallelism)."""
         ...
 
     @property
-    def place(self) -> int:
-        """Which of those this one is."""
+    def sp_rank(self) -> int:
+        """Index of this process among those that share its video."""
         ...
 
-    def merged(self, x: Tensor) -> Tensor:
-        """Summed over those that share a video: each brings what it did of their work, and zeros."""
+    def sum_sp(self, x: Tensor) -> Tensor:
+        """Return the sum of `x` over the processes that share a video. Each fills in its own part, and zeros."""
         ...
 
     def gather(self, x: Tensor) -> Tensor:
-        """Concatenated in rank order, equal on all ranks."""
+        """Return `x` of all replicas, concatenated in their order; equal on all of them."""
         ...
 
     def mean(self, x: Tensor) -> Tensor:
-        """Over all ranks, equal on all of them."""
+        """Return the mean of `x` over all replicas; equal on all of them."""
         ...
 
-    def sent(self, x: Tensor, rank: int) -> Tensor:
-        """What that rank has for `x`; all of them must have room of the same size for it."""
+    def broadcast(self, x: Tensor, replica: int) -> Tensor:
+        """Return what `replica` has for `x`, which must have the same shape on all of them."""
         ...
 
     def set_last_backward(self, module: nn.Module, *, last: bool) -> None:
@@ -365,9 +370,9 @@ class Comm(Protocol):
 class SingleProcess:
     """The `Comm` of one process."""
 
-    rank, world, place, sharers = 0, 1, 0, 1
+    replica, num_replicas, sp_rank, sp_size = 0, 1, 0, 1
 
-    def merged(self, x: Tensor) -> Tensor:
+    def sum_sp(self, x: Tensor) -> Tensor:
         return x
 
     def gather(self, x: Tensor) -> Tensor:
@@ -376,7 +381,7 @@ class SingleProcess:
     def mean(self, x: Tensor) -> Tensor:
         return x
 
-    def sent(self, x: Tensor, rank: int) -> Tensor:
+    def broadcast(self, x: Tensor, replica: int) -> Tensor:
         return x
 
     def set_last_backward(self, module: nn.Module, *, last: bool) -> None:

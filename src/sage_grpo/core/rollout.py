@@ -16,23 +16,23 @@ Key = tuple[int | str, ...]
 
 
 def keyed_rng(*key: int | str) -> np.random.Generator:
-    """Random numbers as a function of their key: the same on every machine, rank and resume."""
+    """Return a generator that depends on its key alone: the same on every machine, rank and resume."""
     digest = blake2b(repr(key).encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
 
 
 def keyed_noise(shape: tuple[int, ...], keys: Sequence[Key], device: torch.device) -> Tensor:
-    """Standard normal noise, one key a sample."""
+    """Draw standard normal noise (B, *shape), with one key per sample."""
     draws = np.stack([keyed_rng(*key).standard_normal(shape, dtype=np.float32) for key in keys])
     return torch.from_numpy(draws).to(device)
 
 
 @dataclass(frozen=True)
 class Point:
-    """Where the network is asked again, and what is remembered of the first time.
+    """A point of a batch's trajectory at which the policy is trained.
 
-    Of a rollout these are its stochastic steps: from which state, with which velocity and noise each was taken.
-    Objectives on renoised videos have points of their own (`core.points`).
+    A rollout has one for each stochastic step: the state that the step began from, its velocity and its noise.
+    Objectives on renoised videos make points of their own (`core.renoise`).
     """
 
     x: Tensor
@@ -49,9 +49,9 @@ class Point:
 
     @property
     def stored(self) -> Tensor:
-        """The old policy's velocity, for those who know that it was asked."""
+        """Return the old policy's velocity, which must have been evaluated."""
         if self.velocity is None:
-            raise RuntimeError("the old policy was not asked at this point")
+            raise RuntimeError("the old policy was not evaluated at this point")
         return self.velocity
 
     def rows(self, rows: list[int]) -> "Point":
@@ -60,7 +60,7 @@ class Point:
         return replace(self, x=self.x[rows], velocity=velocity, noise=self.noise[rows])
 
     @staticmethod
-    def joined(points: Sequence["Point"]) -> "Point":
+    def concatenate(points: Sequence["Point"]) -> "Point":
         """Concatenate the points of several batches at one noise level."""
         known = [point.velocity for point in points if point.velocity is not None]
         velocity = torch.cat(known) if known else None
@@ -76,16 +76,29 @@ class Trajectory:
     condition: Condition
     points: dict[int, Point]
     x0: Tensor
-    circumstances: Mapping[str, str]
+    forward_settings: Mapping[str, str]
+    """What the rollout's forward passes depended on, to compare a replay with."""
 
 
 def velocity_at(model: VideoModel, x: Tensor, sigma: float, condition: Condition) -> Tensor:
-    """The one way the network is asked, in rollout, replay and reference alike."""
+    """Return the velocity (B, …) at one noise level. Rollout, replay and references all evaluate the network here."""
     return model.velocity(x, x.new_full((len(x),), sigma), condition)
 
 
-def circumstances(model: VideoModel, x: Tensor) -> dict[str, str]:
-    """How the network is asked: what must be the same in rollout and replay."""
+def velocities(model: VideoModel, trajectory: Trajectory, steps: Sequence[int]) -> list[Tensor]:
+    """Return the velocities (B, …) at several points of a trajectory, evaluated in one forward pass."""
+    points = [trajectory.points[step] for step in steps]
+    if len(points) == 1:
+        return [velocity_at(model, points[0].x, points[0].sigma, trajectory.condition)]
+    x = torch.cat([point.x for point in points])
+    sigma = torch.tensor([point.sigma for point in points], dtype=torch.float64).to(x)
+    condition = {name: torch.cat([value] * len(points)) for name, value in trajectory.condition.items()}
+    at = sigma.repeat_interleave(len(trajectory.x0))
+    return list(torch.split(model.velocity(x, at, condition), len(trajectory.x0)))
+
+
+def forward_settings(model: VideoModel, x: Tensor) -> dict[str, str]:
+    """Return what a forward pass depends on besides its inputs: it must be the same in rollout and replay."""
     weights, kind = next(model.module.parameters()), x.device.type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     return {
@@ -100,20 +113,20 @@ def circumstances(model: VideoModel, x: Tensor) -> dict[str, str]:
 
 
 class State(NamedTuple):
-    """Where videos stand on their way."""
+    """A batch of videos between two steps."""
 
     x: Tensor
     clean: Tensor
-    """What the network believed of the clean video, one step before."""
+    """The network's estimate of the clean video, one step before."""
 
 
 def walk(
     model: VideoModel, state: State, condition: Condition, table: KernelTable, steps: range, samples: Sequence[Key]
 ) -> tuple[State, dict[int, Point]]:
-    r"""$x' = a\,x + b\,v + e\,\hat x_0^- + s\,\varepsilon$ over some steps of a table, in float32.
+    r"""Take some steps of a table, $x' = a\,x + b\,v + e\,\hat x_0^- + s\,\varepsilon$, in float32.
 
     Returns:
-        Where this leads, and what is trained on.
+        The state after them, and a `Point` for each stochastic step.
     """
     (x, clean), points = state, {}
     for t in steps:
@@ -130,10 +143,10 @@ def walk(
 
 
 class Prefixes:
-    """Where the rollouts of a group stand when their ways part.
+    """Caches the latents at the end of the deterministic prefix, so that a group computes it once.
 
-    Before its first stochastic step a rollout is the ODE's: those that begin with the same noise are walked there
-    once, a process. Groups of the last batch are remembered, for one may span several.
+    Before its first stochastic step, a rollout is the ODE's. Rollouts that begin with the same noise share that part,
+    once per process. The groups of the last batch stay in the cache, because a group may span several batches.
     """
 
     def __init__(self) -> None:
@@ -142,7 +155,7 @@ class Prefixes:
     def reach(
         self, model: VideoModel, x: Tensor, condition: Condition, table: KernelTable, keys: Sequence[Key]
     ) -> State:
-        """The states of a batch at its first stochastic step, from its initial noise `x` of these keys."""
+        """Return the states of a batch at its first stochastic step, from its initial noise `x` (B, …)."""
         new = {key: row for row, key in enumerate(keys) if key not in self.held}
         if new:
             rows = list(new.values())  # plain numbers: a condition may have parts on the host
@@ -162,15 +175,15 @@ def sample(
     samples: Sequence[Key],
     prefixes: Prefixes | None = None,
 ) -> Trajectory:
-    """Videos along the whole table.
+    """Sample a batch of videos along the whole table.
 
     Args:
-        model: Asked for velocities, and not changed.
-        prompts: One a video, all with latents of one shape.
+        model: Evaluated, and not changed.
+        prompts: One per video, all with latents of one shape.
         table: Of a kernel, by `kernel_table`.
-        initial: Keys of the noise to start from, one a video.
-        samples: Keys of the noise along the way, one a video.
-        prefixes: Of videos that share prompt and initial noise: what they have in common is computed once.
+        initial: Keys of the noise to start from, one per video.
+        samples: Keys of the noise along the way, one per video.
+        prefixes: Of videos that share prompt and initial noise: their common part is computed once.
     """
     shapes = {model.latent_shape(prompt) for prompt in prompts}
     if len(shapes) > 1:
@@ -182,4 +195,4 @@ def sample(
     if prefixes and first:
         state = prefixes.reach(model, x, condition, table, initial)
     (x, _), points = walk(model, state, condition, table, range(first, len(table)), samples)
-    return Trajectory(table, condition, points, x, circumstances(model, x))
+    return Trajectory(table, condition, points, x, forward_settings(model, x))

@@ -14,13 +14,13 @@ from sage_grpo.math.schedule import sigma_schedule
 
 
 def generate(model: VideoModel, prompts: Sequence[Prompt], config: RecipeConfig, seeds: Sequence[int]) -> Tensor:
-    """Clean latents by the plain ODE; a seed and a prompt always give the same video.
+    """Generate clean latents by the plain ODE; a seed and a prompt always give the same video.
 
     Args:
-        model: Asked for velocities, and not changed.
-        prompts: One a video.
+        model: Evaluated, and not changed.
+        prompts: One per video.
         config: Its `sampling.steps`, `shift` and `order` are used, in batches of `policy.batch_size`.
-        seeds: One a video, of its initial noise.
+        seeds: One per video, of its initial noise.
 
     Returns:
         Latents for `model.decode`.
@@ -32,21 +32,21 @@ def generate(model: VideoModel, prompts: Sequence[Prompt], config: RecipeConfig,
     return torch.cat([sample(model, prompts[c], table, keys[c], keys[c]).x0 for c in chunks])
 
 
-def dealt(count: int, comm: Comm) -> list[int]:
-    """Which of `count` videos this rank makes: every so many-th, and as many on every rank.
+def rank_indices(count: int, comm: Comm) -> list[int]:
+    """Return the indices, among `count` videos, of those that this rank makes; as many as on every other rank.
 
-    Weights that are shared out are gathered by all, so who has none left makes the last one again.
+    FSDP's all-gathers are collective, so a rank with none left makes the last one again.
     """
-    rounds = -(-count // comm.world)
-    return [min(comm.rank + i * comm.world, count - 1) for i in range(rounds)]
+    rounds = -(-count // comm.num_replicas)
+    return [min(comm.replica + i * comm.num_replicas, count - 1) for i in range(rounds)]
 
 
-def collected(made: Videos, count: int, comm: Comm, *, keep: bool) -> Videos | None:
-    """All of what was dealt out, on the host of a rank that keeps it. One at a time: no device needs room for all."""
+def gather_videos(made: Videos, count: int, comm: Comm, *, keep: bool) -> Videos | None:
+    """Return all videos on the host of a rank that keeps them. They travel one by one: no device has room for all."""
     frames, sounds = list[Tensor](), list[Tensor]()
     for i in range(count):
         for own, held in ((made.frames, frames), (made.sound, sounds)):
             if own is not None:
-                one = comm.sent(own[i // comm.world], i % comm.world)
+                one = comm.broadcast(own[i // comm.num_replicas], i % comm.num_replicas)
                 held.extend([one.cpu()] if keep else [])
     return replace(made, frames=torch.stack(frames), sound=torch.stack(sounds) if sounds else None) if keep else None

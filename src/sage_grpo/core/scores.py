@@ -12,7 +12,7 @@ LARGEST = 1e30  # of a score; squares of larger ones overflow, and advantages wi
 
 @dataclass(frozen=True)
 class Scores:
-    """One row a video, one column a named score. Where `valid` is false the value means nothing.
+    """One row per video, one column per named score. Where `valid` is false the value means nothing.
 
     The one place that decides what a failure is: a number that is not finite, or beyond `LARGEST`, is never
     valid, whoever says so.

@@ -1,6 +1,7 @@
 """Which videos of an iteration are trained on: packed into batches like the rollout's, as many on every rank."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -8,16 +9,34 @@ from torch import Tensor
 from sage_grpo.core.protocols import Comm
 from sage_grpo.core.rollout import Point, Trajectory
 
-Part = tuple[Trajectory, Tensor, Tensor]  # with advantages and weights of its videos
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """Videos that one forward pass trains on, from the rollout to the loss."""
+
+    trajectory: Trajectory
+    """Latents (B, …) and their trained points."""
+    advantage: Tensor
+    """(B,)."""
+    weight: Tensor
+    """(B,): 1, or 0 for a video that was masked or fills up the batch."""
+    steps: Sequence[int] = ()
+    """The points that an update trains, in order."""
+
+    def rows(self, rows: list[int]) -> "TrainBatch":
+        """Return the batch of some of its videos, by index."""
+        return replace(
+            self, trajectory=rows_of(self.trajectory, rows), advantage=self.advantage[rows], weight=self.weight[rows]
+        )
 
 
 def has_signal(advantage: Tensor) -> Tensor:
-    """Which groups (rows) tell a better video from a worse one."""
+    """Return which groups (P,) tell a better video from a worse one, from advantages (P, G)."""
     return advantage.abs().amax(1) >= 1e-6
 
 
 def best_and_worst(advantage: Tensor, used: Tensor, count: int | None) -> Tensor:
-    """The `count` best and worst videos of each group (row) among those that are used; all, if none is given."""
+    """Return a mask (P, G) of the `count` best and worst usable videos of each group; of all usable ones without it."""
     if count is None:
         return used
     order = torch.where(used, advantage, torch.nan).argsort(1)  # NaN comes last
@@ -26,52 +45,53 @@ def best_and_worst(advantage: Tensor, used: Tensor, count: int | None) -> Tensor
 
 
 def rows_of(path: Trajectory, rows: list[int]) -> Trajectory:
-    """Plain numbers: a condition may have parts on the host."""
+    """Return the trajectory of some videos of a batch, by index."""
+    # plain numbers: a condition may have parts on the host
     points = {step: point.rows(rows) for step, point in path.points.items()}
     condition = {name: value[rows] for name, value in path.condition.items()}
-    return Trajectory(path.table, condition, points, path.x0[rows], path.circumstances)
+    return Trajectory(path.table, condition, points, path.x0[rows], path.forward_settings)
 
 
-def joined(paths: Sequence[Trajectory]) -> Trajectory:
-    """Trajectories of one table and one shape of condition."""
+def concatenate(batches: Sequence[TrainBatch]) -> TrainBatch:
+    """Return several batches as one; they have the same table, and conditions of the same shape."""
+    paths = [batch.trajectory for batch in batches]
     first = paths[0]
-    points = {step: Point.joined([path.points[step] for path in paths]) for step in first.points}
+    points = {step: Point.concatenate([path.points[step] for path in paths]) for step in first.points}
     condition = {name: torch.cat([path.condition[name] for path in paths]) for name in first.condition}
-    return Trajectory(first.table, condition, points, torch.cat([p.x0 for p in paths]), first.circumstances)
+    path = Trajectory(first.table, condition, points, torch.cat([p.x0 for p in paths]), first.forward_settings)
+    return TrainBatch(path, torch.cat([b.advantage for b in batches]), torch.cat([b.weight for b in batches]))
 
 
-def packed(parts: Sequence[Part], comm: Comm) -> list[Part]:
-    """Without the videos of weight 0, in batches of the same size: replay then computes what the rollout did.
+def pack(batches: Sequence[TrainBatch], comm: Comm) -> list[TrainBatch]:
+    """Leave out the videos of weight 0, in batches of the same size: replay then computes what the rollout did.
 
-    What is missing in a batch is filled with videos of weight 0. A rank that has fewer batches than another repeats
-    one with weight 0: weights that are shared out are gathered by all ranks together.
+    Videos of weight 0 fill up a batch that is too small. A rank with fewer batches than another repeats one with
+    weight 0: FSDP's all-gathers are collective, so all ranks must run the same number of forward passes.
     """
-    size = len(parts[0][0].x0)
-    kept: dict[tuple[object, ...], list[Part]] = {}
-    for path, advantage, weight in parts:
+    size = len(batches[0].weight)
+    kept: dict[tuple[object, ...], list[TrainBatch]] = {}
+    for batch in batches:
+        path = batch.trajectory
         alike = (tuple(path.points), *(tuple(value.shape[1:]) for value in path.condition.values()))
-        rows = weight.nonzero().flatten().tolist()
+        rows = batch.weight.nonzero().flatten().tolist()
         if len(rows):
-            whole = len(rows) == size
-            part = (path, advantage, weight) if whole else (rows_of(path, rows), advantage[rows], weight[rows])
-            kept.setdefault(alike, []).append(part)
-    out = [batch for alike in kept.values() for batch in _batches(alike, size)]
+            kept.setdefault(alike, []).append(batch if len(rows) == size else batch.rows(rows))
+    out = [batch for alike in kept.values() for batch in _refill(alike, size)]
     most = int(comm.gather(torch.tensor([len(out)])).max())
-    path, advantage, weight = (out or parts)[0]
-    return out + [(path, advantage, torch.zeros_like(weight))] * (most - len(out))
+    spare = (out or batches)[0]
+    return out + [replace(spare, weight=torch.zeros_like(spare.weight))] * (most - len(out))
 
 
-def _batches(parts: Sequence[Part], size: int) -> list[Part]:
-    whole = [part for part in parts if len(part[0].x0) == size]
-    rest = [part for part in parts if len(part[0].x0) < size]
+def _refill(batches: Sequence[TrainBatch], size: int) -> list[TrainBatch]:
+    """Return batches of `size` videos each."""
+    full = [batch for batch in batches if len(batch.weight) == size]
+    rest = [batch for batch in batches if len(batch.weight) < size]
     if not rest:
-        return whole
-    path = joined([part[0] for part in rest])
-    advantage, weight = torch.cat([part[1] for part in rest]), torch.cat([part[2] for part in rest])
-    for first in range(0, len(weight), size):
-        there = list(range(first, min(first + size, len(weight))))
-        rows = there + [first] * (size - len(there))
-        counted = weight[rows]
-        counted[len(there) :] = 0
-        whole.append((rows_of(path, rows), advantage[rows], counted))
-    return whole
+        return full
+    together = concatenate(rest)
+    for first in range(0, len(together.weight), size):
+        there = list(range(first, min(first + size, len(together.weight))))
+        batch = together.rows(there + [first] * (size - len(there)))
+        batch.weight[len(there) :] = 0
+        full.append(batch)
+    return full

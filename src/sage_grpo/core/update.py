@@ -1,30 +1,39 @@
-"""Replay a rollout under the current weights: velocities → objective → backward → optimizer."""
+"""One optimizer update over a rollout: anchor → velocities → loss → gradient → step."""
 
-import math
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sage_grpo.config import AlgorithmConfig
-from sage_grpo.core.anchors import ANCHOR
+from sage_grpo.core.anchor import anchor_velocities
 from sage_grpo.core.protocols import Comm, VideoModel, WeightsBank
-from sage_grpo.core.rollout import Trajectory, keyed_rng, velocity_at
+from sage_grpo.core.rollout import keyed_rng, velocities
+from sage_grpo.core.selection import TrainBatch
 from sage_grpo.math.gaussian import kl, sampled_kl
 from sage_grpo.math.loss import dual_kl, sage_loss
-from sage_grpo.math.objectives import Ask, Loss, Objective
+from sage_grpo.math.objectives import Loss, LossInputs, Objective
+
+COLUMNS = ("weight", "loss", "ratio", "log_ratio_sq", "clip_frac", "kl_anchor", "kl_old", "kl_penalty", "gradient")
 
 
 @dataclass(frozen=True)
-class Batch:
-    """A trajectory with its advantages, and its steps that an update trains; a sample with weight 0 was masked."""
+class UpdateStep:
+    """What one optimizer update needs besides its batches; the same on all ranks."""
 
-    trajectory: Trajectory
-    advantage: Tensor
-    weight: Tensor
-    steps: Sequence[int]
+    objective: Objective
+    step_weights: Tensor
+    """The equalizer's weight of each timestep (T,)."""
+    kl_weight: float
+    """λ, the weight of the trust region."""
+    samples: int
+    """Videos of weight 1 on all ranks: the loss is a mean over them, so masks do not change its scale."""
+    anchor_places: Collection[int] = ()
+    """At which of a batch's `steps` the anchor is evaluated, by their place in the list."""
+    on_policy: bool = False
+    """Whether the weights are still those of the rollout. The old velocity is then the network's own output, and the
+    ratio exactly 1, even where replay rounds differently."""
 
 
 @dataclass(frozen=True)
@@ -40,43 +49,113 @@ class UpdateResult:
         return sum(self.per_step[name]) / len(self.steps)
 
 
-COLUMNS = ("weight", "loss", "ratio", "log_ratio_sq", "clip_frac", "kl_anchor", "kl_previous", "kl", "gradient")
+def update(
+    model: VideoModel,
+    batches: Sequence[TrainBatch],
+    step: UpdateStep,
+    config: AlgorithmConfig,
+    *,
+    optimizer: torch.optim.Optimizer,
+    bank: WeightsBank,
+    comm: Comm,
+) -> UpdateResult:
+    """Train on the timesteps of all batches, and let the optimizer step once.
+
+    The loss is a mean over samples and timesteps. If the loss or the gradient is not finite on any rank, no rank steps.
+    """
+    size, count = config.policy.replay_timesteps, len(batches[0].steps)
+    passes = [(batch, range(i, min(i + size, count))) for i in range(0, count, size) for batch in batches]
+
+    # 1. Velocities of the anchor.
+    anchored = [
+        (batch.trajectory, [batch.steps[i] for i in places if i in step.anchor_places]) for batch, places in passes
+    ]
+    anchors = anchor_velocities(model, bank, anchored)
+
+    optimizer.zero_grad(set_to_none=True)
+    scale = comm.num_replicas / (step.samples * count)  # ranks average their gradients
+    # on the device until the end: the host must not wait between passes
+    totals = batches[0].advantage.new_zeros(len(step.step_weights), len(COLUMNS), dtype=torch.float64)
+    for number, ((batch, places), anchor) in enumerate(zip(passes, anchors, strict=True), 1):
+        # 2. Velocities of the policy, at several timesteps in one forward pass.
+        timesteps = [batch.steps[i] for i in places]
+        outputs = velocities(model, batch.trajectory, timesteps)
+
+        # 3. The loss of each video at each timestep. It sees velocities alone, so its gradient by them comes first.
+        losses, leaves = [], []
+        for t, output in zip(timesteps, outputs, strict=True):
+            v = output.detach().requires_grad_()
+            inputs = loss_inputs(batch, t, v, anchor.get(t), on_policy=step.on_policy)
+            trust = trust_region(inputs, config)
+            policy = step.objective.loss(inputs)
+            loss = sage_loss(policy.value, step.step_weights[t].item(), step.kl_weight, trust.penalty)
+            losses.append((loss * batch.weight).sum())
+            leaves.append(v)
+            totals[t] += _row(loss, policy, trust, v, batch.weight)
+
+        # 4. Gradient: from the loss to the velocities, from them to the weights.
+        (scale * torch.stack(losses).sum()).backward()  # type: ignore[no-untyped-call]
+        comm.set_last_backward(model.module, last=number == len(passes))
+        torch.autograd.backward(outputs, [leaf.grad for leaf in leaves])
+
+    # 5. Step of the optimizer, unless something is not finite.
+    norm = comm.clip_grad_norm((p for p in model.module.parameters() if p.requires_grad), config.policy.max_grad_norm)
+    totals = comm.mean(totals).cpu()
+    stepped = bool(totals.isfinite().all() and norm.isfinite())
+    if stepped:
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    seen = totals[:, 0].nonzero().flatten()
+    means = (totals / totals[:, :1])[seen].T.tolist()
+    return UpdateResult(stepped, norm.item(), tuple(seen.tolist()), dict(zip(COLUMNS, means, strict=True)))
 
 
 def trained_steps(steps: Sequence[int], config: AlgorithmConfig, *key: int | str) -> list[list[int]]:
-    """Which timesteps one pass trains on, in which order, split into its optimizer updates."""
+    """Draw the timesteps that one pass over a rollout trains, in order, split into its optimizer updates."""
     rng, policy = keyed_rng(config.seed, *key, "timesteps"), config.policy
     order = rng.permutation(len(steps))[: config.trained_steps].tolist()
     order = order if policy.permute_timesteps else sorted(order)
     return [[steps[i] for i in order[part :: policy.num_minibatches]] for part in range(policy.num_minibatches)]
 
 
-def anchored_places(steps: int, config: AlgorithmConfig, *key: int | str) -> list[int]:
-    """At which of an update's steps the anchor is asked: `kl.share` of them on average, rounded at random."""
-    rng = keyed_rng(config.seed, *key, "anchor")
-    count = math.floor(config.kl.share * steps + rng.random())
-    return sorted(rng.permutation(steps)[:count].tolist())
+def loss_inputs(
+    batch: TrainBatch, timestep: int, v: Tensor, anchor: Tensor | None = None, *, on_policy: bool = False
+) -> LossInputs:
+    """Return the inputs of the objective at one timestep of a batch.
+
+    Args:
+        batch: Videos with their advantages.
+        timestep: One of the points of its trajectory.
+        v: Velocity of the policy there (B, …).
+        anchor: Velocity of the anchor there (B, …), if it is evaluated.
+        on_policy: Take `v` itself as the old policy's velocity.
+    """
+    path, point = batch.trajectory, batch.trajectory.points[timestep]
+    old = v.detach() if on_policy or point.velocity is None else point.velocity
+    return LossInputs(v, old, anchor, point.sigma, point.noise, path.x0, batch.advantage, point.b, point.k, point.scale)
 
 
-def velocities(model: VideoModel, trajectory: Trajectory, steps: Sequence[int]) -> list[Tensor]:
-    """The network at several points of a trajectory, in one forward pass."""
-    points = [trajectory.points[step] for step in steps]
-    if len(points) == 1:
-        return [velocity_at(model, points[0].x, points[0].sigma, trajectory.condition)]
-    x = torch.cat([point.x for point in points])
-    sigma = torch.tensor([point.sigma for point in points], dtype=torch.float64).to(x)
-    condition = {name: torch.cat([value] * len(points)) for name, value in trajectory.condition.items()}
-    at = sigma.repeat_interleave(len(trajectory.x0))
-    return list(torch.split(model.velocity(x, at, condition), len(trajectory.x0)))
+@dataclass(frozen=True)
+class TrustRegion:
+    """KL of the policy at one timestep, a number per video (B,)."""
+
+    anchor: Tensor
+    """To the anchor; 0 where that is not evaluated."""
+    old: Tensor
+    """To the policy that made the rollout."""
+    penalty: Tensor
+    """Their weighted sum, which λ multiplies."""
 
 
-def asked(
-    path: Trajectory, step: int, v: Tensor, advantage: Tensor, anchor: Tensor | None = None, *, fresh: bool = False
-) -> Ask:
-    """Return the inputs of the objective at a point where the policy's velocity is `v`."""
-    point = path.points[step]
-    old = v.detach() if fresh or point.velocity is None else point.velocity
-    return Ask(v, old, anchor, point.sigma, point.noise, path.x0, advantage, point.b, point.k, point.scale)
+def trust_region(inputs: LossInputs, config: AlgorithmConfig) -> TrustRegion:
+    """Return the KLs that hold the policy, whatever its objective is."""
+    reduction, trust, v, k = config.policy.reduction, config.kl, inputs.velocity, inputs.k
+    old = kl(v, inputs.old, k, reduction)
+    if trust.estimator == "sampled":
+        old = inputs.scale * sampled_kl(v, inputs.old, inputs.noise, k, reduction)
+    # the anchor is evaluated at a share of the steps only: 1/share makes up for the others
+    anchor = torch.zeros_like(old) if inputs.anchor is None else kl(v, inputs.anchor, k, reduction) / trust.share
+    return TrustRegion(anchor, old, dual_kl(anchor, old, trust.anchor_weight, trust.old_weight))
 
 
 def gradient_size(loss: Loss, v: Tensor) -> Tensor:
@@ -86,89 +165,18 @@ def gradient_size(loss: Loss, v: Tensor) -> Tensor:
     return size
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What one timestep of a batch contributes, a number a sample."""
-
-    policy: Loss
-    position: Tensor
-    previous: Tensor
-    penalty: Tensor
-
-
-def terms(ask: Ask, objective: Objective, config: AlgorithmConfig) -> Terms:
-    """The objective's loss, and the trust region that holds any of them."""
-    reduction, trust, v, k = config.policy.reduction, config.kl, ask.velocity, ask.k
-    previous = kl(v, ask.old, k, reduction)
-    if trust.velocity == "sampled":
-        previous = ask.scale * sampled_kl(v, ask.old, ask.noise, k, reduction)
-    # the anchor is asked at a share of the steps only: 1/share makes up for the others
-    position = torch.zeros_like(previous) if ask.anchor is None else kl(v, ask.anchor, k, reduction) / trust.share
-    penalty = dual_kl(position, previous, trust.beta_position, trust.beta_velocity)
-    return Terms(objective.loss(ask), position, previous, penalty)
-
-
-def update(
-    model: VideoModel,
-    batches: Sequence[Batch],
-    objective: Objective,
-    step_weights: Tensor,
-    kl_weight: float,
-    config: AlgorithmConfig,
-    *,
-    optimizer: torch.optim.Optimizer,
-    bank: WeightsBank,
-    comm: Comm,
-    samples: int,
-    anchored: Collection[int],
-    fresh: bool = False,
-) -> UpdateResult:
-    """One optimizer update over all batches; `samples` counts those of weight 1 on all ranks.
-
-    Each batch is trained at its own steps, as many as any other. The loss is a mean over samples and timesteps, so
-    neither masks nor batching change its scale. If the loss or the gradient is not finite on any rank, no rank steps.
-    `anchored` are the places among a batch's steps at which the anchor is asked. `fresh` weights are those of the
-    rollout: the old velocity is then the network's own, and its ratio 1, even where replay rounds differently.
-    """
-    size, steps = config.policy.replay_timesteps, len(batches[0].steps)
-    items = [(range(i, min(i + size, steps)), batch) for i in range(0, steps, size) for batch in batches]
-    references = list[dict[int, Tensor]]()
-    with torch.no_grad(), bank.using(ANCHOR) if anchored else nullcontext():
-        for places, batch in items:
-            at = [batch.steps[place] for place in places if place in anchored]
-            references.append(dict(zip(at, velocities(model, batch.trajectory, at), strict=True)) if at else {})
-
-    optimizer.zero_grad(set_to_none=True)
-    scale = comm.world / (samples * steps)  # ranks average their gradients
-    # on the device until the end: the host must not wait between passes
-    totals = batches[0].advantage.new_zeros(len(step_weights), len(COLUMNS), dtype=torch.float64)
-    for number, ((places, batch), reference) in enumerate(zip(items, references, strict=True), 1):
-        losses, leaves = [], []
-        chunk = [batch.steps[place] for place in places]
-        answers = velocities(model, batch.trajectory, chunk)
-        for step, answer in zip(chunk, answers, strict=True):
-            v = answer.detach().requires_grad_()  # the loss knows velocities alone: its gradient by them comes first
-            ask = asked(batch.trajectory, step, v, batch.advantage, reference.get(step), fresh=fresh)
-            t = terms(ask, objective, config)
-            loss = sage_loss(t.policy.value, step_weights[step].item(), kl_weight, t.penalty)
-            losses.append((loss * batch.weight).sum())
-            leaves.append(v)
-            # the gradient is that before weighing; times step_weights[step] it is what the network gets
-            logs, ones, force = t.policy.log_ratio, torch.ones_like(loss), gradient_size(t.policy, v)
-            told = (t.policy.held, t.position, t.previous, t.penalty, force)
-            seen = (ones, loss, logs.double().exp(), logs.square(), *told)
-            row = torch.stack([(column.detach().double() * batch.weight).sum() for column in seen])
-            totals[step] += row
-        (scale * torch.stack(losses).sum()).backward()  # type: ignore[no-untyped-call]
-        comm.set_last_backward(model.module, last=number == len(items))
-        torch.autograd.backward(answers, [leaf.grad for leaf in leaves])
-
-    norm = comm.clip_grad_norm((p for p in model.module.parameters() if p.requires_grad), config.policy.max_grad_norm)
-    totals = comm.mean(totals).cpu()
-    stepped = bool(totals.isfinite().all() and norm.isfinite())
-    if stepped:
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    seen_at = totals[:, 0].nonzero().flatten()
-    means = (totals / totals[:, :1])[seen_at].T.tolist()
-    return UpdateResult(stepped, norm.item(), tuple(seen_at.tolist()), dict(zip(COLUMNS, means, strict=True)))
+def _row(loss: Tensor, policy: Loss, trust: TrustRegion, v: Tensor, weight: Tensor) -> Tensor:
+    """Return the sums over videos of `COLUMNS` at one timestep (len(COLUMNS),)."""
+    # the gradient is that before weighing; times step_weights[t] it is what the network gets
+    log_ratio, gradient = policy.log_ratio, gradient_size(policy, v)
+    kls = (trust.anchor, trust.old, trust.penalty)
+    columns = (
+        torch.ones_like(loss),
+        loss,
+        log_ratio.double().exp(),
+        log_ratio.square(),
+        policy.clipped,
+        *kls,
+        gradient,
+    )
+    return torch.stack([(column.detach().double() * weight).sum() for column in columns])

@@ -1,4 +1,4 @@
-"""Which steps of a rollout are stochastic, and how often the network is asked for it: the same on all ranks."""
+"""Which steps of a rollout are stochastic, and how many forward passes it takes: the same on all ranks."""
 
 from torch import Tensor
 
@@ -39,7 +39,7 @@ class Windows:
     Args:
         config: Its `sampling.window` says where windows lie.
         world: How many ranks share an iteration's rollouts.
-        experts: Networks that the model asks in turn, by noise level.
+        experts: Networks that the model uses in turn, by noise level.
     """
 
     def __init__(self, config: AlgorithmConfig, world: int = 1, experts: int = 1) -> None:
@@ -55,7 +55,7 @@ class Windows:
         noisy = [i for i in possible if self.full.stochastic[i : i + size].all()]
         self.places = noisy or list(possible)  # a kernel may leave no noise at the end
         self.lengths = {start: len(self.table(start)) for start in possible}
-        # Ranks ask experts in step only where all of them begin whole groups.
+        # Ranks use the same expert at a time only where all of them begin whole groups.
         in_step = world == 1 or experts == 1 or config.rollouts // world % config.policy.num_generations == 0
         self.share_prefixes = sampling.shared_initial_noise and in_step
 
@@ -89,16 +89,16 @@ class Windows:
     def passes(self, iteration: int) -> list[list[int]]:
         """Return each rank's forward passes of a rollout, as numbers of videos.
 
-        The prefix of a group is walked once a rank. Whoever needs fewer passes asks for one video as often as the rank
-        with most passes does: weights that are shared out are gathered by all of them together.
+        A rank computes the prefix of a group once. If it needs fewer passes than another rank, it adds passes of one
+        video, because FSDP's all-gathers are collective.
         """
         starts = self.starts(iteration)
         ranks = [self._own_passes(starts, rank) for rank in range(self.world)]
         most = max(map(len, ranks))
         return [asked + [1] * (most - len(asked)) for asked in ranks]
 
-    def idle(self, iteration: int, rank: int) -> int:
-        """How many of a rank's passes are there for the others."""
+    def padding_passes(self, iteration: int, rank: int) -> int:
+        """Return how many of a rank's passes are only there because another rank needs more."""
         if self.world == 1:
             return 0
         return len(self.passes(iteration)[rank]) - len(self._own_passes(self.starts(iteration), rank))

@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import empty as empty_shards
 
-from sage_grpo.distributed.index import INDEX
+from sage_grpo.distributed.checkpoint_index import INDEX
 from sage_grpo.distributed.processes import Processes
 from sage_grpo.distributed.storage import Storage
 from sage_grpo.errors import UserError

@@ -76,7 +76,7 @@ def first_of(processes: int) -> Iterator[None]:
         return
     launcher = {"WORLD_SIZE": str(processes), "RANK": "0", "LOCAL_RANK": "0"}
     wrap, new_group = _DistWrapper.__init__, dist.new_group
-    mean, gather, merged = Processes.mean, Processes.gather, Processes.merged
+    mean, gather, sum_sp = Processes.mean, Processes.gather, Processes.sum_sp
 
     def alone(self: Any, group: Any, use_dist: bool, coordinator_rank: int) -> None:
         wrap(self, group, False, coordinator_rank)
@@ -90,10 +90,10 @@ def first_of(processes: int) -> Iterator[None]:
 
     def same_gather(self: Processes, x: Tensor) -> Tensor:
         gather(self, x)
-        return torch.cat([x] * self.world)
+        return torch.cat([x] * self.num_replicas)
 
-    def same_merged(self: Processes, x: Tensor) -> Tensor:
-        merged(self, x)
+    def same_sum_sp(self: Processes, x: Tensor) -> Tensor:
+        sum_sp(self, x)
         own = x[x.flatten(1).any(1)] if x.dim() > 1 else x  # rows that the others fill are 0
         return own.repeat(-(-len(x) // len(own)), *[1] * (x.dim() - 1))[: len(x)] if len(own) else x
 
@@ -103,7 +103,7 @@ def first_of(processes: int) -> Iterator[None]:
         (dist, "new_group", fake_too),  # a real one would wait for the others
         (Processes, "mean", same_mean),  # small news travels to the device and back, where values are lost:
         (Processes, "gather", same_gather),  # the journey is made, and the values are those of before
-        (Processes, "merged", same_merged),
+        (Processes, "sum_sp", same_sum_sp),
     ]
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ, launcher))

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from sage_grpo.files import atomic_write
-from sage_grpo.runs.private import clean_text
+from sage_grpo.runs.redact import clean_text
 
 STDERR = 2
 REPORT = "report.txt"

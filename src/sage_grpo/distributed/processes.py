@@ -35,7 +35,7 @@ def launched_rank() -> int:
 
 
 class Processes:
-    """The `Comm` of several processes. Rank and world count replicas: processes that share a video are one."""
+    """The `Comm` of several processes."""
 
     def __init__(self, mesh: DeviceMesh, device: torch.device) -> None:
         self.mesh, self.device = mesh, device
@@ -45,12 +45,12 @@ class Processes:
         self.weights_mesh = mesh[REPLICATE, "weights"] if mesh.size(0) > 1 else sharded
         shared = mesh[RING, ULYSSES]._flatten("sequence")
         self.exchange = Exchange(mesh, shared, device) if shared.size() > 1 else None  # between those of one video
-        self.rank, self.world = self.data.get_local_rank(), self.data.size()
-        self.place, self.sharers = shared.get_local_rank(), shared.size()
+        self.replica, self.num_replicas = self.data.get_local_rank(), self.data.size()
+        self.sp_rank, self.sp_size = shared.get_local_rank(), shared.size()
         self.global_rank, self.global_world = dist.get_rank(), dist.get_world_size()
         self.main = self.global_rank == 0  # the one that writes files and talks to people
 
-    def merged(self, x: Tensor) -> Tensor:
+    def sum_sp(self, x: Tensor) -> Tensor:
         if self.exchange is None:
             return x
         total = x.to(self.device, copy=True)
@@ -60,19 +60,19 @@ class Processes:
     def gather(self, x: Tensor) -> Tensor:
         """Concatenated in rank order, equal everywhere; back on the device it came from."""
         mine = x.to(self.device).contiguous()
-        parts = [torch.empty_like(mine) for _ in range(self.world)]
+        parts = [torch.empty_like(mine) for _ in range(self.num_replicas)]
         dist.all_gather(parts, mine, group=self.data.get_group())
         return self._agreed(torch.cat(parts)).to(x.device)
 
     def mean(self, x: Tensor) -> Tensor:
         total = x.to(self.device, copy=True)
         dist.all_reduce(total, group=self.data.get_group())  # a sum: gloo knows no mean
-        return self._agreed(total / self.world).to(x.device)
+        return self._agreed(total / self.num_replicas).to(x.device)
 
-    def sent(self, x: Tensor, rank: int) -> Tensor:
+    def broadcast(self, x: Tensor, replica: int) -> Tensor:
         """On the device where all of them meet, without changing `x`."""
         found = x.to(self.device, copy=True).contiguous()
-        dist.broadcast(found, group=self.data.get_group(), group_src=rank)
+        dist.broadcast(found, group=self.data.get_group(), group_src=replica)
         return found
 
     def _agreed(self, x: Tensor) -> Tensor:

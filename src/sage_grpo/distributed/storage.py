@@ -9,7 +9,7 @@ from pathlib import Path
 import fsspec
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 
-from sage_grpo.distributed.index import IndexedReader, IndexedWriter
+from sage_grpo.distributed.checkpoint_index import IndexedReader, IndexedWriter
 from sage_grpo.errors import UserError
 from sage_grpo.runs.folder import STEP
 

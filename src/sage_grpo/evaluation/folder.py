@@ -44,7 +44,7 @@ def score_videos(
     megapixels: float = MEGAPIXELS,
     tell: TellCount = no_count,
 ) -> list[Row]:
-    """A row a video, in their order. What cannot be read or scored is masked and stops no other."""
+    """A row per video, in their order. What cannot be read or scored is masked and stops no other."""
     rows = [
         Row(_name(path, root), None if isinstance(p, NoPrompt) else p.text)
         for path, p in zip(videos, prompts, strict=True)
@@ -73,7 +73,7 @@ def _shown(path: Path, video: Video, judges: Sequence[Judge]) -> tuple[Videos, s
     """With its sound, if anybody hears it; and why there is none, where its file should have one."""
     seen = as_shown(video)
     try:
-        return listen(path, seen) if any(judge.hears for judge in judges) else seen, ""
+        return listen(path, seen) if any(judge.uses_audio for judge in judges) else seen, ""
     except Unreadable as error:
         return seen, str(error)
 

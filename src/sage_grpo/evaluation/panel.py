@@ -39,8 +39,8 @@ class Judge:
         return self.reward.groupwise
 
     @property
-    def hears(self) -> bool:
-        return self.reward.hears
+    def uses_audio(self) -> bool:
+        return self.reward.uses_audio
 
 
 @dataclass(frozen=True)
@@ -141,14 +141,14 @@ def ask(judge: Judge, videos: Videos, prompts: Sequence[Prompt], unheard: str = 
 
     One that does not hear is given frames alone. `unheard` is why a sound cannot be had: those that hear are not asked.
     """
-    if unheard and judge.hears:
+    if unheard and judge.uses_audio:
         return [Answer({}, dict.fromkeys(judge.keys, unheard)) for _ in prompts]
     if isinstance(judge.reward, FunctionReward):  # hands all texts over, wanted or not
         prompts = [Prompt("") if isinstance(prompt, NoPrompt) else prompt for prompt in prompts]
     reasons: dict[int, str] = {}
     with logged_messages() as messages, torch.no_grad():
         try:
-            scores = judge.reward.begin(videos if judge.hears else Videos(videos.frames), prompts)()
+            scores = judge.reward.submit(videos if judge.uses_audio else Videos(videos.frames), prompts)()
             values, valid = scores.values.tolist(), scores.valid.tolist()
             reasons = dict(judge.reward.reasons)
             general = messages[-1] if messages and not reasons else _why_masked(judge, videos)
@@ -167,7 +167,7 @@ def ask(judge: Judge, videos: Videos, prompts: Sequence[Prompt], unheard: str = 
 
 
 def _why_masked(judge: Judge, videos: Videos) -> str:
-    if judge.hears and videos.sound is None:
+    if judge.uses_audio and videos.sound is None:
         return UNLIKE if judge.groupwise else NO_SOUND
     return NO_REASON
 

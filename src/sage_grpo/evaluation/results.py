@@ -16,7 +16,7 @@ from sage_grpo.evaluation.prompts import Task
 from sage_grpo.evaluation.scores import OVERALL, Score
 from sage_grpo.statistics import bootstrap, discoveries, p_of_zero
 
-Values = npt.NDArray[np.float64]  # a row a prompt, a column a seed; nan where there is no score
+Values = npt.NDArray[np.float64]  # a row per prompt, a column per seed; nan where there is no score
 FEWEST = 5  # prompts below which an interval would say more than it knows
 VERSION = 1  # of results.json
 

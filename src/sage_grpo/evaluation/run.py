@@ -56,7 +56,7 @@ def evaluate(
     plan: EvaluationPlan, progress: Progress = no_progress, processes: Processes | None = None
 ) -> EvaluationResults | None:
     """The results, on the process that writes them."""
-    rank, world = (processes.rank, processes.world) if processes else (0, 1)
+    rank, world = (processes.replica, processes.num_replicas) if processes else (0, 1)
     mine = plan.tasks[rank::world]
     folder = Folder(plan.out)
     entries, trained = choose_scorers(plan.candidates, plan.scorers)  # mistakes come before hours of work

@@ -222,14 +222,14 @@ class _Kept:
 
     def shown(self, judge: Judge, seed: int) -> str:
         """Hash of what it is given; nothing if there is no such video."""
-        return self.records[seed].shown(judge.hears) if seed in self.records else ""
+        return self.records[seed].shown(judge.uses_audio) if seed in self.records else ""
 
     def videos(self, judge: Judge, seed: int) -> Videos:
         place, record = (self.folder, self.source, self.task, seed), self.records[seed]
         if seed not in self.frames:
             self.frames[seed] = load_frames(*place, record.frames)
         seen, sound = self.frames[seed][None], record.sound
-        if not judge.hears or sound is None:
+        if not judge.uses_audio or sound is None:
             return Videos(seen)
         if seed not in self.sounds:
             self.sounds[seed] = torch.from_numpy(load_sound(*place, sound.samples).wave)

@@ -31,7 +31,7 @@ class NoPrompt(Prompt):
 
 
 def find_prompts(videos: Sequence[Path], root: Path, file: Path | None) -> list[Prompt]:
-    """One a video, `NoPrompt` where there is none."""
+    """One per video, `NoPrompt` where there is none."""
     rows = dict(_rows(file, videos, root)) if file else {}
     if file and not rows:
         example = _names(videos[0], root)[0]

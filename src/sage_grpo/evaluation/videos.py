@@ -59,9 +59,9 @@ class Record:
         kept = SoundRecord(sound["samples"], sound["sample_rate"], sound["frame_rate"]) if sound else None
         return cls(row["made_from"], row["frames"], tuple(row["shape"]), row["files"], kept)
 
-    def shown(self, hears: bool) -> str:
+    def shown(self, uses_audio: bool) -> str:
         """Hash of what a scorer is given: the pixels, and the sound if it hears and there is any."""
-        return digest([self.frames, asdict(self.sound)]) if hears and self.sound else self.frames
+        return digest([self.frames, asdict(self.sound)]) if uses_audio and self.sound else self.frames
 
 
 @dataclass(frozen=True)

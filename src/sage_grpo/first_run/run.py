@@ -11,7 +11,7 @@ from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
 from sage_grpo.distributed.device import HOST, choose_device
 from sage_grpo.distributed.launch import ProcessFailure, launch
 from sage_grpo.files import atomic_write
-from sage_grpo.first_run import iterations
+from sage_grpo.first_run import worker
 from sage_grpo.first_run.attention import attention_report, fastest
 from sage_grpo.first_run.check import Check
 from sage_grpo.first_run.machine import device_name, files_checks, machine_checks
@@ -21,7 +21,7 @@ from sage_grpo.plan.hardware import find_gpu, guess_gpu
 from sage_grpo.plan.show import disk
 from sage_grpo.progress import Tell
 from sage_grpo.runs.folder import RunFolder
-from sage_grpo.runs.private import clean_recipe, clean_text
+from sage_grpo.runs.redact import clean_recipe, clean_text
 from sage_grpo.training.callbacks import PHASES
 from sage_grpo.training.environment import describe_environment
 from sage_grpo.training.trackers import read_metrics
@@ -83,7 +83,7 @@ def recipe_for(source: str | Path, overrides: Sequence[str], folder: Path, count
 
 
 def run_iterations(config: RecipeConfig, folder: Path, tell: Tell) -> None:
-    (folder / iterations.RECIPE).write_text(dump_recipe(config))
+    (folder / worker.RECIPE).write_text(dump_recipe(config))
     log, total = RunFolder(folder / "run").log, config.run.iterations
 
     def look() -> None:
@@ -92,7 +92,7 @@ def run_iterations(config: RecipeConfig, folder: Path, tell: Tell) -> None:
         left = f", {seconds / len(rows) * (total - len(rows)):.0f} s left" if rows else ""
         tell(f"4 of 4: iteration {min(len(rows) + 1, total)} of {total}{left}")
 
-    launch(config.parallel.processes, iterations.__name__, [str(folder)], folder, look)
+    launch(config.parallel.processes, worker.__name__, [str(folder)], folder, look)
 
 
 def measured(config: RecipeConfig, folder: Path, plan: Plan) -> dict[str, Any]:

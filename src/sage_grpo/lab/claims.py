@@ -283,7 +283,7 @@ def _weight(results: Results) -> list[Claim]:
     n = len(ends[signs[0]])
 
     def off_target(name: str) -> dict[int, float]:
-        late = results.late(name, "approx_kl", 20)
+        late = results.late(name, "kl/penalty", 20)
         return {seed: abs(math.log(max(value, 1e-12) / TARGET)) for seed, value in late.items()}
 
     return [

@@ -36,7 +36,7 @@ RATES = (7.5e-5, 1.5e-4, 3e-4, 6e-4)
 KEPT = 3  # candidates of an objective that are tried on a second seed
 LOOKS = 5  # at the reward, on the way to the end of a budget
 
-# What all of them share: 32 videos an iteration of five steps of second order, of which the best and worst two of each
+# What all of them share: 32 videos per iteration of five steps of second order, of which the best and worst two of each
 # eight are trained, in one update.
 COMMON: Overrides = (*FEWER, *SELECT, *SECOND, "policy.num_iterations=1")
 COMMON = (*COMMON, "policy.timestep_fraction=1.0", "policy.clip=null", *KL_SHARE)
@@ -103,7 +103,7 @@ GROUPS = {
 
 def setting(name: str, group: str = "once") -> Overrides:
     """Return the overrides of an objective, without what is searched."""
-    kind = NOISED if OBJECTIVES[name].noised else ON_STEPS
+    kind = NOISED if OBJECTIVES[name].renoised else ON_STEPS
     pairs = ("policy.select=1", "policy.batch_size=8", "kl.share=1") if OBJECTIVES[name].paired else ()
     return (*COMMON, *kind, *pairs, *GROUPS[group].changed, f"policy.objective={name}")
 

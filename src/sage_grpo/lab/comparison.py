@@ -79,7 +79,7 @@ def policy_charts(curve: Callable[[str, str], Curve]) -> list[Chart]:
             "Distance of the policy",
             "iteration",
             "KL per element",
-            [curve("kl_moving", "to the moving anchor"), curve("drift/kl_initial", "to the initial policy")],
+            [curve("kl/anchor", "to the moving anchor"), curve("drift/kl_initial", "to the initial policy")],
         ),
         Chart(
             "Drift, relative to the start",

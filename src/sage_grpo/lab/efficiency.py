@@ -59,7 +59,7 @@ VARIED: dict[str, Overrides] = {
 SETTINGS: dict[str, Overrides] = {PAPER: ()} | IN_TURN | VARIED
 SAID = {
     PAPER: "lab-paper",
-    "fewer-videos": "+ 32 videos an iteration, not 64",
+    "fewer-videos": "+ 32 videos per iteration, not 64",
     "window": "+ one stochastic step, one update a rollout",
     "range": "+ not the first quarter of the steps",
     "second-order": "+ five steps of second order, not eight of first",
@@ -166,7 +166,7 @@ def judge(runs: Runs, rates: Mapping[str, float]) -> list[Outcome]:
 
 def as_markdown(outcomes: Sequence[Outcome]) -> str:
     """Two tables: what it takes to reach the paper's reward, and where runs end."""
-    until = ["| setting | passes a video | times fewer passes | distance then | diversity then |", "|---" * 5 + "|"]
+    until = ["| setting | passes per video | times fewer passes | distance then | diversity then |", "|---" * 5 + "|"]
     ends = ["| setting | learning rate | reward | followed | distance | diversity |", "|---" * 6 + "|"]
     for o in outcomes:
         if o.times_fewer:

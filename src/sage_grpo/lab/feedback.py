@@ -67,7 +67,7 @@ class Held:
 
 def kl_means(run: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Return iterations (n,) and the mean KL of the last `HISTORY` updates at each of them (n,)."""
-    points = np.array(run["curves"]["approx_kl"], dtype=float)
+    points = np.array(run["curves"]["kl/penalty"], dtype=float)
     means = np.convolve(points[:, 1], np.ones(_rows()) / _rows(), mode="valid")
     return points[_rows() - 1 :, 0], means
 
@@ -80,7 +80,7 @@ def _rows() -> int:
 def held(run: Mapping[str, Any]) -> Held:
     """Judge one run by the last half of its iterations."""
     at, means = kl_means(run)
-    points = np.array(run["curves"]["approx_kl"], dtype=float)
+    points = np.array(run["curves"]["kl/penalty"], dtype=float)
     half = run["iterations"] / 2
     late = means[at - _rows() >= half]
     return Held(

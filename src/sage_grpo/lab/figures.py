@@ -69,7 +69,7 @@ def figure_7(results: Results, path: Path) -> None:
         "lambda-lagrangian": ("feedback, Lagrangian", BLUE),
         "lambda-paper": ("feedback, as printed", VERMILION),
     }
-    panels = {"reward/mean": "reward of rollouts", "kl_weight": "weight λ", "approx_kl": "KL of an update"}
+    panels = {"reward/mean": "reward of rollouts", "kl_weight": "weight λ", "kl/penalty": "KL of an update"}
     results = results.common(names)
     title = f"Schedules and feedback for the KL weight (mean ± standard error over {seeds_of(results)})"
     with drawn(path, 3.6, title) as figure:
@@ -140,7 +140,7 @@ def frontier(results: Results, path: Path) -> None:
         for prompts, marker in zip(PROMPTS, ("v", "^"), strict=True)
     }
     results = results.common([*strategies, *sizes])
-    titles = ("KL strategies at equal iterations", "learning rate and videos an iteration, at equal cost")
+    titles = ("KL strategies at equal iterations", "learning rate and videos per iteration, at equal cost")
     title = f"Accuracy and reward against drift (mean ± standard error over {seeds_of(results)})"
     with drawn(path, 7.5, title) as figure:
         axes = figure.subplots(2, 2, sharex=True, sharey="row")

@@ -30,7 +30,7 @@ MATCHED = {"flow": "sage", "sage": "cps"}
 RATES = (1e-4, 3e-4, 1e-3)  # learning rates, against these prompts an iteration, of `GENERATIONS` videos each
 PROMPTS, GENERATIONS = (4, 16), 8
 TARGET = 1e-4  # of the KL, for the feedback on λ
-NO_KL = ["kl.anchor=none", "kl.beta_velocity=0"]
+NO_KL = ["kl.anchor=none", "kl.old_weight=0"]
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ def experiments(matched: Mapping[str, float]) -> dict[str, Experiment]:
         vary(f"matched-{name}", f"sampling.kernel={name}", f"sampling.eta={eta}")
     vary("noisy-end-sage", "sampling.last_step=kernel")
     vary("kl-none", *NO_KL)
-    vary("kl-fixed", "kl.anchor=fixed", "kl.beta_velocity=0")
-    vary("kl-step", "kl.anchor=none", "kl.beta_velocity=1")
-    vary("kl-moving", "kl.anchor=moving", "kl.beta_velocity=0")
+    vary("kl-fixed", "kl.anchor=fixed", "kl.old_weight=0")
+    vary("kl-step", "kl.anchor=none", "kl.old_weight=1")
+    vary("kl-moving", "kl.anchor=moving", "kl.old_weight=0")
     vary("lambda-two-stage", "kl.warmup=40", "kl.low=0.005")
     for sign in ("lagrangian", "paper"):
         vary(f"lambda-{sign}", f"kl.feedback={sign}", "kl.low=0.005", "kl.high=5", f"kl.target={TARGET}", "kl.warmup=0")
@@ -98,7 +98,7 @@ CURVES = (
     "reward/mean",
     "reward/std",
     "kl_weight",
-    "approx_kl",
+    "kl/penalty",
     "clip_frac",
     "ratio_mean",
     "drift/base_error",

@@ -114,7 +114,7 @@ def gradient_by_step(kernel: str, *, equalize: bool, iterations: int = 3) -> dic
             f"policy.num_minibatches={trained}",
             "policy.max_grad_norm=1e9",
             "kl.anchor=none",
-            "kl.beta_velocity=0",
+            "kl.old_weight=0",
             "policy.clip=1.0",
         ],
     )

@@ -84,7 +84,15 @@ def judge(runs: Runs, found: Mapping[str, Overrides], passes: Mapping[str, float
 
 def as_markdown(outcomes: Sequence[Compared]) -> str:
     """A star marks a difference to the first objective whose corrected p is below 0.05."""
-    head = ["objective", "passes a video", "thousand passes until half", "reward", "followed", "distance", "diversity"]
+    head = [
+        "objective",
+        "passes per video",
+        "thousand passes until half",
+        "reward",
+        "followed",
+        "distance",
+        "diversity",
+    ]
     rows, found = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"], []
     for o in outcomes:
         arrived = f" ({o.reached} of {o.seeds})" if o.reached < o.seeds else ""

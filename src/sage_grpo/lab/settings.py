@@ -21,7 +21,7 @@ from sage_grpo.tune.candidates import AROUND
 from sage_grpo.tune.halving import best, rungs, search, tail_mean
 
 RECIPE = "lab-paper-fast"
-KEPT = ("reward/mean", "reward/std", "approx_kl", "drift/base_error", "drift/diversity")
+KEPT = ("reward/mean", "reward/std", "kl/penalty", "drift/base_error", "drift/diversity")
 MEASURED = ("reward", "accuracy", "distance", "diversity")
 SMOOTH = 12  # iterations that a point of a curve is the mean of
 
@@ -173,7 +173,7 @@ def draw(setting: Setting, runs: Sequence[Sequence[dict[str, Any]]], path: Path)
     places = setting.drawn or tuple(range(len(setting.values)))
     panels = (
         ("reward/mean", "reward of rollouts"),
-        ("approx_kl", "KL to the anchor"),
+        ("kl/penalty", "KL to the anchor"),
         ("drift/diversity", "diversity, relative to the start"),
     )
     with drawn(path, 3.4, setting.title) as figure:
@@ -184,7 +184,7 @@ def draw(setting: Setting, runs: Sequence[Sequence[dict[str, Any]]], path: Path)
                 length = min(map(len, curves))
                 mean = np.mean([curve[:length] for curve in curves], axis=0)
                 ax.plot(*smoothed(mean), color=colour, linewidth=2, label=f"{setting.values[place]:g}")
-            if key == "approx_kl":
+            if key == "kl/penalty":
                 ax.set_yscale("log")
             ax.set(title=label, xlabel="share of the run")
         lines, labels = figure.axes[0].get_legend_handles_labels()

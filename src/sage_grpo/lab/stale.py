@@ -1,38 +1,39 @@
-"""Rollouts that a policy of some iterations ago made: what a trainer gets whose videos are made elsewhere."""
+"""Rollouts of a policy of some iterations ago: what a trainer gets whose videos are made elsewhere."""
 
 from collections import deque
 from typing import Any, ClassVar
 
-from sage_grpo.core.loop import Lesson, Loop
-from sage_grpo.core.update import UpdateResult
+from torch import Tensor
+
+from sage_grpo.core.loop import Loop
+from sage_grpo.core.rollout import Trajectory
+from sage_grpo.core.selection import TrainBatch
 from sage_grpo.training.trainer import Trainer
 
 
 class StaleLoop(Loop):
-    """Learns from what was prepared `staleness` iterations before. Until then it learns nothing.
+    """Trains on what was prepared `staleness` iterations before. Until then it trains on nothing.
 
-    Nothing is approximated: old velocities are those of the policy that made the videos, asked when it made them.
+    Nothing is approximated: old velocities are those of the policy that made the videos, from when it made them.
     """
 
     staleness = 0
 
     def __init__(self, *parts: Any, **named: Any) -> None:
         super().__init__(*parts, **named)
-        self._waiting = deque[Lesson]()
+        self._waiting = deque[tuple[list[TrainBatch], int]]()
 
     @property
-    def makes_its_own(self) -> bool:
+    def on_policy(self) -> bool:
         return False
 
     @property
-    def asks_old(self) -> bool:
-        return self.objective.noised
+    def needs_old_velocity(self) -> bool:
+        return self.objective.renoised
 
-    def learn(self, lesson: Lesson) -> list[UpdateResult]:
-        self._waiting.append(lesson)
-        if len(self._waiting) <= self.staleness:
-            return []
-        return super().learn(self._waiting.popleft())
+    def prepare(self, paths: list[Trajectory], advantage: Tensor, used: Tensor) -> tuple[list[TrainBatch], int]:
+        self._waiting.append(super().prepare(paths, advantage, used))
+        return self._waiting.popleft() if len(self._waiting) > self.staleness else ([], 0)
 
 
 class StaleTrainer(Trainer):

@@ -13,7 +13,7 @@ Reduction = Literal["mean", "sum"]
 
 
 def reduce(x: Tensor, reduction: Reduction = "mean") -> Tensor:
-    """One number a sample. The mean acts as a temperature of $1/D$ (what all reference code does)."""
+    """One number per sample. The mean acts as a temperature of $1/D$ (what all reference code does)."""
     flat = x.flatten(1)
     return flat.mean(1) if reduction == "mean" else flat.sum(1)
 

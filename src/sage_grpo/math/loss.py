@@ -1,35 +1,19 @@
-"""The loss of one sample at one timestep."""
+"""The trust region's penalty, and the whole loss of a video at one timestep."""
 
-import torch
 from torch import Tensor
 
 
-def clipped(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    """Where the clip holds the policy back: no gradient flows from these samples."""
-    ratio = log_ratio.double().exp()
-    return ((ratio > 1 + clip) & (advantage > 0)) | ((ratio < 1 - clip) & (advantage < 0))
+def dual_kl(anchor: Tensor, old: Tensor, anchor_weight: float, old_weight: float) -> Tensor:
+    r"""Return the penalty of the dual trust region (Eq. 14 / 40), from the KL to the anchor and to the old policy.
 
+    $$L_\mathrm{KL} = w_\mathrm{anchor}\,\mathrm{KL}(\theta\Vert\mathrm{anchor})
+    + w_\mathrm{old}\,\mathrm{KL}(\theta\Vert\mathrm{old})$$
 
-def surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    r"""The clipped form of Eq. 4, with the ratio $\rho$ and the clip range $c$.
-
-    $$-\min\left(\rho A,\ \mathrm{clip}(\rho,\ 1-c,\ 1+c)\,A\right)$$
-
-    In float64: with mean reduction ratios differ from 1 by 1e-5, where float32 has two digits left.
+    The paper calls the first the position term and the second the velocity term.
     """
-    ratio = log_ratio.double().exp()
-    return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
-
-
-def dual_kl(position: Tensor, velocity: Tensor, beta_position: float, beta_velocity: float) -> Tensor:
-    r"""Eq. 14 / 40, with the KL to the anchor (`position`) and to the previous policy (`velocity`).
-
-    $$L_\mathrm{KL} = \beta_\mathrm{pos}\,\mathrm{KL}(\theta\Vert\mathrm{anchor})
-    + \beta_\mathrm{vel}\,\mathrm{KL}(\theta\Vert\mathrm{previous})$$
-    """
-    return beta_position * position + beta_velocity * velocity
+    return anchor_weight * anchor + old_weight * old
 
 
 def sage_loss(policy: Tensor, equalizer: float, kl_weight: float, kl: Tensor) -> Tensor:
-    r"""Eq. 43 with the sign of the KL corrected: $S_t\cdot\mathrm{surrogate} + \lambda L_\mathrm{KL}$."""
+    r"""Return the loss per video (B,), $S_t\,L_\mathrm{policy} + \lambda L_\mathrm{KL}$: Eq. 43, its sign corrected."""
     return equalizer * policy + kl_weight * kl

@@ -6,14 +6,14 @@ from sage_grpo.math.gaussian import Reduction, difference, reduce
 
 
 def matching_error(v: Tensor, noise: Tensor, clean: Tensor, reduction: Reduction = "mean") -> Tensor:
-    r"""$\ell(v) = \lVert v - v^*\rVert^2$ a video, in float64."""
+    r"""Return $\ell(v) = \lVert v - v^*\rVert^2$ per video (B,), in float64."""
     return reduce(difference(v, noise - clean).double().square(), reduction)
 
 
-def likelier(v: Tensor, v_old: Tensor, noise: Tensor, clean: Tensor, reduction: Reduction = "mean") -> Tensor:
-    r"""$\ell(v_\mathrm{old}) - \ell(v)$: how much better than before the network matches the video.
+def matching_log_ratio(v: Tensor, v_old: Tensor, noise: Tensor, clean: Tensor, reduction: Reduction = "mean") -> Tensor:
+    r"""Return $\ell(v_\mathrm{old}) - \ell(v)$ per video (B,): how much better than before the network matches it.
 
-    From the difference $\delta$ of the velocities, so that it is exactly 0 when they agree:
+    Computed from the difference $\delta$ of the velocities, so that it is exactly 0 when they agree:
     $-\langle\delta, \delta + 2(v_\mathrm{old} - v^*)\rangle$.
     """
     delta = difference(v, v_old).double()

@@ -10,10 +10,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from sage_grpo.core.protocols import Exchange, Prompt
-from sage_grpo.models import tiny, unpadded
+from sage_grpo.models import hunyuan15_transformer, tiny
 from sage_grpo.models.base import JOINT_ATTENTION, ModelError
-from sage_grpo.models.shared_tokens import JointAttention, check_sharing
-from sage_grpo.models.texts import COUNT, OwnLengths
+from sage_grpo.models.context_parallel import JointAttention, check_sharing
+from sage_grpo.models.ragged_text import COUNT, OwnLengths
 from sage_grpo.registry import model
 
 
@@ -74,7 +74,7 @@ class HunyuanVideo15(OwnLengths):
             )
         pipe.guider = guider.new(guidance_scale=self.guidance_scale)
         self._attend(JointAttention())
-        unpadded.install(pipe.transformer)
+        hunyuan15_transformer.install(pipe.transformer)
 
     def _attend(self, processor: JointAttention) -> None:
         for block in self.pipe.transformer.transformer_blocks:

@@ -1,7 +1,7 @@
 """LTX-2: video and sound from one denoiser, which hears what it draws. Latents are two rows of tokens, made one.
 
 Guidance is classifier-free alone, with a scale for each of the two. What the pipeline adds by default (spatio-temporal
-and modality guidance, rescaling) costs up to two further passes a step, and is left out of training and sampling.
+and modality guidance, rescaling) costs up to two further passes per step, and is left out of training and sampling.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ from torch import Tensor
 from sage_grpo.core.latents import LatentParts
 from sage_grpo.core.protocols import Exchange, Prompt, Videos
 from sage_grpo.models import tiny
+from sage_grpo.models.context_parallel import check_sharing, cut, share_by_plan
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.ltx import GivenFirstFrame, LTXVideo
-from sage_grpo.models.shared_tokens import check_sharing, cut, share_by_plan
 from sage_grpo.registry import model
 
 VIDEO, SOUND = "video", "sound"

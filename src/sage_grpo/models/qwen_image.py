@@ -10,8 +10,8 @@ from torch import Tensor
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.models import tiny
 from sage_grpo.models.base import JOINT_ATTENTION
-from sage_grpo.models.pictures import refuse_frames
-from sage_grpo.models.texts import OwnLengths, lengths_of
+from sage_grpo.models.image_models import refuse_frames
+from sage_grpo.models.ragged_text import OwnLengths, lengths_of
 from sage_grpo.registry import model
 
 

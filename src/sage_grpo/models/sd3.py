@@ -9,7 +9,7 @@ from torch import Tensor
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.models import tiny
 from sage_grpo.models.base import JOINT_ATTENTION, DiffusersModel
-from sage_grpo.models.pictures import refuse_frames, tiny_vae
+from sage_grpo.models.image_models import refuse_frames, tiny_vae
 from sage_grpo.registry import model
 
 

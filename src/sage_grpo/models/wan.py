@@ -13,7 +13,7 @@ from torch import Tensor
 from sage_grpo.core.protocols import Exchange, Prompt
 from sage_grpo.models import tiny
 from sage_grpo.models.base import DiffusersModel, ModelError
-from sage_grpo.models.shared_tokens import check_sharing, share_by_plan
+from sage_grpo.models.context_parallel import check_sharing, share_by_plan
 from sage_grpo.registry import model
 
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.models import tiny
-from sage_grpo.models.pictures import refuse_frames, tiny_vae
-from sage_grpo.models.texts import OwnLengths, lengths_of
+from sage_grpo.models.image_models import refuse_frames, tiny_vae
+from sage_grpo.models.ragged_text import OwnLengths, lengths_of
 from sage_grpo.registry import model
 
 

@@ -87,13 +87,13 @@ class Experiment:
 
 def kl_overrides(variant: str, recipe: RecipeConfig) -> tuple[str, ...]:
     """Return the settings of one KL strategy; the weight λ and its schedule stay the recipe's."""
-    velocity = recipe.kl.beta_velocity or 0.1
+    velocity = recipe.kl.old_weight or 0.1
     return {
-        NO_KL: ("kl.anchor=none", "kl.beta_velocity=0"),
-        FIXED: ("kl.anchor=fixed", "kl.beta_velocity=0"),
-        STEPWISE: ("kl.anchor=none", "kl.beta_velocity=1"),
-        MOVING: ("kl.anchor=moving", "kl.beta_velocity=0"),
-        DUAL: ("kl.anchor=moving", f"kl.beta_velocity={velocity:g}"),
+        NO_KL: ("kl.anchor=none", "kl.old_weight=0"),
+        FIXED: ("kl.anchor=fixed", "kl.old_weight=0"),
+        STEPWISE: ("kl.anchor=none", "kl.old_weight=1"),
+        MOVING: ("kl.anchor=moving", "kl.old_weight=0"),
+        DUAL: ("kl.anchor=moving", f"kl.old_weight={velocity:g}"),
     }[variant]
 
 

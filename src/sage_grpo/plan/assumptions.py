@@ -120,7 +120,7 @@ SCORE = Assumption(
     "An estimate by hand for a scorer of two billion parameters; several scorers take longer.",
 )
 DISK = Assumption(
-    "bytes a second between a node and its disk: checkpoints, encoders, base weights of the gauge",
+    "bytes per second between a node and its disk: checkpoints, encoders, base weights of the gauge",
     1e9,
     2e9,
     6e9,

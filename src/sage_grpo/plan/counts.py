@@ -1,4 +1,4 @@
-"""How often an iteration asks the network, from the settings alone."""
+"""How often an iteration evaluates the network, from the settings alone."""
 
 import math
 from dataclasses import dataclass

@@ -40,7 +40,7 @@ PHASES: dict[Phase, tuple[str, ...]] = {  # which parts of the memory each phase
     "step": (
         "latents of the trajectory",
         "conditions",
-        "videos noised anew",
+        "renoised videos",
         "velocities of the anchor",
         "gradients",
         "scratch of the optimizer",
@@ -48,7 +48,7 @@ PHASES: dict[Phase, tuple[str, ...]] = {  # which parts of the memory each phase
     "train": (
         "latents of the trajectory",
         "conditions",
-        "videos noised anew",
+        "renoised videos",
         "velocities of the anchor",
         "gradients",
         "activations",
@@ -147,7 +147,7 @@ def reward_bytes(config: RecipeConfig) -> tuple[int, tuple[str, ...]]:
         if size is None:
             unknown.append(entry.type)
         device = entry.options.get("device")
-        beside = torch.device(device) != HOST if device else bool(scorer and scorer.goes_with_videos)
+        beside = torch.device(device) != HOST if device else bool(scorer and scorer.follows_videos_device)
         total += (size or 0) if beside else 0
     return total, tuple(dict.fromkeys(unknown))
 
@@ -185,10 +185,7 @@ def memory(
         "activations": round(passes.training.memory),
         "activations of a rollout": round(passes.forward.memory),
         "latents of the trajectory": videos * latents * (steps * (2 * FLOAT + answer) + FLOAT),
-        "videos noised anew": videos
-        * latents
-        * (policy.points or 0)
-        * (2 * FLOAT + (answer if old_steps(config) else 0)),
+        "renoised videos": videos * latents * (policy.points or 0) * (2 * FLOAT + (answer if old_steps(config) else 0)),
         "velocities of the anchor": anchored // policy.num_minibatches,
         "conditions": videos * condition_bytes,
         "videos": decoded * frames,  # until they are scored and seen

@@ -12,7 +12,7 @@ from sage_grpo.plan.sweep import PAYS, Cell
 
 
 def draw_sweep(cells: Sequence[Cell], title: str, path: Path) -> None:
-    said = "grey ring: more videos an iteration than the recipe's; ✕: memory does not suffice"
+    said = "grey ring: more videos per iteration than the recipe's; ✕: memory does not suffice"
     with drawn(path, 4.4, f"{title}; {said}") as figure:
         _panels(figure, cells)
 
@@ -46,7 +46,7 @@ def _panels(figure: Figure, cells: Sequence[Cell]) -> None:
             color=GREY,
             fontsize=8,
         )
-    axes[0].set(title="Seconds an iteration", yscale="log")
+    axes[0].set(title="Seconds per iteration", yscale="log")
     axes[1].set(title="Videos a GPU-hour", ylim=(0, None))
     for axis in axes:
         axis.set_xscale("log", base=2)

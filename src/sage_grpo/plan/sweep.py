@@ -47,7 +47,7 @@ def parse_sweep(texts: Sequence[str]) -> dict[str, list[int]]:
 
 
 def laid_out(config: RecipeConfig, gpus: int, sequence: int, replicate: int) -> RecipeConfig:
-    """The recipe's own videos an iteration where they divide; smaller batches, then more videos where they do not."""
+    """The recipe's own videos per iteration where they divide; smaller batches, then more videos where they do not."""
     group, values = config.policy.num_generations, config.model_dump()
     if gpus % (sequence * replicate):
         raise ConfigError(f"{sequence} × {replicate} do not divide {gpus} GPUs")

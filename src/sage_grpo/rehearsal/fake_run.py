@@ -51,7 +51,6 @@ def phases(model: Any) -> dict[CodeType, str]:
         check_direction: "checks",
         check_training: "checks",
         Loop.prepare: "update",
-        Loop.learn: "update",
         update: "update",
         CopyBank.save: "copies",
         WeightAverage.on_start: "copies",

@@ -139,7 +139,7 @@ def cached_bytes() -> int:
 def run_stage(name: str, folder: Path) -> Stage:
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
     done = subprocess.run(
-        [sys.executable, "-m", "sage_grpo.rehearsal.stage", name, str(folder)],
+        [sys.executable, "-m", "sage_grpo.rehearsal.stage_worker", name, str(folder)],
         env=os.environ | {"PYTHONPATH": paths},
         capture_output=True,
         text=True,

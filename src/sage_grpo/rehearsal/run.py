@@ -12,7 +12,7 @@ from sage_grpo.inference.export import export_run
 from sage_grpo.inference.sample import open_source, sample_videos, write_samples
 from sage_grpo.progress import Tell
 from sage_grpo.registry import resolve_model
-from sage_grpo.rehearsal import iterations
+from sage_grpo.rehearsal import worker
 from sage_grpo.rehearsal.toy import Rehearsal, find_monitors, find_prompts, find_rewards, shrink
 from sage_grpo.training import build
 from sage_grpo.weights.export import load_adapters
@@ -41,7 +41,7 @@ def rehearse(
         with record.phase("checkpoint of the same classes"):
             adapter.tiny().save_pretrained(str(folder / "checkpoint"))
     if small.parallel.processes == 1:
-        iterations.run_iterations(config, small, folder, record, lambda text: tell(f"2 of 4: {text}"), console)
+        worker.run_iterations(config, small, folder, record, lambda text: tell(f"2 of 4: {text}"), console)
     else:
         _launch(config, small, folder, record, tell)
 
@@ -64,16 +64,16 @@ def rehearse(
 def _launch(config: RecipeConfig, small: RecipeConfig, folder: Path, record: Rehearsal, tell: Tell) -> None:
     find_rewards(config, record)  # what is wrong with them comes before anything is started
     find_prompts(config, folder, record)
-    (folder / iterations.ORIGINAL).write_text(dump_recipe(config))
-    (folder / iterations.SMALL).write_text(dump_recipe(small))
-    progress = folder / iterations.PROGRESS
+    (folder / worker.ORIGINAL).write_text(dump_recipe(config))
+    (folder / worker.SMALL).write_text(dump_recipe(small))
+    progress = folder / worker.PROGRESS
 
     def look() -> None:
         doing = progress.read_text() if progress.exists() else "starting"
         tell(f"2 of 4, {small.parallel.processes} processes: {doing}")
 
-    launch(small.parallel.processes, iterations.__name__, [str(folder)], folder, look)
-    answer = json.loads((folder / iterations.RECORD).read_text())
+    launch(small.parallel.processes, worker.__name__, [str(folder)], folder, look)
+    answer = json.loads((folder / worker.RECORD).read_text())
     record.covered |= answer["covered"]
     record.facts |= answer["facts"]
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sage_grpo.runs.private import clean_settings
 from sage_grpo.runs.read import DEFAULTS, PLACES, RunRecord
+from sage_grpo.runs.redact import clean_settings
 
 MISSING = object()
 

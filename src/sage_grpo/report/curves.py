@@ -51,7 +51,7 @@ FIXED = (
     Plot(
         "KL",
         "KL per element",
-        {"kl_moving": "to the anchor", "kl_stepwise": "to the rollout policy"},
+        {"kl/anchor": "to the anchor", "kl/old": "to the rollout policy"},
         log=True,
         named=True,
     ),

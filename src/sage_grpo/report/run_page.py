@@ -24,8 +24,8 @@ from sage_grpo.report.run_tables import (
     throughput_tables,
 )
 from sage_grpo.report.strips import VideoSelection, choose
-from sage_grpo.runs.private import clean_command, clean_text
 from sage_grpo.runs.read import Column, RunRecord, duration
+from sage_grpo.runs.redact import clean_command, clean_text
 
 
 @dataclass(frozen=True)

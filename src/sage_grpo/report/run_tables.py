@@ -12,11 +12,11 @@ from sage_grpo.report.cost import Cost
 from sage_grpo.report.curves import band_of
 from sage_grpo.report.figures import Alarms, Trend, last_of
 from sage_grpo.report.page import Details, PageTable
-from sage_grpo.runs.private import clean_recipe
 from sage_grpo.runs.read import DEFAULTS, RunRecord, duration, when
+from sage_grpo.runs.redact import clean_recipe
 
 MOST_ALARMS, MOST_GAPS = 50, 20  # rows
-ENDS = {"approx_kl": "KL", "clip_frac": "clipped", "drift/base_error": "base error", "drift/diversity": "diversity"}
+ENDS = {"kl/penalty": "KL", "clip_frac": "clipped", "drift/base_error": "base error", "drift/diversity": "diversity"}
 PHASES = {"rollout": "rollouts, rewards and gauge", "update": "updates", "between": "samples, checkpoints, start"}
 
 

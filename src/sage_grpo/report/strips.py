@@ -39,7 +39,7 @@ def file_of(run: RunRecord, iteration: int, number: int) -> Path | None:
 
 
 def rows_of(runs: Sequence[RunRecord], subject: tuple[str, int], iterations: Sequence[int]) -> Rows:
-    """The files of one prompt and seed, a row a run."""
+    """The files of one prompt and seed, a row per run."""
     rows = []
     for run in runs:
         number = subjects(run).get(subject)

@@ -45,7 +45,7 @@ class AlignmentReward(VideoScorer):
     """Cosine of the prompt and what a classifier sees, from −1 to 1; unrelated pictures come to about 0.1 to 0.3."""
 
     names = ("alignment",)
-    goes_with_videos = True
+    follows_videos_device = True
 
     def __init__(self, *, frames: int = 4, device: str | None = None) -> None:
         if frames < 1:

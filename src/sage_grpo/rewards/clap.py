@@ -64,7 +64,7 @@ class CLAPReward(SoundScorer):
     def _load(source: str, **how: Any) -> tuple[Any, Any]:
         return ClapModel.from_pretrained(source, **how)  # type: ignore[no-any-return]
 
-    def looks_at(self, frames: int) -> list[int]:
+    def frame_indices(self, frames: int) -> list[int]:
         return [0]  # none, but a video without any would be masked
 
     def score_clip(self, clip: Clip, prompt: Prompt) -> list[float]:

@@ -30,7 +30,7 @@ class CLIPReward(VideoScorer):
 
     names: tuple[str, ...] = ("clip",)
     device_bytes = 1_710_000_000  # of its weights: what a plan counts
-    goes_with_videos = True
+    follows_videos_device = True
     default_path = default_processor = "openai/clip-vit-large-patch14"
 
     def __init__(
@@ -73,13 +73,13 @@ class CLIPReward(VideoScorer):
     def _load(source: str, **how: Any) -> tuple[Any, Any]:
         return CLIPModel.from_pretrained(source, **how)  # type: ignore[no-any-return]
 
-    def looks_at(self, frames: int) -> list[int]:
+    def frame_indices(self, frames: int) -> list[int]:
         return frame_numbers(frames, self.frames)
 
     @torch.no_grad()
     def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
         self.model.to(self.device or frames.device)
-        return [float(self.cosines(frames[self.looks_at(len(frames))], bounded(prompt.text)).mean())]
+        return [float(self.cosines(frames[self.frame_indices(len(frames))], bounded(prompt.text)).mean())]
 
     def cosines(self, pictures: Tensor, text: str) -> Tensor:
         """Return cosines (N,) of a text and each picture (N, H, W, 3)."""

@@ -53,7 +53,7 @@ def heard(frames: Tensor, prompts: Sequence[Prompt]) -> Videos:
 
 def scored(reward: Reward, frames: Tensor, prompts: Sequence[Prompt]) -> Scores:
     """As a run asks. One that does not listen is given frames alone."""
-    return reward.begin(heard(frames, prompts) if reward.hears else Videos(frames), prompts)()
+    return reward.submit(heard(frames, prompts) if reward.uses_audio else Videos(frames), prompts)()
 
 
 def _video(number: int, words: str) -> Tensor:
@@ -78,7 +78,7 @@ def same(scores: Scores, expected: Scores, what: str) -> None:
 def well_formed(scores: Scores, reward: Reward, count: int) -> None:
     shape = (count, len(reward.names))
     assert tuple(scores.values.shape) == tuple(scores.valid.shape) == shape, (
-        f"one row a video, one column a name: {shape}"
+        f"one row per video, one column per name: {shape}"
     )
     assert scores.values.dtype == torch.float64, f"values are {scores.values.dtype}, not float64"
     assert scores.valid.dtype == torch.bool, f"valid is {scores.valid.dtype}, not bool"
@@ -151,7 +151,7 @@ def check_broken(reward: Reward) -> None:
     whole = scored(reward, videos, prompts)
     if not isinstance(reward, VideoScorer):  # a scorer with a way of its own: nothing to break it by
         return
-    way = "score_clip" if reward.hears else "score_video"
+    way = "score_clip" if reward.uses_audio else "score_video"
     inner = getattr(reward, way)
 
     def failing(faulty: set[int], how: Callable[[], Numbers]) -> Callable[[Any, Prompt], Numbers]:
@@ -201,7 +201,7 @@ def check_long_prompt(reward: Reward) -> None:
 def check_frames(reward: Reward) -> None:
     """Frames that it says it does not need change nothing: a fleet is sent the others alone."""
     videos, prompts = material()
-    needed = reward.looks_at(FRAMES)
+    needed = reward.frame_indices(FRAMES)
     if needed is not None:
         black = torch.zeros_like(videos)
         black[:, list(needed)] = videos[:, list(needed)]
@@ -213,8 +213,8 @@ def check_frames(reward: Reward) -> None:
 def check_silent(reward: Reward) -> None:
     """A video without sound is masked by those that listen, and scored the same by those that do not."""
     videos, prompts = material()
-    with_sound, without = (reward.begin(v, prompts)() for v in (heard(videos, prompts), Videos(videos)))
-    if reward.hears:
+    with_sound, without = (reward.submit(v, prompts)() for v in (heard(videos, prompts), Videos(videos)))
+    if reward.uses_audio:
         assert not without.valid.any(), "it listens, and has a score where there is nothing to hear"
     else:
         same(with_sound, without, "with sound beside the frames")

@@ -42,7 +42,7 @@ class CutsReward(VideoScorer):
     """From −1, a sure cut, to 0, none."""
 
     names = ("cuts",)
-    goes_with_videos = True
+    follows_videos_device = True
 
     def __init__(self, *, padded: bool = True, device: str | None = None) -> None:
         """`padded`: the first and last frame are held for a second, as by the network's authors."""

@@ -25,7 +25,7 @@ class DiversityReward(Reward):
     """Mean distance of each video to the others of its prompt, 0 for copies; a video alone is masked."""
 
     names = ("diversity",)
-    goes_with_videos = True
+    follows_videos_device = True
     groupwise = True
 
     def __init__(self, *, frames: int = 4, side: int = 256, device: str | None = None) -> None:
@@ -51,12 +51,12 @@ class DiversityReward(Reward):
                     values[members, 0] = self._distances(videos[members].to(device))
         return Scores.of(values)
 
-    def looks_at(self, frames: int) -> list[int]:
+    def frame_indices(self, frames: int) -> list[int]:
         return frame_numbers(frames, self.frames)
 
     def _distances(self, videos: Tensor) -> Tensor:
         """Return each video's mean distance to the others."""
-        numbers = self.looks_at(videos.shape[1])
+        numbers = self.frame_indices(videos.shape[1])
         features = [self.lpips.features(shrunk(video[numbers], self.side)) for video in videos]
         table = torch.zeros(len(videos), len(videos), dtype=torch.float64)
         for i, j in itertools.combinations(range(len(videos)), 2):

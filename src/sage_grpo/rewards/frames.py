@@ -55,7 +55,7 @@ class VideoScorer(Reward, ABC):
 
     @abstractmethod
     def score_video(self, frames: Tensor, prompt: Prompt) -> Sequence[float | None]:
-        """One number a name for uint8 frames (F, H, W, 3); None where this video has no such score."""
+        """One number per name for uint8 frames (F, H, W, 3); None where this video has no such score."""
 
     @classmethod
     @abstractmethod

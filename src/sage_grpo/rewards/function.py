@@ -26,19 +26,19 @@ class FunctionReward(Reward):
         code = getattr(function, "__code__", None)
         self._takes = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) if code else set()
         self._takes_all = bool(code and code.co_flags & 0x08)  # **columns
-        self.hears = "sound" in self._takes
+        self.uses_audio = "sound" in self._takes
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
         return self._asked(Videos(videos), prompts)
 
-    def begin(self, videos: Videos, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
+    def submit(self, videos: Videos, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
         return partial(self._asked, videos, prompts)
 
     def _asked(self, videos: Videos, prompts: Sequence[Prompt]) -> Scores:
         shared = set.intersection(*(set(prompt.columns) for prompt in prompts)) if prompts else set()
         names = shared if self._takes_all else shared & self._takes
         columns: dict[str, Any] = {name: [p.columns[name] for p in prompts] for name in sorted(names)}
-        if self.hears and videos.sound is None and "sound" not in columns:
+        if self.uses_audio and videos.sound is None and "sound" not in columns:
             return Scores.failed(len(videos), 1)
         made = {"sound": videos.sound, "sample_rate": videos.sample_rate, "frame_rate": videos.frame_rate}
         columns = {name: value for name, value in made.items() if name in self._takes} | columns
@@ -66,37 +66,39 @@ class CompositeReward(Reward):
     def __init__(self, rewards: Sequence[Reward]) -> None:
         self.rewards = list(rewards)
         self.names = tuple(name for reward in rewards for name in reward.names)
-        self.waited = 0.0  # seconds that the caller stood still for scores
+        self.wait_seconds = 0.0  # seconds that the caller stood still for scores
         self.groupwise = any(reward.groupwise for reward in rewards)
-        self.hears = any(reward.hears for reward in rewards)
+        self.uses_audio = any(reward.uses_audio for reward in rewards)
         self.lower_is_better = tuple(name for reward in rewards for name in reward.lower_is_better)
         self.laboratory = any(reward.laboratory for reward in rewards)
         self.device_bytes = sum(reward.device_bytes for reward in rewards)
-        self.goes_with_videos = any(reward.goes_with_videos for reward in rewards)
-        self.monitor_only = next((reward.monitor_only for reward in rewards if reward.monitor_only), None)
+        self.follows_videos_device = any(reward.follows_videos_device for reward in rewards)
+        self.not_trainable_because = next(
+            (reward.not_trainable_because for reward in rewards if reward.not_trainable_because), None
+        )
         twice = {name for name in self.names if self.names.count(name) > 1}
         if twice:
             raise ValueError(f"two rewards share the score name {sorted(twice)[0]!r}: give each its own")
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
-        return self.begin(Videos(videos), prompts)()
+        return self.submit(Videos(videos), prompts)()
 
-    def begin(self, videos: Videos, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
+    def submit(self, videos: Videos, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
         """Those that work elsewhere start now and side by side, the others when their scores are asked for."""
-        begun = [reward.begin(videos, prompts) for reward in self.rewards]
+        begun = [reward.submit(videos, prompts) for reward in self.rewards]
 
         def answer() -> Scores:
             started = time.monotonic()
             try:
                 return Scores.columns([ask().on_host() for ask in begun])
             finally:
-                self.waited += time.monotonic() - started
+                self.wait_seconds += time.monotonic() - started
 
         return answer
 
-    def looks_at(self, frames: int) -> list[int] | None:
+    def frame_indices(self, frames: int) -> list[int] | None:
         """What any of them needs."""
-        return in_any(reward.looks_at(frames) for reward in self.rewards)
+        return in_any(reward.frame_indices(frames) for reward in self.rewards)
 
     @property
     def reasons(self) -> Mapping[int, str]:  # type: ignore[override] # read-only here: the parts keep them

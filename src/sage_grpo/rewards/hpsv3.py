@@ -177,12 +177,12 @@ class HPSv3Reward(VideoScorer):
         ids = torch.tensor(self.tokenizer(chat, add_special_tokens=False)["input_ids"])
         return ids.repeat_interleave(torch.where(ids == self.model.config.image_token_id, picture_tokens, 1))
 
-    def looks_at(self, frames: int) -> list[int]:
+    def frame_indices(self, frames: int) -> list[int]:
         return frame_numbers(frames, self.frames)
 
     @torch.no_grad()
     def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
-        chosen = frames[self.looks_at(len(frames))].to(self.device)
+        chosen = frames[self.frame_indices(len(frames))].to(self.device)
         size = frame_size(chosen.shape[1], chosen.shape[2], most=PIXELS, least=PIXELS)
         means = [self.preference(picture, bounded(prompt.text))[0] for picture in resize(chosen, size)]
         return [float(torch.stack(means).mean())]

@@ -118,8 +118,8 @@ class KIDMonitor(Reward):
     """Minus the distance, the same for all videos of a call: 0, the best, downwards."""
 
     names = ("kid",)
-    goes_with_videos = True
-    monitor_only = "it judges all videos together, which says nothing of one"
+    follows_videos_device = True
+    not_trainable_because = "it judges all videos together, which says nothing of one"
 
     def __init__(self, reference: str, *, frames: int = 4, device: str | None = None) -> None:
         if frames < 1:
@@ -128,7 +128,7 @@ class KIDMonitor(Reward):
         self.reference = Reference.load(Path(reference).expanduser())
         self.inception = Inception()
 
-    def looks_at(self, frames: int) -> list[int]:
+    def frame_indices(self, frames: int) -> list[int]:
         return frame_numbers(frames, self.frames)
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
@@ -138,7 +138,7 @@ class KIDMonitor(Reward):
             )
         if len(videos) < 2 or not videos[0].numel():  # nothing to compare
             return Scores.failed(len(videos), 1)
-        numbers = self.looks_at(videos.shape[1])
+        numbers = self.frame_indices(videos.shape[1])
         pictures = videos[:, numbers].flatten(0, 1)
         features = self.inception.features(pictures, self.device or videos.device)
         owners = torch.arange(len(videos)).repeat_interleave(len(numbers))

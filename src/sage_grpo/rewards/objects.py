@@ -149,7 +149,7 @@ class ObjectsReward(VideoScorer):
 
     names: tuple[str, ...] = ("objects",)
     device_bytes = 620_000_000  # of its weights: what a plan counts
-    goes_with_videos = True
+    follows_videos_device = True
     default_path = "google/owlv2-base-patch16-ensemble"
 
     def __init__(
@@ -187,14 +187,14 @@ class ObjectsReward(VideoScorer):
     def _load(source: str, **how: Any) -> tuple[Any, Any]:
         return Owlv2ForObjectDetection.from_pretrained(source, **how)  # type: ignore[no-any-return]
 
-    def looks_at(self, frames: int) -> list[int]:
+    def frame_indices(self, frames: int) -> list[int]:
         return frame_numbers(frames, self.frames)
 
     @torch.no_grad()
     def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
         include, exclude = requirements(prompt)
         self.model.to(self.device or frames.device)
-        chosen = frames[self.looks_at(len(frames))]
+        chosen = frames[self.frame_indices(len(frames))]
         scores = [judge(include, exclude, self.find(picture, include, exclude)) for picture in chosen]
         return torch.tensor(scores, dtype=torch.float64).mean(0).tolist()[: len(self.names)]
 

@@ -96,14 +96,14 @@ class OCRReward(VideoScorer):
             det_limit_side_len=side, use_cls=False, intra_op_num_threads=threads or torch.get_num_threads(), **line
         )
 
-    def looks_at(self, frames: int) -> list[int]:
+    def frame_indices(self, frames: int) -> list[int]:
         return frame_numbers(frames, self.frames)
 
     def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
         target = wanted_text(prompt, self.column)
         if target is None or not fold(target):
             raise Unscorable(f"its prompt has no column {self.column!r} and quotes no text")
-        chosen = frames[self.looks_at(len(frames))].cpu().numpy()
+        chosen = frames[self.frame_indices(len(frames))].cpu().numpy()
         scores = [similarity(self.read(picture), target, self.anywhere) for picture in chosen]
         return [max(scores) if self.over == "best" else sum(scores) / len(scores)]
 

@@ -44,13 +44,13 @@ class SharpnessReward(VideoScorer):
             raise ConfigError(f"sharpness: natural={natural}, frames={frames} must both be above 0")
         self.natural, self.frames = natural, frames
 
-    def looks_at(self, frames: int) -> list[int]:
+    def frame_indices(self, frames: int) -> list[int]:
         return frame_numbers(frames, self.frames)
 
     def score_video(self, frames: Tensor, prompt: Prompt) -> list[float]:
         if min(frames.shape[1:3]) < 3:
             raise Unscorable("its sides are shorter than three pixels")
-        energy = edge_energy(frames[self.looks_at(len(frames))]).double()
+        energy = edge_energy(frames[self.frame_indices(len(frames))]).double()
         level = energy.clamp(max=self.natural).log1p().mean() / torch.tensor(self.natural).double().log1p()
         return [float(level)]
 

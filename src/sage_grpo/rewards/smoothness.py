@@ -48,7 +48,7 @@ class SmoothnessReward(VideoScorer):
     """0, the best, downwards: minus the mean difference to the interpolated frames, in percent of full brightness."""
 
     names = ("smoothness",)
-    goes_with_videos = True
+    follows_videos_device = True
 
     def __init__(self, *, side: int = 256, device: str | None = None) -> None:
         """`side`: frames whose shorter side has more pixels are shrunk to it."""

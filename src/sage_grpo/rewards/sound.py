@@ -53,16 +53,16 @@ def window_starts(total: int, length: int, count: int) -> list[int]:
 class SoundScorer(VideoScorer):
     """A reward that looks at one video at a time and listens to it; a subclass says how in `score_clip`."""
 
-    hears = True
+    uses_audio = True
 
     @abstractmethod
     def score_clip(self, clip: Clip, prompt: Prompt) -> Sequence[float | None]:
-        """One number a name; None where this video has no such score."""
+        """One number per name; None where this video has no such score."""
 
     def score_video(self, frames: Tensor, prompt: Prompt) -> Sequence[float | None]:
         raise Unscorable("it has no sound")
 
-    def begin(self, videos: Videos, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
+    def submit(self, videos: Videos, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
         return partial(self._listen, videos, prompts)
 
     def _listen(self, videos: Videos, prompts: Sequence[Prompt]) -> Scores:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sage_grpo.config import ConfigError, RecipeConfig
+from sage_grpo.config.load import RENAMED_KEYS
 from sage_grpo.config.yaml_text import YamlError, read_yaml
 from sage_grpo.progress import TellCount, no_count
 from sage_grpo.runs.folder import ENVIRONMENT, RECIPE, RunFolder
@@ -21,6 +22,12 @@ from sage_grpo.suggest import nearest
 
 Column = npt.NDArray[np.float64]
 Settings = dict[str, Any]
+
+RENAMED_METRICS = {  # old names, in logs of earlier versions; the next release no longer reads them
+    "approx_kl": "kl/penalty",
+    "kl_moving": "kl/anchor",
+    "kl_stepwise": "kl/old",
+}
 
 SILENT = 600.0  # seconds without a line after which a run is taken for dead, or ten of its usual iterations if longer
 COUNTS = ("run.iterations", "parallel.processes")
@@ -47,9 +54,11 @@ class RunRecord:
     seen: float = 0.0  # when it was read
 
     def column(self, key: str) -> Column:
+        key = current_metric(key)
         return self.columns.get(key, np.full(len(self.steps), math.nan))
 
     def has(self, key: str) -> bool:
+        key = current_metric(key)
         return key in self.columns and bool(np.isfinite(self.columns[key]).any())
 
     def setting(self, key: str) -> Any:
@@ -125,6 +134,13 @@ def duration(seconds: float) -> str:
     return f"{seconds / size:.0f} {unit}" if unit == "s" else f"{seconds / size:.1f} {unit}"
 
 
+def current_metric(name: str) -> str:
+    """Return today's name of a metric of the log."""
+    if name.startswith("steps/kl/"):
+        return name.replace("steps/kl/", "steps/kl_penalty/")
+    return RENAMED_METRICS.get(name, name)
+
+
 def read_log(path: Path) -> tuple[Column, Column, dict[str, Column], int]:
     """Steps, times, columns and how many lines were torn; of a step that is there twice, the last."""
     rows: dict[int, dict[str, Any]] = {}
@@ -135,6 +151,7 @@ def read_log(path: Path) -> tuple[Column, Column, dict[str, Column], int]:
             rows[int(row["step"])] = row
         except (ValueError, TypeError, KeyError, OverflowError):  # a step that is no number, or infinite
             torn += bool(line.strip())
+    rows = {step: {current_metric(key): value for key, value in row.items()} for step, row in rows.items()}
     order = sorted(rows)
     keys = dict.fromkeys(key for row in rows.values() for key in row)
     columns = {key: np.array([number(rows[step].get(key)) for step in order]) for key in keys}
@@ -166,7 +183,7 @@ def read_recipe(path: Path) -> tuple[Settings, str]:
         raise ConfigError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no settings; restore it from the recipe that the run was started with")
-    settings = flatten(values)
+    settings = {RENAMED_KEYS.get(key, key): value for key, value in flatten(values).items()}
     for key in COUNTS:
         if type(count := settings.get(key, 1)) is not int or count < 1:
             raise ConfigError(f"{path}: {key} is {str(count)[:50]!r}, needs a whole number; restore it")

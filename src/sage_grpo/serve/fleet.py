@@ -51,10 +51,10 @@ def scorer_deployment(entry: ScorerConfig, config: FleetConfig) -> Any:
             self.scorer = Scorer(reward, entry.batch, config.seconds, limits_of(config))
 
         async def about(self) -> tuple[list[str], bool, bool]:
-            return list(self.scorer.names), self.scorer.groupwise, self.scorer.hears
+            return list(self.scorer.names), self.scorer.groupwise, self.scorer.uses_audio
 
-        async def looks_at(self, frames: int) -> Sequence[int] | None:
-            return self.scorer.looks_at(frames)
+        async def frame_indices(self, frames: int) -> Sequence[int] | None:
+            return self.scorer.frame_indices(frames)
 
         @serve.batch(  # type: ignore[untyped-decorator]
             max_batch_size=entry.batch,
@@ -109,8 +109,8 @@ def gate_deployment(config: FleetConfig, token: str) -> Any:
             handles = {t: serve.get_deployment_handle(deployment_name(t), app_name=APPLICATION) for t in types}
             replies = {t: await call(handle.about) for t, handle in handles.items()}
             return {
-                t: ScorerEndpoint(names, group, asking(handles[t]), looking(handles[t]), hears)
-                for t, (names, group, hears) in replies.items()
+                t: ScorerEndpoint(names, group, asking(handles[t]), looking(handles[t]), uses_audio)
+                for t, (names, group, uses_audio) in replies.items()
             }
 
         return Gate(token, limits, seconds, find).app
@@ -129,7 +129,7 @@ def asking(handle: Any) -> Ask:
 
 def looking(handle: Any) -> LooksAt:
     async def look(frames: int) -> Sequence[int] | None:
-        numbers: Sequence[int] | None = await call(handle.looks_at, frames)
+        numbers: Sequence[int] | None = await call(handle.frame_indices, frames)
         return numbers
 
     return look

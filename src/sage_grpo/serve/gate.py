@@ -48,8 +48,8 @@ class ScorerEndpoint:
     names: Sequence[str]
     groupwise: bool
     ask: Ask
-    looks_at: LooksAt = all_frames
-    hears: bool = False
+    frame_indices: LooksAt = all_frames
+    uses_audio: bool = False
 
 
 class Gate:
@@ -89,12 +89,12 @@ class Gate:
         names = [name for endpoint in endpoints.values() for name in endpoint.names]
         groupwise = any(endpoint.groupwise for endpoint in endpoints.values())
         scorers = {name: list(endpoint.names) for name, endpoint in endpoints.items()}
-        hears = any(endpoint.hears for endpoint in endpoints.values())
-        told = {"names": names, "groupwise": groupwise, "hears": hears, "scorers": scorers}
+        uses_audio = any(endpoint.uses_audio for endpoint in endpoints.values())
+        told = {"names": names, "groupwise": groupwise, "uses_audio": uses_audio, "scorers": scorers}
         frames = request.query_params.get("frames", "")
         if re.fullmatch(rf"[1-9][0-9]{{0,{DIGITS - 2}}}", frames):
             try:
-                told["frames"] = in_any([await endpoint.looks_at(int(frames)) for endpoint in endpoints.values()])
+                told["frames"] = in_any([await endpoint.frame_indices(int(frames)) for endpoint in endpoints.values()])
             except Busy as error:
                 raise Refused(503, str(error)) from error
         return JSONResponse(told)

@@ -30,15 +30,15 @@ class Scorer:
 
     def __init__(self, reward: Reward, batch: int, seconds: float, limits: Limits | None = None) -> None:
         self.reward, self.batch, self.seconds, self.limits = reward, batch, seconds, limits or Limits()
-        self.groupwise, self.hears = reward.groupwise, reward.hears
+        self.groupwise, self.uses_audio = reward.groupwise, reward.uses_audio
         self.names = tuple(reward.names)
         self._failures = 0  # in a row
         self._since: float | None = None  # when the call under way began
 
-    def looks_at(self, frames: int) -> Sequence[int] | None:
+    def frame_indices(self, frames: int) -> Sequence[int] | None:
         """All, where it cannot say: what is wrong shows when it scores."""
         try:
-            return self.reward.looks_at(frames)
+            return self.reward.frame_indices(frames)
         except Exception:
             return None
 
@@ -91,7 +91,7 @@ class Scorer:
         return {i: Scores(*part) for (i, _, _), part in zip(requests, parts, strict=True)}
 
     def _checked(self, videos: Videos, prompts: Sequence[Prompt]) -> Scores:
-        scores = self.reward.begin(videos, prompts)()
+        scores = self.reward.submit(videos, prompts)()
         shape = (len(videos), len(self.names))
         if tuple(scores.values.shape) != shape:
             raise WrongScores(f"{tuple(scores.values.shape)} values for {shape[0]} videos and {shape[1]} names")

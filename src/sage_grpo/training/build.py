@@ -8,8 +8,8 @@ from typing import Any
 
 from sage_grpo import registry
 from sage_grpo.config import ConfigError, ModelConfig, RecipeConfig, RewardConfig
-from sage_grpo.core.anchors import ANCHOR, OLD
-from sage_grpo.core.objectives import chosen_objective
+from sage_grpo.core.anchor import ANCHOR
+from sage_grpo.core.objectives import OLD, chosen_objective
 from sage_grpo.core.protocols import Exchange, PromptSource, Reward, VideoModel
 from sage_grpo.data.prompts import PromptFunction, Prompts, open_prompts
 from sage_grpo.distributed.device import HOST, choose_device
@@ -182,9 +182,9 @@ def build_rewards(config: RecipeConfig) -> tuple[Reward, tuple[float, ...]]:
     _refuse_no_rewards(config)
     for entry in config.rewards:
         reward = resolve_reward(entry.type)
-        if isinstance(reward, type) and issubclass(reward, Reward) and reward.monitor_only:
+        if isinstance(reward, type) and issubclass(reward, Reward) and reward.not_trainable_because:
             raise ConfigError(
-                f"rewards: {entry.type} cannot be trained on: {reward.monitor_only}; put it under monitors"
+                f"rewards: {entry.type} cannot be trained on: {reward.not_trainable_because}; put it under monitors"
             )
     parts = [build_reward(entry) for entry in config.rewards]
     weights = [w for entry, part in zip(config.rewards, parts, strict=True) for w in reward_weights(entry, part)]

@@ -12,7 +12,7 @@ from torch import Tensor
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.loop import Callback, Loop, Metrics, Rollouts
 from sage_grpo.core.protocols import Reward
-from sage_grpo.core.sampler import collected, dealt, generate
+from sage_grpo.core.sampler import gather_videos, generate, rank_indices
 from sage_grpo.core.update import UpdateResult
 from sage_grpo.files import write_json
 from sage_grpo.runs.folder import RunFolder
@@ -20,7 +20,7 @@ from sage_grpo.training.trackers import Tracker
 from sage_grpo.videos import contact_sheet, sound_of, write_mp4
 
 EMA = "ema"
-PER_STEP = {"ratio": "ratio", "clip_frac": "clip_frac", "gradient": "gradient_raw", "kl": "kl"}
+PER_STEP = {"ratio": "ratio", "clip_frac": "clip_frac", "gradient": "gradient_raw", "kl_penalty": "kl_penalty"}
 
 
 def averaged(loop: Loop) -> AbstractContextManager[object]:
@@ -45,10 +45,10 @@ class Clock(Callback):
     """When an iteration began. Placed last: it begins when all has been done about the one before."""
 
     def __init__(self) -> None:
-        self.began, self.waited = time.perf_counter(), 0.0
+        self.began, self.wait_seconds = time.perf_counter(), 0.0
 
     def on_start(self, loop: Loop) -> None:
-        self.began, self.waited = time.perf_counter(), loop.reward.waited
+        self.began, self.wait_seconds = time.perf_counter(), loop.reward.wait_seconds
 
     def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
         self.on_start(loop)
@@ -70,7 +70,7 @@ class Log(Callback):
 
     def on_rollout(self, loop: Loop, rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None:
         self.series = {}
-        elapsed, score = time.perf_counter() - self.clock.began, loop.reward.waited - self.clock.waited
+        elapsed, score = time.perf_counter() - self.clock.began, loop.reward.wait_seconds - self.clock.wait_seconds
         # what the gauge does counts to the rollout
         self.seconds = {"seconds/rollout": elapsed - score, "seconds/score": score}
         columns = ((name, scores[valid[:, i], i]) for i, name in enumerate(self.names))
@@ -125,10 +125,10 @@ class Samples(Callback):
         """The videos, and what the monitors say of them."""
         run = self.config.run
         prompts = [prompt for prompt in loop.prompts(0, run.samples) for _ in range(run.samples_each)]
-        mine = dealt(len(prompts), loop.comm)
+        mine = rank_indices(len(prompts), loop.comm)
         with averaged(loop), loop.model.resized(**run.sample_size):
             own = loop.model.render(generate(loop.model, [prompts[i] for i in mine], self.config, mine))
-        made = collected(own, len(prompts), loop.comm, keep=self.writes)
+        made = gather_videos(own, len(prompts), loop.comm, keep=self.writes)
         if made is None:
             return {}
         folder = self.folder.sample(loop.iteration)
@@ -143,7 +143,7 @@ class Samples(Callback):
         contact_sheet(folder.sheet, rows, title=f"iteration {loop.iteration}, fixed seeds")
         if self.monitors is None:
             return {}
-        scores = self.monitors.begin(made, prompts)()
+        scores = self.monitors.submit(made, prompts)()
         columns = dict(zip(self.monitors.names, zip(scores.values.T, scores.valid.T, strict=True), strict=True))
         rated = {name: [v.item() if ok else None for v, ok in zip(*c, strict=True)] for name, c in columns.items()}
         write_json(folder.scores, rated)

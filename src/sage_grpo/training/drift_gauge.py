@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sage_grpo.config import GaugeConfig
 from sage_grpo.core.loop import Callback, Loop, Metrics, Rollouts
-from sage_grpo.core.points import noised, remembered
 from sage_grpo.core.protocols import Comm, SingleProcess, Videos
+from sage_grpo.core.renoise import renoise, with_old_velocities
 from sage_grpo.core.rollout import Key, Trajectory
 from sage_grpo.math.gaussian import Reduction, kl
 from sage_grpo.runs.alarms import crossed
@@ -34,7 +34,7 @@ def initial_kl(policy: Trajectory, base: Trajectory, reduction: Reduction) -> fl
 def noised_for_gauge(loop: Loop, trajectory: Trajectory) -> Trajectory:
     """The videos of a batch with the same noise at every measurement."""
     keys: list[Key] = [("gauge", loop.config.seed, i) for i in range(len(trajectory.x0))]
-    return noised(loop.model, trajectory, NOISE_LEVELS, keys)
+    return renoise(loop.model, trajectory, NOISE_LEVELS, keys)
 
 
 def base_error(base: Trajectory) -> float:
@@ -70,7 +70,7 @@ def look(batches: Sequence[Tensor], comm: Comm | None = None) -> Metrics:
             before = now
     sizes = [float(sum(videos[:, first:].numel() for videos in batches)) for first in (0, 1)]
     mine = torch.tensor([_total(ends), _total(light), _total(change), *sizes], dtype=torch.float64)
-    saturated, lit, changed, values, changes = (comm or SingleProcess()).merged(mine).tolist()
+    saturated, lit, changed, values, changes = (comm or SingleProcess()).sum_sp(mine).tolist()
     return {
         "saturation": saturated / values,
         "exposure": lit / values / 255,
@@ -86,7 +86,7 @@ def listen(batches: Sequence[Videos], comm: Comm | None = None) -> Metrics:
         power += sound.double().square().sum().item()
         count += sound.numel()
     mine = torch.tensor([clipped, power, float(count)], dtype=torch.float64)
-    clipped, power, samples = (comm or SingleProcess()).merged(mine).tolist()
+    clipped, power, samples = (comm or SingleProcess()).sum_sp(mine).tolist()
     return {"clipping": clipped / samples, "loudness": math.sqrt(power / samples)} if samples else {}
 
 
@@ -129,11 +129,11 @@ class DriftGauge(Callback):
             raw = {"diversity": diversity(x0, group)} | look([batch.frames for batch in rollouts.videos], loop.comm)
             raw |= listen(rollouts.videos, loop.comm)
             videos = noised_for_gauge(loop, first)
-            if not first.points:  # a rollout by the plain ODE: its policy is asked where the initial one is
-                first = videos = remembered(loop.model, videos)
+            if not first.points:  # a rollout by the plain ODE: its policy is evaluated where the initial one is
+                first = videos = with_old_velocities(loop.model, videos)
             with loop.bank.using(INITIAL):
-                base = remembered(loop.model, videos)
-                base_there = base if first is videos else remembered(loop.model, first)
+                base = with_old_velocities(loop.model, videos)
+                base_there = base if first is videos else with_old_velocities(loop.model, first)
             raw["base_error"] = base_error(base)
             raw["kl_initial"] = initial_kl(first, base_there, loop.config.policy.reduction)
             mean = loop.comm.mean(torch.tensor(list(raw.values()), dtype=torch.float64)).tolist()

@@ -12,7 +12,7 @@ import torch
 from sage_grpo import __version__
 from sage_grpo.distributed.device import allocator
 from sage_grpo.registry import installed_version
-from sage_grpo.runs.private import clean_command
+from sage_grpo.runs.redact import clean_command
 
 PACKAGES = (
     "torch",

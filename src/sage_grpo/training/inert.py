@@ -1,7 +1,7 @@
 """Terms of the loss that a recipe sets and that do nothing."""
 
 from sage_grpo.config import RecipeConfig
-from sage_grpo.core.anchors import anchor_is_asked
+from sage_grpo.core.anchor import is_evaluated
 from sage_grpo.core.objectives import chosen_objective
 
 
@@ -9,7 +9,7 @@ def inert_terms(config: RecipeConfig) -> list[str]:
     """Return a sentence for each term that has no effect, with what would give it one. They are no mistakes."""
     kl, policy, objective = config.kl, config.policy, chosen_objective(config, config.parallel.replicas)
     notes = []
-    if not objective.noised and (config.sampling.eta == 0 or config.sampling.kernel == "ode"):
+    if not objective.renoised and (config.sampling.eta == 0 or config.sampling.kernel == "ode"):
         notes.append(
             f"sampling.eta: no step of a rollout has noise, so the objective {policy.objective!r} has nothing to train "
             "on; use sampling.eta=0.5, or an objective with policy.points"
@@ -18,19 +18,19 @@ def inert_terms(config: RecipeConfig) -> list[str]:
         if kl.anchor != "none" and not objective.anchored:
             notes.append("kl.high=0: no KL is trained on, but the anchor is evaluated; kl.anchor=none saves its passes")
         return notes
-    if kl.anchor != "none" and not any(anchor_is_asked(kl, updates) for updates in range(kl.ref_model_sync_steps + 1)):
+    if kl.anchor != "none" and not any(is_evaluated(kl, updates) for updates in range(kl.ref_model_sync_steps + 1)):
         notes.append(
             f"kl.ref_model_sync_steps={kl.ref_model_sync_steps}: the anchor is a fresh copy of the policy at each "
             "update, and its KL is 0; use kl.ref_model_sync_steps=10"
         )
-    elif kl.anchor != "none" and kl.beta_position == 0 and not objective.anchored:
-        notes.append("kl.beta_position=0: the anchor is evaluated and has no weight; kl.anchor=none saves its passes")
+    elif kl.anchor != "none" and kl.anchor_weight == 0 and not objective.anchored:
+        notes.append("kl.anchor_weight=0: the anchor is evaluated and has no weight; kl.anchor=none saves its passes")
     once = policy.updates_per_rollout == 1 and not objective.averages
-    if kl.beta_velocity > 0 and kl.velocity == "exact" and once:
-        estimate = "" if objective.noised else "kl.velocity=sampled or "
-        alone = " It is the only KL of this recipe." if kl.anchor == "none" or kl.beta_position == 0 else ""
+    if kl.old_weight > 0 and kl.estimator == "exact" and once:
+        estimate = "" if objective.renoised else "kl.estimator=sampled or "
+        alone = " It is the only KL of this recipe." if kl.anchor == "none" or kl.anchor_weight == 0 else ""
         notes.append(
-            "kl.beta_velocity: with one update per rollout the KL to the previous policy is 0 in closed form, and its "
+            "kl.old_weight: with one update per rollout the KL to the previous policy is 0 in closed form, and its "
             f"gradient too; it acts with {estimate}policy.num_minibatches=2.{alone}"
         )
     return notes

@@ -54,7 +54,7 @@ class ProgressCallback(Callback):
 
     def on_start(self, loop: Loop) -> None:
         self._begin(loop.iteration)
-        self._shown = loop.comm.rank == 0
+        self._shown = loop.comm.replica == 0
         if self._shown and self.console.is_terminal and not self.console.is_dumb_terminal:
             self._live = Live(self, console=self.console, refresh_per_second=4)
             atexit.register(self.close)
@@ -126,7 +126,7 @@ class ProgressCallback(Callback):
         speed = self.rollouts * len(self._recent) / max(sum(self._recent), 1e-9)
         return (
             f"reward {_number(reward, '.4g')} ({_number(change, '+.3g')})"
-            f"  KL {_number(self._metrics.get('approx_kl'), '.2g')}"
+            f"  KL {_number(self._metrics.get('kl/penalty'), '.2g')}"
             f"  clip {_number(self._metrics.get('clip_frac'), '.1%')}"
             f"  {_number(speed, '.3g')} videos/s"
         )

@@ -15,6 +15,7 @@ from PIL import Image
 from sage_grpo.errors import UserError
 from sage_grpo.files import atomic_write
 from sage_grpo.runs.folder import RunFolder
+from sage_grpo.runs.read import current_metric
 from sage_grpo.suggest import did_you_mean
 from sage_grpo.videos import frame_rate, read_mp4
 
@@ -61,7 +62,8 @@ def _rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    return [row for _, row in _rows(path)]
+    """Return the lines of a log, under today's names of metrics."""
+    return [{current_metric(key): value for key, value in row.items()} for _, row in _rows(path)]
 
 
 class JsonlTracker:

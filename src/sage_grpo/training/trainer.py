@@ -30,7 +30,7 @@ from sage_grpo.files import atomic_write, sweep, why_not_writable, write_json
 from sage_grpo.rewards.function import CompositeReward
 from sage_grpo.runs.folder import ENVIRONMENT, RECIPE, RunFolder
 from sage_grpo.runs.lock import take
-from sage_grpo.runs.private import clean_settings, clean_text
+from sage_grpo.runs.redact import clean_settings, clean_text
 from sage_grpo.training import build
 from sage_grpo.training.attention_watch import watch_first_pass
 from sage_grpo.training.callbacks import Clock, CollectiveStop, Log, Samples, Save, WeightAverage
@@ -193,7 +193,7 @@ class Trainer:
 
     def _check_groups(self) -> None:
         """A reward that compares the videos of a prompt must get all of them in one process."""
-        world, group = self.loop.comm.world, self.config.policy.num_generations
+        world, group = self.loop.comm.num_replicas, self.config.policy.num_generations
         share = self.config.rollouts // world
         if self.reward.groupwise and share % group:
             raise ConfigError(
@@ -349,7 +349,7 @@ def summarize(result: Result, config: RecipeConfig, console: Console) -> None:
     for name in (key for key in last if key.startswith("reward/") and key not in ("reward/std", "reward/failed")):
         before, now = first.get(name, math.nan), last[name]
         console.print(f"  {name:<16} {before:8.3f} → {now:8.3f}  ({now - before:+.3f})", highlight=False)
-    for name, text in (("approx_kl", "KL"), ("clip_frac", "clipped"), ("skipped_updates", "skipped updates")):
+    for name, text in (("kl/penalty", "KL"), ("clip_frac", "clipped"), ("skipped_updates", "skipped updates")):
         if name in last:
             console.print(f"  {text:<16} {last[name]:.3g}", highlight=False)
     for alarm in result.alarms[-5:]:

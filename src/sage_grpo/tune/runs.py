@@ -19,7 +19,7 @@ from sage_grpo.runs.folder import CHECKPOINTS, RunFolder
 from sage_grpo.runs.read import number, read_json
 from sage_grpo.training.callbacks import PHASES
 from sage_grpo.training.trackers import read_metrics
-from sage_grpo.tune import one
+from sage_grpo.tune import worker
 from sage_grpo.tune.halving import tail_mean
 
 
@@ -68,7 +68,7 @@ class CandidateRun:
         self.folder.mkdir(parents=True, exist_ok=True)
         settings = {"out": str(self.folder), "iterations": iterations, "keep": 1}
         run = self.config.run.model_copy(update=settings | {"resume": "auto", "checkpoints": None, "trackers": ()})
-        atomic_write(self.folder / one.RECIPE, dump_recipe(self.config.model_copy(update={"run": run})).encode())
+        atomic_write(self.folder / worker.RECIPE, dump_recipe(self.config.model_copy(update={"run": run})).encode())
 
         def look() -> None:
             if stop.is_set():
@@ -77,7 +77,7 @@ class CandidateRun:
         arguments = [str(self.folder), str(os.getpid())]
         count = self.config.parallel.processes
         try:
-            launch(count, one.__name__, arguments, self.folder, look, environment=devices, files=[lock])
+            launch(count, worker.__name__, arguments, self.folder, look, environment=devices, files=[lock])
         except ProcessFailure as failure:
             self.failure = str(failure)
         if self.failure is None and (done := len(self.rows())) < iterations:

@@ -22,7 +22,7 @@ Values = npt.NDArray[np.float64]
 class Sense:
     """Scorers that are shown the same, and the kinds of copies that they are asked about."""
 
-    hears: bool
+    uses_audio: bool
     judges: list[Judge]
     kinds: list[str]
 
@@ -37,8 +37,8 @@ class Sense:
 
 def senses_of(panel: Panel, names: Sequence[str]) -> list[Sense]:
     """Degraded sound is nothing to those that do not hear: they are not asked about it."""
-    deaf = Sense(False, [judge for judge in panel.judges if not judge.hears], list(names))
-    hearing = Sense(True, [judge for judge in panel.judges if judge.hears], [*names, *SOUND_DEGRADATIONS])
+    deaf = Sense(False, [judge for judge in panel.judges if not judge.uses_audio], list(names))
+    hearing = Sense(True, [judge for judge in panel.judges if judge.uses_audio], [*names, *SOUND_DEGRADATIONS])
     return [sense for sense in (deaf, hearing) if sense.judges]
 
 
@@ -69,7 +69,7 @@ def asked(
         step = count(i * steps)
         for sense in senses:
             try:
-                videos, unheard = clip.shown(sense.hears)
+                videos, unheard = clip.shown(sense.uses_audio)
             except (Unreadable, OSError) as error:
                 sheet.unreadable[clip.name] = str(error)
                 break
@@ -93,7 +93,7 @@ def _compare(clips: Sequence[tuple[int, Clip]], sense: Sense, seed: int, megapix
     Its scores hang together, so the group's mean counts as one clip.
     """
     first = clips[0][0]
-    shown = [clip.shown(sense.hears) for _, clip in clips]
+    shown = [clip.shown(sense.uses_audio) for _, clip in clips]
     loaded, unheard = [videos for videos, _ in shown], next((why for _, why in shown if why), "")
     same = len({videos.frames.shape for videos in loaded}) == 1 and len(loaded) > 1
     if not same or sum(videos.frames.numel() for videos in loaded) / 3e6 > megapixels:

@@ -19,10 +19,10 @@ class Clip:
     hear: Callable[[], Videos] | None = None
     """What scorers that hear are shown: a batch of one, with its sound. None: there is nothing to hear."""
 
-    def shown(self, hears: bool) -> tuple[Videos, str]:
+    def shown(self, uses_audio: bool) -> tuple[Videos, str]:
         """A batch of one; and why its sound cannot be had, where it should have one."""
         try:
-            if hears and self.hear:
+            if uses_audio and self.hear:
                 return self.hear(), ""
         except (Unreadable, OSError) as error:
             return Videos(self.load()[None]), str(error)

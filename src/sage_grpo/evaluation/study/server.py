@@ -11,6 +11,7 @@ import socket
 import time
 import traceback
 from base64 import b64encode
+from contextlib import suppress
 from hashlib import sha256
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -30,6 +31,7 @@ from sage_grpo.evaluation.study.store import Conflict, Rater, Store
 LARGEST_BODY = 16_384
 CHUNK = 65_536
 LOCAL = ("127.0.0.1", "localhost", "::1")
+DRAIN_SECONDS = 0.5  # that a refused body is waited for
 MOST_REVISIONS = 100  # of one answer
 SECONDS_A_PAIR = 25  # until a rater's own pace is known
 
@@ -135,11 +137,23 @@ class Handler(BaseHTTPRequestHandler):
         except Refused as refused:
             self.close_connection = True  # a body may be left unread
             self._json({"error": str(refused)}, refused.status)
+            self._drain()
         except (ConnectionError, TimeoutError):
             self.close_connection = True
         except OSError as error:
             self.close_connection = True
             self._json({"error": f"the answer could not be saved: {error.strerror}"}, HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _drain(self) -> None:
+        """Read what has come of a refused body. Closing a connection with unread data can take the answer back."""
+        if self.headers.get("Content-Length", "0") == "0":
+            return
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            self.connection.settimeout(DRAIN_SECONDS)
+            for _ in range(4):
+                if not self.connection.recv(CHUNK):
+                    break
 
     def _check_length(self, method: str) -> None:
         """Where a request ends must be beyond doubt, or the rest of it is read as the next one."""
@@ -234,8 +248,14 @@ class Handler(BaseHTTPRequestHandler):
         showing = rater.showings[position]
         pair = self.server.store.plan.by_id[showing.comparison]
         clip = pair.first if (side == "left") != showing.swapped else pair.second
-        self._send((self.server.folder / VIDEOS / clip.video).read_bytes(), "video/mp4")
-        rater.fetched.add((position, side))
+        video, before = (self.server.folder / VIDEOS / clip.video).read_bytes(), (position, side) in rater.fetched
+        rater.fetched.add((position, side))  # the answer may come on another connection before this one is done
+        try:
+            self._send(video, "video/mp4")
+        except OSError:
+            if not before:
+                rater.fetched.discard((position, side))
+            raise
 
     def _save(self, rater: Rater, position: int) -> None:
         if position >= len(rater.showings):

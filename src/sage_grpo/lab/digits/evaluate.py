@@ -22,7 +22,7 @@ GROUPS, GROUP = 24, 4  # prompts and videos of each that diversity is measured o
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One row a video; rows of equal index share prompt and seed. Training saw readings of the first frame only."""
+    """One row per video; rows of equal index share prompt and seed. Training saw readings of the first frame only."""
 
     prompts: list[str]
     videos: Tensor

@@ -22,7 +22,7 @@ SETTING_B = (0.5, 0.5, 1.0)  # weights of VQ, MQ and TA in the paper
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One row a video; rows of equal index share prompt and seed. Only `scores` were ever trained on."""
+    """One row per video; rows of equal index share prompt and seed. Only `scores` were ever trained on."""
 
     prompts: list[str]
     videos: Tensor

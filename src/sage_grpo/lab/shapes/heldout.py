@@ -28,7 +28,7 @@ class ShapesHeldOut(Reward):
     lower_is_better = ("distance",)
     groupwise = True
     laboratory = True  # other clips have no such scores
-    monitor_only = "it is what the laboratory's rewards are held against"
+    not_trainable_because = "it is what the laboratory's rewards are held against"
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
         if videos.dtype != torch.uint8 or tuple(videos.shape[1:]) != (FRAMES, SIZE, SIZE, 3):

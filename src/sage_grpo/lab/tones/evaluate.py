@@ -18,7 +18,7 @@ NEAR = 0.1  # octaves: about a tone of the scale, which the ear of a layman lets
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One row a video; rows of equal index share prompt and seed. Only `scores` were ever trained on."""
+    """One row per video; rows of equal index share prompt and seed. Only `scores` were ever trained on."""
 
     pictures: shapes.Evaluation
     videos: Videos
@@ -46,5 +46,5 @@ def evaluate(
 
     pictures = shapes.evaluate(model, config, samples, tell=tell, also=listen)
     videos, prompts = Videos.joined(made), [Prompt(text) for text in pictures.prompts]
-    scores = TonesReward().begin(videos, prompts)().values[:, 0].double()
+    scores = TonesReward().submit(videos, prompts)().values[:, 0].double()
     return Evaluation(pictures, videos, torch.cat(found), scores)

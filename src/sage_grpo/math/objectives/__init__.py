@@ -1,7 +1,7 @@
 """Objectives: the loss of one video at one point, each in a file of its own and registered under its name.
 
-An objective gives three answers: at which points the network is asked again, what the loss of a point is, and which
-references it needs. Rollouts, advantages, masks, trust region, gates and counts are the same for all of them.
+An objective says at which points the network is evaluated again, what the loss of a point is, and which references it
+needs. Rollouts, advantages, masks, trust region, gates and counts are the same for all of them.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ from sage_grpo.math.kernels import KernelTable
 
 
 @dataclass(frozen=True)
-class Ask:
+class LossInputs:
     """Inputs of an objective for a batch at one point. Tensors have a row per video."""
 
     velocity: Tensor
@@ -44,7 +44,7 @@ class Ask:
     """Weight of the log-ratio: 1 for a Gaussian step."""
 
     def log_ratio(self, reduction: Reduction) -> Tensor:
-        r"""Return $\log\pi_\theta/\pi_\mathrm{old}$ of the step that the rollout took, a number a video (B,)."""
+        r"""Return $\log\pi_\theta/\pi_\mathrm{old}$ of the step that the rollout took, a number per video (B,)."""
         return self.scale * log_ratio(self.velocity, self.old, self.noise, self.k, reduction)
 
 
@@ -57,11 +57,11 @@ class Loss:
     log_ratio: Tensor
     """How much more likely the policy makes the video than the old one, as the objective sees it: 0 where both agree.
     A step against the loss raises it where the advantage is positive, and lowers it where that is negative."""
-    held: Tensor
-    """Where the objective holds the policy back: no gradient flows from these videos."""
+    clipped: Tensor
+    """Mask of clipped videos: no gradient flows from them."""
 
     @classmethod
-    def unheld(cls, value: Tensor, log_ratio: Tensor) -> "Loss":
+    def unclipped(cls, value: Tensor, log_ratio: Tensor) -> "Loss":
         """Return the loss of an objective that never clips."""
         return cls(value, log_ratio, torch.zeros_like(value, dtype=torch.bool))
 
@@ -70,9 +70,9 @@ class Loss:
 class Objective(ABC):
     """Derive from it, give `loss`, and add settings as fields with their defaults."""
 
-    noised: ClassVar[bool] = False
+    renoised: ClassVar[bool] = False
     """Trains on the videos of a rollout with fresh noise (`policy.points` of them each), not on its stochastic steps.
-    The network is then asked without guidance."""
+    The network is then evaluated without guidance."""
     paired: ClassVar[bool] = False
     """Compares the best and the worst video of each group: rows 2i and 2i+1 of a batch, noised alike."""
     anchored: ClassVar[bool] = False
@@ -84,7 +84,7 @@ class Objective(ABC):
     """What advantages are cut at."""
 
     @abstractmethod
-    def loss(self, ask: Ask) -> Loss:
+    def loss(self, inputs: LossInputs) -> Loss:
         """Return the loss of every video of a batch at one point."""
 
     def step_weights(self, table: KernelTable) -> Tensor | None:

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from sage_grpo.math.loss import clipped, surrogate
 from sage_grpo.math.matching import matching_error
-from sage_grpo.math.objectives import Ask, Loss, Objective, above_zero, objective
+from sage_grpo.math.objectives import Loss, LossInputs, Objective, above_zero, objective
+from sage_grpo.math.objectives.grpo import clip_mask, surrogate
 
 TINY = 1e-10
 
@@ -23,7 +23,7 @@ class Awm(Objective):
     relative errors.
     """
 
-    noised: ClassVar[bool] = True
+    renoised: ClassVar[bool] = True
 
     clip: float = 1.0
     """Ratios count within 1 ± clip."""
@@ -35,14 +35,14 @@ class Awm(Objective):
     def __post_init__(self) -> None:
         above_zero(clip=self.clip, power=self.power)
 
-    def loss(self, ask: Ask) -> Loss:
-        errors = (matching_error(v, ask.noise, ask.clean, self.reduction) for v in (ask.velocity, ask.old))
-        new, old = (self.weighed(error, ask.sigma) for error in errors)
+    def loss(self, inputs: LossInputs) -> Loss:
+        errors = (matching_error(v, inputs.noise, inputs.clean, self.reduction) for v in (inputs.velocity, inputs.old))
+        new, old = (self._weighted(error, inputs.sigma) for error in errors)
         logs = old - new
-        return Loss(surrogate(logs, ask.advantage, self.clip), logs, clipped(logs, ask.advantage, self.clip))
+        return Loss(surrogate(logs, inputs.advantage, self.clip), logs, clip_mask(logs, inputs.advantage, self.clip))
 
-    def weighed(self, error: Tensor, sigma: float) -> Tensor:
-        """$W$."""
+    def _weighted(self, error: Tensor, sigma: float) -> Tensor:
+        r"""Return $W(\ell)$ per video (B,)."""
         beyond = (error + TINY).pow(self.power) - TINY**self.power
-        weighed: Tensor = beyond * sigma**self.sigma_power / self.power
-        return weighed
+        weighted: Tensor = beyond * sigma**self.sigma_power / self.power
+        return weighted

@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sage_grpo.math.matching import likelier
-from sage_grpo.math.objectives import Ask, Loss, Objective, above_zero, objective
+from sage_grpo.math.matching import matching_log_ratio
+from sage_grpo.math.objectives import Loss, LossInputs, Objective, above_zero, objective
 
 
 @objective("dpo")
@@ -18,7 +18,7 @@ class Dpo(Objective):
     noise. Each of the two carries the loss of the pair.
     """
 
-    noised: ClassVar[bool] = True
+    renoised: ClassVar[bool] = True
     paired: ClassVar[bool] = True
     anchored: ClassVar[bool] = True
 
@@ -28,14 +28,14 @@ class Dpo(Objective):
     def __post_init__(self) -> None:
         above_zero(beta=self.beta)
 
-    def loss(self, ask: Ask) -> Loss:
-        anchor = ask.velocity.detach() if ask.anchor is None else ask.anchor
-        gained = likelier(ask.velocity, anchor, ask.noise, ask.clean, self.reduction)
-        side = (ask.advantage - _other(ask.advantage)).sign()  # 1 for the better one
+    def loss(self, inputs: LossInputs) -> Loss:
+        anchor = inputs.velocity.detach() if inputs.anchor is None else inputs.anchor
+        gained = matching_log_ratio(inputs.velocity, anchor, inputs.noise, inputs.clean, self.reduction)
+        side = (inputs.advantage - _other(inputs.advantage)).sign()  # 1 for the better one
         margin = self.beta / 2 * side * (gained - _other(gained))
         value = -torch.nn.functional.logsigmoid(margin)
-        logs = likelier(ask.velocity, ask.old, ask.noise, ask.clean, self.reduction)
-        return Loss.unheld(value, logs)
+        logs = matching_log_ratio(inputs.velocity, inputs.old, inputs.noise, inputs.clean, self.reduction)
+        return Loss.unclipped(value, logs)
 
 
 def _other(x: Tensor) -> Tensor:

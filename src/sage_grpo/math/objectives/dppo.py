@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from sage_grpo.math.gaussian import kl
-from sage_grpo.math.objectives import Ask, Loss, Objective, above_zero, objective
+from sage_grpo.math.objectives import Loss, LossInputs, Objective, above_zero, objective
 
 
 @objective("dppo")
@@ -22,11 +22,11 @@ class Dppo(Objective):
     def __post_init__(self) -> None:
         above_zero(divergence=self.divergence)
 
-    def loss(self, ask: Ask) -> Loss:
-        logs = ask.log_ratio(self.reduction)
-        ratio, advantage = logs.double().exp(), ask.advantage
+    def loss(self, inputs: LossInputs) -> Loss:
+        logs = inputs.log_ratio(self.reduction)
+        ratio, advantage = logs.double().exp(), inputs.advantage
         with torch.no_grad():
-            moved = kl(ask.velocity, ask.old, ask.k, self.reduction)
+            moved = kl(inputs.velocity, inputs.old, inputs.k, self.reduction)
             outward = ((ratio > 1) & (advantage > 0)) | ((ratio < 1) & (advantage < 0))
-            held = outward & (moved >= self.divergence)
-        return Loss(torch.where(held, 0.0, -ratio * advantage), logs, held)
+            clipped = outward & (moved >= self.divergence)
+        return Loss(torch.where(clipped, 0.0, -ratio * advantage), logs, clipped)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from sage_grpo.math.gaussian import difference, reduce
 from sage_grpo.math.kernels import KernelTable
-from sage_grpo.math.loss import clipped, surrogate
-from sage_grpo.math.objectives import Ask, Loss, Objective, above_zero, objective
+from sage_grpo.math.objectives import Loss, LossInputs, Objective, above_zero, objective
+from sage_grpo.math.objectives.grpo import clip_mask, surrogate
 
 
 @objective("guard")
@@ -26,9 +26,9 @@ class Guard(Objective):
     def __post_init__(self) -> None:
         above_zero(clip=self.clip)
 
-    def loss(self, ask: Ask) -> Loss:
-        logs = ask.b * reduce(ask.noise * difference(ask.velocity, ask.old), self.reduction)
-        return Loss(surrogate(logs, ask.advantage, self.clip), logs, clipped(logs, ask.advantage, self.clip))
+    def loss(self, inputs: LossInputs) -> Loss:
+        logs = inputs.b * reduce(inputs.noise * difference(inputs.velocity, inputs.old), self.reduction)
+        return Loss(surrogate(logs, inputs.advantage, self.clip), logs, clip_mask(logs, inputs.advantage, self.clip))
 
     def step_weights(self, table: KernelTable) -> Tensor:
         r"""$1/\Delta$ with $\Delta = \sigma - \sigma'$, of mean 1 over the stochastic steps."""

@@ -6,8 +6,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from sage_grpo.math.gaussian import difference, reduce
-from sage_grpo.math.matching import likelier
-from sage_grpo.math.objectives import Ask, Loss, Objective, above_zero, objective
+from sage_grpo.math.matching import matching_log_ratio
+from sage_grpo.math.objectives import Loss, LossInputs, Objective, above_zero, objective
 
 SMALLEST = 1e-5
 
@@ -24,7 +24,7 @@ class Nft(Objective):
     and $w^\pm$ the mean of $|\hat x^\pm - x_0|$, without gradient.
     """
 
-    noised: ClassVar[bool] = True
+    renoised: ClassVar[bool] = True
 
     beta: float = 1.0
     r"""$\beta$: how far the two mixtures stand from the old policy."""
@@ -41,14 +41,16 @@ class Nft(Objective):
                 "more"
             )
 
-    def loss(self, ask: Ask) -> Loss:
-        share = 0.5 + ask.advantage.double() / (2 * self.advantage_limit)
-        delta = self.beta * difference(ask.velocity, ask.old).double()
-        off = ask.sigma * difference(ask.noise - ask.clean, ask.old).double()  # of the old policy's clean estimate
-        better, worse = (self._error(off - side * ask.sigma * delta) for side in (1, -1))
+    def loss(self, inputs: LossInputs) -> Loss:
+        share = 0.5 + inputs.advantage.double() / (2 * self.advantage_limit)
+        delta = self.beta * difference(inputs.velocity, inputs.old).double()
+        off = (
+            inputs.sigma * difference(inputs.noise - inputs.clean, inputs.old).double()
+        )  # of the old policy's clean estimate
+        better, worse = (self._error(off - side * inputs.sigma * delta) for side in (1, -1))
         value = self.advantage_limit / self.beta * (share * better + (1 - share) * worse)
-        logs = likelier(ask.velocity, ask.old, ask.noise, ask.clean, self.reduction)
-        return Loss.unheld(value, logs)
+        logs = matching_log_ratio(inputs.velocity, inputs.old, inputs.noise, inputs.clean, self.reduction)
+        return Loss.unclipped(value, logs)
 
     def _error(self, off: Tensor) -> Tensor:
         weight = off.detach().flatten(1).abs().mean(1).clamp(min=SMALLEST)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sage_grpo.math.matching import likelier, matching_error
-from sage_grpo.math.objectives import Ask, Loss, Objective, objective
+from sage_grpo.math.matching import matching_error, matching_log_ratio
+from sage_grpo.math.objectives import Loss, LossInputs, Objective, objective
 
 
 @objective("rwr")
@@ -12,9 +12,9 @@ from sage_grpo.math.objectives import Ask, Loss, Objective, objective
 class Rwr(Objective):
     r"""$A\,\ell(v)$. A negative advantage pushes away without end: only the trust region holds it."""
 
-    noised: ClassVar[bool] = True
+    renoised: ClassVar[bool] = True
 
-    def loss(self, ask: Ask) -> Loss:
-        value = ask.advantage * matching_error(ask.velocity, ask.noise, ask.clean, self.reduction)
-        logs = likelier(ask.velocity, ask.old, ask.noise, ask.clean, self.reduction)
-        return Loss.unheld(value, logs)
+    def loss(self, inputs: LossInputs) -> Loss:
+        value = inputs.advantage * matching_error(inputs.velocity, inputs.noise, inputs.clean, self.reduction)
+        logs = matching_log_ratio(inputs.velocity, inputs.old, inputs.noise, inputs.clean, self.reduction)
+        return Loss.unclipped(value, logs)

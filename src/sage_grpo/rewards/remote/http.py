@@ -43,7 +43,7 @@ class HttpReward(Reward):
         videos_per_request: int = 2,
         megabytes_per_request: float = 256.0,
         groupwise: bool = False,
-        hears: bool = False,
+        uses_audio: bool = False,
     ) -> None:
         if connections < 1 or videos_per_request < 1:
             raise RewardError(
@@ -51,7 +51,7 @@ class HttpReward(Reward):
             )
         self.client = Client(url, token_variable, RetryPolicy(timeout, deadline, retries, hedge), connections)
         self.videos_per_request, self.bytes_per_request = videos_per_request, megabytes_per_request * 1e6
-        self.groupwise, self.hears = groupwise, hears
+        self.groupwise, self.uses_audio = groupwise, uses_audio
         self.names: tuple[str, ...] = tuple(names or ())
         self._tells = not names  # whether the server says things of itself
         self._needed: dict[int, list[int] | None] = {}
@@ -65,7 +65,8 @@ class HttpReward(Reward):
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
             raise RewardError(f"{self.client.url}/about tells no names; give `names` in the options")
         self.names, self.groupwise = tuple(names), bool(about.get("groupwise", self.groupwise))
-        self.hears = bool(about.get("hears", self.hears))
+        older = about.get("hears", self.uses_audio)  # the name that servers of the version before give
+        self.uses_audio = bool(about.get("uses_audio", older))
 
     def _about(self, path: str) -> dict[str, Any]:
         try:
@@ -76,7 +77,7 @@ class HttpReward(Reward):
             about = None
         return about if isinstance(about, dict) else {}
 
-    def looks_at(self, frames: int) -> list[int] | None:
+    def frame_indices(self, frames: int) -> list[int] | None:
         """As the server says; all, if it does not."""
         if self._tells and frames not in self._needed:
             try:
@@ -88,14 +89,14 @@ class HttpReward(Reward):
         return self._needed.get(frames)
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
-        return self.begin(Videos(videos), prompts)()
+        return self.submit(Videos(videos), prompts)()
 
-    def begin(self, videos: Videos, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
+    def submit(self, videos: Videos, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
         """Send them off; what is returned waits for the scores."""
-        frames, needed = videos.frames, self.looks_at(videos.frames.shape[1])
+        frames, needed = videos.frames, self.frame_indices(videos.frames.shape[1])
         chosen = Chosen(needed, frames.shape[1]) if needed and len(needed) < frames.shape[1] else None
         sent = replace(videos, frames=frames[:, needed] if chosen else frames)
-        sent = sent if self.hears else replace(sent, sound=None)
+        sent = sent if self.uses_audio else replace(sent, sound=None)
         # as if all frames travelled: the server makes room for whole videos, and refuses what is too large
         fit = int(self.bytes_per_request // max(videos.frames[:1].nbytes, 1))
         size, futures = len(videos) if self.groupwise else max(min(self.videos_per_request, fit), 1), []

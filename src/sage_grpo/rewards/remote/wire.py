@@ -144,7 +144,7 @@ def _rate(words: Mapping[str, Any], name: str, kind: Any = float) -> Any:
     if rate is None:
         return None
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < FASTEST:
-        raise WireError(f"`{name}` must be a number a second, from 0 to {FASTEST}")
+        raise WireError(f"`{name}` must be a number per second, from 0 to {FASTEST}")
     return kind(rate)
 
 

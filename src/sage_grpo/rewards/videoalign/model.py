@@ -156,7 +156,7 @@ class VideoAlign(Reward):
         ids = torch.tensor(self.tokenizer(chat, add_special_tokens=False)["input_ids"])
         return ids.repeat_interleave(torch.where(ids == self.model.config.video_token_id, video_tokens, 1))
 
-    def looks_at(self, frames: int) -> list[int]:
+    def frame_indices(self, frames: int) -> list[int]:
         numbers: list[int] = frame_indices(frames, self.fps, self.settings["rate"], self.max_frames).tolist()
         return numbers
 
@@ -166,7 +166,7 @@ class VideoAlign(Reward):
                 f"VideoAlign takes uint8 frames (B, F, H, W, 3) with B prompts, not {videos.dtype} "
                 f"{tuple(videos.shape)} with {len(prompts)}"
             )
-        indices = self.looks_at(videos.shape[1])
+        indices = self.frame_indices(videos.shape[1])
         size = frame_size(videos.shape[2], videos.shape[3], most=self.settings["max_pixels"])
         causes: dict[int, Exception] = {}
 

@@ -16,7 +16,7 @@ from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_noise
 from sage_grpo.models import contract
 from sage_grpo.models.hunyuan15 import HunyuanVideo15, HunyuanVideo15ImageToVideo
-from sage_grpo.models.texts import COUNT
+from sage_grpo.models.ragged_text import COUNT
 from sage_grpo.weights.prepare import compile_blocks, make_bank
 from support import make_config, make_loop
 from tiny_models import disturb, tiny_model

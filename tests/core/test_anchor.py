@@ -5,7 +5,7 @@ import torch
 
 from gaussian_model import GaussianModel
 from sage_grpo.config import KLConfig
-from sage_grpo.core.anchors import anchor_is_due
+from sage_grpo.core.anchor import is_renewed
 from sage_grpo.core.copy_bank import CopyBank
 from sage_grpo.core.loop import Callback
 from support import make_config, make_loop, weights
@@ -62,11 +62,11 @@ def test_no_anchor_makes_no_copy_and_no_forward():
 
 def test_previous_policy_needs_no_copy():
     """The velocity term is felt from the second update of a rollout on, and without any extra forward."""
-    config = make_config(policy={"num_iterations": 3}, kl={"anchor": "none", "beta_velocity": 1.0})
+    config = make_config(policy={"num_iterations": 3}, kl={"anchor": "none", "old_weight": 1.0})
     loop, seen = make_loop(config)
     loop.iterate()
-    assert [r.mean("kl_previous") > 0 for r in seen.updates] == [False, True, True]
-    assert seen.updates[-1].mean("kl") == pytest.approx(seen.updates[-1].mean("kl_previous"))
+    assert [r.mean("kl_old") > 0 for r in seen.updates] == [False, True, True]
+    assert seen.updates[-1].mean("kl_penalty") == pytest.approx(seen.updates[-1].mean("kl_old"))
 
 
 def test_lending_the_anchor_changes_nothing():
@@ -112,9 +112,9 @@ def test_frozen_parameters_are_not_copied():
 
 
 @pytest.mark.parametrize(("anchor", "due"), [("none", []), ("fixed", [0]), ("moving", [0, 4, 8])])
-def test_when_an_anchor_is_due(anchor, due):
+def test_when_an_is_renewed(anchor, due):
     config = KLConfig(anchor=anchor, ref_model_sync_steps=4)
-    assert [u for u in range(10) if anchor_is_due(config, u)] == due
+    assert [u for u in range(10) if is_renewed(config, u)] == due
 
 
 def test_copies_of_a_checkpoint_go_to_the_weights_or_to_the_bank_s_own_device():

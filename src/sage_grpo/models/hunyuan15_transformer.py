@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_grpo.models.texts import COUNT, filled, runs
+from sage_grpo.models.ragged_text import COUNT, filled, runs
 
 KINDS = {"text": 0, "glyphs": 1, "image": 2}  # rows of the network's embedding of kinds
 
@@ -21,12 +21,12 @@ def install(network: Any) -> None:
     stock = network.forward
 
     def forward(*args: Any, words: Mapping[str, Any] | None = None, **named: Any) -> Any:
-        return stock(*args, **named) if words is None else unpadded(network, words, *args)
+        return stock(*args, **named) if words is None else forward_unpadded(network, words, *args)
 
     network.forward = forward
 
 
-def unpadded(network: Any, words: Mapping[str, Any], x: Tensor, timestep: Tensor) -> Tensor:
+def forward_unpadded(network: Any, words: Mapping[str, Any], x: Tensor, timestep: Tensor) -> Tensor:
     """The steps of the library's forward pass, with the tokens of `text_tokens`."""
     rotary = network.rope(x)
     # The library rounds the timestep itself to the dtype of the latents; the original rounds its sinusoids.

@@ -1,4 +1,4 @@
-"""One run of a search, in each of its processes: `python -m sage_grpo.tune.one FOLDER PARENT`."""
+"""One run of a search, in each of its processes: `python -m sage_grpo.tune.worker FOLDER PARENT`."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Points of objectives on renoised videos, and the old policy's velocities there."""
+"""Points of objectives that train on renoised videos, and the old policy's velocities there."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,14 +9,14 @@ import torch
 
 from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.protocols import VideoModel
-from sage_grpo.core.rollout import Key, Point, Trajectory, circumstances, keyed_noise, keyed_rng, velocity_at
+from sage_grpo.core.rollout import Key, Point, Trajectory, forward_settings, keyed_noise, keyed_rng, velocity_at
 from sage_grpo.math.schedule import shift_sigma
 
 UNIT = math.sqrt(2.0)  # k of such a point: the KL of the trust region is then the squared distance of two velocities
 
 
 def noise_levels(config: AlgorithmConfig, iteration: int) -> list[float]:
-    """One from each of as many equal parts of the sampler's time, shifted as its steps are: the same on all ranks."""
+    """Draw `policy.points` noise levels, one from each of as many equal parts of the sampler's time."""
     count = config.policy.points or 0
     rng = keyed_rng(config.seed, iteration, "noise levels")
     time = (torch.arange(count, dtype=torch.float64) + torch.from_numpy(rng.random(count))) / count
@@ -24,18 +24,18 @@ def noise_levels(config: AlgorithmConfig, iteration: int) -> list[float]:
     return drawn[::-1]  # from noise to data, as steps go
 
 
-def noised(model: VideoModel, path: Trajectory, levels: Sequence[float], keys: Sequence[Key]) -> Trajectory:
-    r"""The same videos, with points $(1-\sigma)x_0 + \sigma z$ in place of steps; keys give $z$, one a video."""
+def renoise(model: VideoModel, path: Trajectory, levels: Sequence[float], keys: Sequence[Key]) -> Trajectory:
+    r"""Return the same videos with points $(1-\sigma)x_0 + \sigma z$ in place of steps; a key per video gives $z$."""
     x0, points = path.x0, {}
     for n, sigma in enumerate(levels):
         z = keyed_noise(tuple(x0.shape[1:]), [(*key, "noised", n) for key in keys], x0.device)
         points[n] = Point((1 - sigma) * x0 + sigma * z, sigma, None, z, b=0.0, k=UNIT)
-    return replace(path, points=points, circumstances=circumstances(model, x0))
+    return replace(path, points=points, forward_settings=forward_settings(model, x0))
 
 
 @torch.no_grad()
-def remembered(model: VideoModel, path: Trajectory) -> Trajectory:
-    """Return `path` with the velocity at every point recomputed under the weights that are loaded now."""
+def with_old_velocities(model: VideoModel, path: Trajectory) -> Trajectory:
+    """Return `path` with the velocity at every point recomputed under the currently loaded weights."""
     points = {
         n: replace(point, velocity=velocity_at(model, point.x, point.sigma, path.condition))
         for n, point in path.points.items()
@@ -45,7 +45,7 @@ def remembered(model: VideoModel, path: Trajectory) -> Trajectory:
 
 @contextmanager
 def unguided(model: VideoModel) -> Iterator[None]:
-    """Ask the network without guidance for a while."""
+    """Evaluate the network without guidance inside the block."""
     scale = model.guidance_scale
     model.guidance_scale = 1.0
     try:

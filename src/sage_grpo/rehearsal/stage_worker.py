@@ -1,4 +1,4 @@
-"""One stage of a rehearsal at full size, in a process of its own: `python -m sage_grpo.rehearsal.stage NAME FOLDER`."""
+"""One stage of a rehearsal at full size, in a process of its own: `-m sage_grpo.rehearsal.stage_worker NAME FOLDER`."""
 
 import gc
 import json
