@@ -89,7 +89,7 @@ configuration:    ## docs/configuration.md from the schema
 
 figures:          ## redraw the figures of the documentation
 	$(PYTHON) docs/figures/make_figures.py
-	$(PYTHON) docs/figures/make_concepts.py
+	PYTHONPATH=. $(PYTHON) docs/figures/make_concepts.py
 
 report-pictures:  ## retake the pictures of docs/report.md: six minutes on one core, needs Chromium
 	$(PYTHON) docs/figures/make_report.py
@@ -104,20 +104,20 @@ lab:              ## train the small generator and open runs/lab/report.html
 	$(PYTHON) -m sage_grpo lab --out runs/lab
 
 claims:           ## regenerate docs/claims/: figures, results.json and the table of docs/claims.md
-	$(PYTHON) -m sage_grpo lab reproduce --out docs/claims --seeds 20 --iterations 32 --samples 480
+	$(PYTHON) -m research reproduce --out docs/claims --seeds 20 --iterations 32 --samples 480
 
 guidance:         ## regenerate docs/laboratory/: the base and recipe lab, judged with guidance 1, 2 and 4; twenty minutes
-	$(PYTHON) -m sage_grpo lab guidance --out docs/laboratory --seeds 5
+	$(PYTHON) -m research guidance --out docs/laboratory --seeds 5
 
 feedback:         ## regenerate docs/feedback/: whether feedback on λ holds the KL, on ten seeds; two CPU hours
-	$(PYTHON) -m sage_grpo lab feedback --out docs/feedback --seeds 10 --rules proportional
-	$(PYTHON) -m sage_grpo lab feedback --out docs/feedback --seeds 3
+	$(PYTHON) -m research feedback --out docs/feedback --seeds 10 --rules proportional
+	$(PYTHON) -m research feedback --out docs/feedback --seeds 3
 
 efficiency:       ## regenerate docs/efficiency/: what each saving brings, on ten seeds; six CPU hours
-	$(PYTHON) -m sage_grpo lab efficiency --out docs/efficiency --seeds 10
+	$(PYTHON) -m research efficiency --out docs/efficiency --seeds 10
 
 compare:          ## regenerate docs/objectives/: every objective at equal passes, on ten seeds; five CPU hours
-	$(PYTHON) -m sage_grpo lab compare --out docs/objectives --seeds 10 $(foreach g,$(GROUPS),--group $(g))
+	$(PYTHON) -m research compare --out docs/objectives --seeds 10 $(foreach g,$(GROUPS),--group $(g))
 
 eval:             ## regenerate docs/eval/: the base, lab-paper and lab-fast at equal cost, three training seeds each
 	for seed in 1 2 3; do \

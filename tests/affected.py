@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PLACES = ("src", "tests")
+PLACES = {"src": "src", "tests": "tests", "research": "."}  # a folder, and what its modules are named from
 EVERYTHING = ("pyproject.toml", "constraints.txt", ".ci/run", "tests/conftest.py", "tests/forks/")
 GENERAL = {"src", "sage_grpo", "tests", ".github"}  # folders whose name says nothing about a file in them
 
@@ -31,9 +31,9 @@ class Graph:
     def __init__(self, root=ROOT):
         self.root = root
         self.files = {}  # by name of the module
-        for place in PLACES:
+        for place, start in PLACES.items():
             for path in sorted((root / place).rglob("*.py")):
-                parts = path.relative_to(root / place).with_suffix("").parts
+                parts = path.relative_to(root / start).with_suffix("").parts
                 self.files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
         self.names = {path: name for name, path in self.files.items()}
         self.trees = {path: list(executed(ast.parse(path.read_text()))) for path in self.names}

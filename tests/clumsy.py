@@ -231,19 +231,6 @@ TABLE = [
         lab sound --base nosuch --out o --iterations 1 --samples 48 → nosuch
         lab pretrain --out afile --steps 1 → afile is a file
         lab pretrain --out o --world cubes → --world
-        lab reproduce --out afile → afile is a file
-        lab reproduce --out o --seeds 2 → --seeds
-        lab reproduce --out o --workers 0 → --workers
-        lab efficiency --out afile → afile is a file
-        lab efficiency --out o --only nosuch → nosuch
-        lab settings --out afile → afile is a file
-        lab settings --out o --workers -1 → --workers
-        lab feedback --out afile → afile is a file
-        lab feedback --out o --rules nosuch → nosuch
-        lab guidance --out afile --seeds 0 → afile is a file
-        lab compare --out afile --seeds 2 → afile is a file
-        lab compare --out o --only nosuch → nosuch
-        lab compare --out o --group nosuch → nosuch
         rehearse nosuch → there is no recipe nosuch
         rehearse lab --out afile --processes 1 → afile is a file
         rehearse lab --processes 9 → --processes

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from research.grid import experiments
 from sage_grpo.config import GaugeConfig, load_recipe
 from sage_grpo.drawing import BLACK, BLUE, GREEN, GREY, VERMILION, drawn, legend_below
-from sage_grpo.lab.grid import experiments
 from sage_grpo.math.advantage import group_advantages
 from sage_grpo.math.controller import KLRule, initial_weight, next_weight
 from sage_grpo.math.equalizer import equalizer, gradient_scale

@@ -84,7 +84,7 @@ def test_links_and_pictures_exist(path):
 
 
 def test_claims_are_those_of_the_last_run():
-    """Every row that `lab reproduce` wrote stands in the page, and there are at least ten."""
+    """Every row that `python -m research reproduce` wrote stands in the page, and there are at least ten."""
     written = (ROOT / "docs" / "claims" / "claims.md").read_text().strip().splitlines()
     page = (ROOT / "docs" / "claims.md").read_text()
     assert len(written) >= 12

@@ -67,6 +67,7 @@ def faults(room: str, source: str) -> list[str]:
         if parts[0] == "sage_grpo" and len(parts) > 1 and parts[1] in FLOORS and parts[1] != room:
             up = FLOORS[parts[1]] >= FLOORS[room]
             found += [f"{room} imports {parts[1]}, which is not below it"] if up else []
+    found += [f"{room} imports the studies"] if touches(imports, "research") else []
     found += [f"{room} imports {lib}" for lib in FORBIDDEN.get(room, ()) if touches(imports, lib)]
     found += [
         f"{room} imports {lib}, which only {sorted(rooms)} may"
@@ -103,6 +104,7 @@ def test_floors(path):
         ("models", "from sage_grpo.rewards import x"),
         ("config", "import torch"),
         ("rewards", "import diffusers"),
+        ("lab", "from research.grid import run_grid"),
     ],
 )
 def test_the_test_sees_faults(room, source):

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 import yaml
 
+from research.__main__ import app as research
 from sage_grpo.cli import app
 from sage_grpo.config import load_recipe
 from sage_grpo.config.load import shipped_recipes
@@ -87,6 +88,8 @@ def check(words: list[str], files: dict[str, str], *, whole: bool = True) -> Non
         start = words.index("sage_grpo") + 1 if "sage_grpo" in words else 1
         if program != "torchrun" or "sage_grpo" in words:  # of torchrun's own options nothing is known here
             check_cli(words[start:], files, whole=whole)
+    elif words[:3] == ["python", "-m", "research"]:
+        check_cli(words[3:], files, whole=whole, app=research)
     elif words[:2] == ["docker", "run"]:
         check_cli(words[words.index("sage-grpo") + 1 :], files, whole=whole)
     elif program in ("pip", "uv"):
@@ -99,7 +102,7 @@ def check(words: list[str], files: dict[str, str], *, whole: bool = True) -> Non
         assert program in OTHERS, f"{program}: a command that this test does not know"
 
 
-def check_cli(words: list[str], files: dict[str, str], *, whole: bool) -> None:
+def check_cli(words: list[str], files: dict[str, str], *, whole: bool, app: typer.Typer = app) -> None:
     """As typer would read it, down to the subcommand, without calling it."""
     command: Any = typer.main.get_command(app)
     rest = [word for word in words if word not in ("…", "key=value")]

@@ -6,7 +6,7 @@ from documentation.blocks import PAGES, ROOT
 from documentation.prose import Sentence, comments, docstrings, module, page, problems, template_page
 
 PROSE = [*PAGES, ROOT / "CHANGELOG.md", *sorted((ROOT / "examples").glob("*.ipynb"))]
-MODULES = sorted((ROOT / "src").rglob("*.py"))
+MODULES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "research").rglob("*.py")])
 TEMPLATES = sorted((ROOT / "src").rglob("*.html"))
 
 

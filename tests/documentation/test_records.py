@@ -13,9 +13,9 @@ from statistics import fmean
 import pytest
 
 from documentation.blocks import ROOT
-from sage_grpo.lab.claims import CHECK, Results, judge_runs
-from sage_grpo.lab.ledger import Ledger
-from sage_grpo.lab.shapes.guidance import flags, held_out
+from research.claims import CHECK, Results, judge_runs
+from research.guidance import flags, held_out
+from research.run_log import RunLog
 from sage_grpo.statistics import effect, share
 
 DOCS = ROOT / "docs"
@@ -51,7 +51,7 @@ def signed(value: float, digits: int = 3) -> str:
 @cache
 def laboratory() -> dict[str, dict]:
     """Evaluations of the base and of runs of recipe `lab`, by name; each by guidance scale."""
-    return {run["name"]: run["guidance"] for run in Ledger(DOCS / "laboratory" / "runs.jsonl").read().values()}
+    return {run["name"]: run["guidance"] for run in RunLog(DOCS / "laboratory" / "runs.jsonl").read().values()}
 
 
 def followed(name: str, guidance: str = "1") -> tuple[str, ...]:
@@ -70,7 +70,7 @@ def diversity() -> tuple[str, ...]:
 def objectives() -> dict[str, dict[int, dict]]:
     """Runs by name and seed."""
     runs: dict[str, dict[int, dict]] = {}
-    for run in Ledger(DOCS / "objectives" / "runs.jsonl").read().values():
+    for run in RunLog(DOCS / "objectives" / "runs.jsonl").read().values():
         runs.setdefault(run["name"], {})[run["seed"]] = run
     return runs
 
@@ -134,7 +134,7 @@ def videos(name: str) -> tuple[str, ...]:
 
 @cache
 def claims() -> Results:
-    runs = Ledger(DOCS / "claims" / "runs.jsonl").read().values()
+    runs = RunLog(DOCS / "claims" / "runs.jsonl").read().values()
     (base,) = (run for run in runs if "accuracy" in run)
     return Results([run for run in runs if "evaluation" in run], base)
 

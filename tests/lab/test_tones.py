@@ -18,9 +18,9 @@ from sage_grpo.lab.shapes.world import FRAMES, Scene, parse_prompt, random_scene
 from sage_grpo.lab.tones import world as tones
 from sage_grpo.lab.tones.evaluate import NEAR, evaluate
 from sage_grpo.lab.tones.model import TonesModel
+from sage_grpo.lab.tones.phase import by_phase, gaps
 from sage_grpo.lab.tones.reward import TonesReward, heard
 from sage_grpo.lab.tones.run import compare
-from sage_grpo.lab.tones.yardstick import by_phase, gaps
 
 SAMPLES = 48
 STATED = 0.21  # docs/laboratory.md: octaves by which the base is off

@@ -10,8 +10,8 @@ from sage_grpo.config import RecipeConfig
 from sage_grpo.core.protocols import Prompt, VideoModel, Videos
 from sage_grpo.lab.shapes import evaluate as shapes
 from sage_grpo.lab.shapes.world import Fit
+from sage_grpo.lab.tones.phase import gaps
 from sage_grpo.lab.tones.reward import TonesReward
-from sage_grpo.lab.tones.yardstick import gaps
 
 NEAR = 0.1  # octaves: about a tone of the scale, which the ear of a layman lets pass
 

@@ -9,11 +9,8 @@ import torch
 from rich.console import Console
 from scipy import stats
 
-from sage_grpo.config import ConfigError, load_recipe
-from sage_grpo.core.loop import Loop
-from sage_grpo.data.prompts import open_prompts
-from sage_grpo.lab import reproduce as module
-from sage_grpo.lab.claims import (
+from research import reproduce as module
+from research.claims import (
     ALL_SEEDS,
     CHECK,
     DEPENDS,
@@ -27,9 +24,12 @@ from sage_grpo.lab.claims import (
     p_of,
     size,
 )
-from sage_grpo.lab.grid import CURVES, Experiment, Job, cost, experiments, run_grid, summary
-from sage_grpo.lab.ledger import Ledger
-from sage_grpo.lab.measure import gradient_by_step, noise_after_a_step, rollout_distances
+from research.grid import CURVES, Experiment, Job, cost, experiments, run_grid, summary
+from research.measure import gradient_by_step, noise_after_a_step, rollout_distances
+from research.run_log import RunLog
+from sage_grpo.config import ConfigError, load_recipe
+from sage_grpo.core.loop import Loop
+from sage_grpo.data.prompts import open_prompts
 from sage_grpo.lab.shapes.evaluate import Evaluation
 from sage_grpo.lab.shapes.world import all_prompts
 from sage_grpo.statistics import effect
@@ -68,7 +68,7 @@ def test_a_failure_is_told_before_the_rest_is_run(tmp_path):
     ]
     with pytest.raises(ConfigError, match="batches of 7"):
         run_grid(jobs, tmp_path, workers=1, console=Console(quiet=True))
-    assert len(Ledger(tmp_path / "runs.jsonl").read()) < 4
+    assert len(RunLog(tmp_path / "runs.jsonl").read()) < 4
 
 
 @pytest.mark.slow
@@ -189,7 +189,7 @@ def test_the_page_has_the_claims_on_record_and_none_is_open():
     rows = [line for line in table.splitlines()[2:] if line.startswith("|")]
     assert len(rows) >= 23
     assert not [row for row in rows if "undecided" in row]
-    runs = Ledger(folder / "runs.jsonl").read().values()
+    runs = RunLog(folder / "runs.jsonl").read().values()
     (base,) = (run for run in runs if "accuracy" in run)
     results = Results([run for run in runs if "evaluation" in run], base)
     of_runs = [claim.row() for claim in judge_runs(results)]

@@ -1,4 +1,4 @@
-"""`sage-grpo lab guidance`: the base and runs of recipe `lab`, judged with guidance 1, 2 and 4."""
+"""`python -m research guidance`: the base and runs of recipe `lab`, judged with guidance 1, 2 and 4."""
 
 import shutil
 import time
@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from research.grid import run_grid
+from research.run_log import key_of
 from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.files import atomic_write
 from sage_grpo.lab.generator import LabModel
-from sage_grpo.lab.grid import run_grid
-from sage_grpo.lab.ledger import key_of
 from sage_grpo.lab.shapes.evaluate import evaluate
 from sage_grpo.lab.shapes.world import all_prompts, kept_out
 from sage_grpo.runs.folder import RunFolder

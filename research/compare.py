@@ -1,4 +1,4 @@
-"""`sage-grpo lab compare`: every objective at equal passes of the network, each with settings found by equal effort."""
+"""`python -m research compare`: every objective at equal passes of the network, settings found by equal effort."""
 
 import json
 from collections import defaultdict
@@ -10,10 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from sage_grpo.config import load_recipe
-from sage_grpo.core.passes import forward_passes
-from sage_grpo.files import atomic_write
-from sage_grpo.lab.efficiency import (
+from research.budgeted_run import BudgetedRun
+from research.efficiency import (
     FEWER,
     KL_SHARE,
     RANGE,
@@ -25,11 +23,13 @@ from sage_grpo.lab.efficiency import (
     Overrides,
     whole_budget,
 )
-from sage_grpo.lab.grid import run_grid
-from sage_grpo.lab.ledger import Ledger, rounded
-from sage_grpo.lab.objective_results import FIRST, Compared, as_markdown, draw, draw_conditions, judge
-from sage_grpo.lab.race import Race
-from sage_grpo.lab.yardsticks import yardstick_of
+from research.grid import run_grid
+from research.metrics import metrics_of
+from research.objective_results import FIRST, Compared, as_markdown, draw, draw_conditions, judge
+from research.run_log import RunLog, rounded
+from sage_grpo.config import load_recipe
+from sage_grpo.core.passes import forward_passes
+from sage_grpo.files import atomic_write
 from sage_grpo.math.objectives import OBJECTIVES
 
 RATES = (7.5e-5, 1.5e-4, 3e-4, 6e-4)
@@ -86,7 +86,7 @@ class Group:
     @property
     def budget(self) -> int:
         """Passes of each run: a fifth of those that its world's recipe takes."""
-        return whole_budget(yardstick_of(self.world).recipe) // SHARE
+        return whole_budget(metrics_of(self.world).recipe) // SHARE
 
 
 GROUPS = {
@@ -114,18 +114,18 @@ def candidates(name: str) -> list[Overrides]:
 
 
 def passes_per_video(name: str, found: Overrides, group: str = "once") -> float:
-    config = load_recipe(yardstick_of(GROUPS[group].world).recipe, [*setting(name, group), *found])
+    config = load_recipe(metrics_of(GROUPS[group].world).recipe, [*setting(name, group), *found])
     branches = 1 if config.model.guidance_scale in (None, 1) else 2
     return forward_passes(config, branches) / config.rollouts
 
 
 def a_race(
     name: str, found: Overrides, seed: int, out: Path, *, looks: int, samples: int, role: str = "", group: str = "once"
-) -> Race:
+) -> BudgetedRun:
     label = f"{role}{name}" if group == "once" else f"{role}{group}-{name}"
     chosen, overrides = GROUPS[group], (*setting(name, group), *found)
     stale, world = chosen.staleness, chosen.world
-    return Race(label, overrides, seed, chosen.budget, looks, samples, out, staleness=stale, world=world)
+    return BudgetedRun(label, overrides, seed, chosen.budget, looks, samples, out, staleness=stale, world=world)
 
 
 @dataclass
@@ -134,7 +134,7 @@ class Search:
 
     names: Sequence[str]
     out: Path
-    run: Callable[[Sequence[Race]], list[dict[str, Any]]]
+    run: Callable[[Sequence[BudgetedRun]], list[dict[str, Any]]]
     console: Console
     _limited: dict[str, dict[str, Overrides]] = field(default_factory=dict)
 
@@ -188,7 +188,7 @@ def compare(
     """Runs, results.json, compare.md and figures into `out` after each group. After a kill, call it again."""
     console = console or Console()
 
-    def run(races: Sequence[Race]) -> list[dict[str, Any]]:
+    def run(races: Sequence[BudgetedRun]) -> list[dict[str, Any]]:
         return run_grid(races, out, workers, console)
 
     names = [FIRST, *(name for name in OBJECTIVE_NAMES if name != FIRST and (not only or name in only))]
@@ -206,7 +206,7 @@ def compare(
 
 
 def write(outcomes: Mapping[str, Sequence[Compared]], out: Path, **asked: int) -> None:
-    hours = sum(run["cpu_seconds"] for run in Ledger(out / "runs.jsonl").read().values()) / 3600
+    hours = sum(run["cpu_seconds"] for run in RunLog(out / "runs.jsonl").read().values()) / 3600
     summary: dict[str, Any] = {**asked, "tried": len(candidates(FIRST)), "cpu_hours_of_all_runs": hours}
     summary["passes"] = {group: GROUPS[group].budget for group in outcomes}
     summary["groups"] = {group: [outcome.to_json() for outcome in rows] for group, rows in outcomes.items()}

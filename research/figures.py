@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from research.claims import Measure, Results
+from research.grid import GENERATIONS, KERNELS, PROMPTS, RATES, TARGET, TRAINED, size_name
 from sage_grpo.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, drawn, legend_below
-from sage_grpo.lab.claims import Measure, Results
-from sage_grpo.lab.grid import GENERATIONS, KERNELS, PROMPTS, RATES, TARGET, TRAINED, size_name
 from sage_grpo.report.kernels import STYLE
 
 KL = {"kl-none": "none", "kl-fixed": "fixed", "kl-step": "step", "kl-moving": "moving", "kernel-sage": "dual"}

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from research.efficiency import MEASURED, Overrides, crossing, with_error
+from research.pass_curves import against_passes, reward_curve
 from sage_grpo.drawing import BLACK, BLUE, GREEN, ORANGE, PURPLE, SILVER, VERMILION, drawn, legend_below
-from sage_grpo.lab.efficiency import MEASURED, Overrides, crossing, with_error
-from sage_grpo.lab.pass_curves import against_passes, reward_curve
 from sage_grpo.statistics import Effect, effect, holm, p_of_zero, paired
 
 FIRST = "grpo"  # what the others are compared with

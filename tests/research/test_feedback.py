@@ -1,4 +1,4 @@
-"""`sage-grpo lab feedback`: its table is on the page, its record is of the code as it is, and its command runs once."""
+"""`python -m research feedback`: the page has its table, its record is of the code as it is, its command runs."""
 
 import json
 from pathlib import Path
@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sage_grpo.cli import app
-from sage_grpo.lab.feedback import FIRST_SEED, HISTORY, STARTS, TARGET, as_markdown, experiments, held
-from sage_grpo.lab.grid import Job
-from sage_grpo.lab.ledger import Ledger
+from research.__main__ import app
+from research.feedback import FIRST_SEED, HISTORY, STARTS, TARGET, as_markdown, experiments, held
+from research.grid import Job
+from research.run_log import RunLog
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 def recorded():
-    return list(Ledger(DOCS / "feedback" / "runs.jsonl").read().values())
+    return list(RunLog(DOCS / "feedback" / "runs.jsonl").read().values())
 
 
 def run_with(kls):
@@ -47,7 +47,7 @@ def test_proportional_feedback_held_the_kl_in_every_run_on_record():
 
 
 def test_the_record_is_of_the_recipe_as_it_ships():
-    known, grid = Ledger(DOCS / "feedback" / "runs.jsonl").read(), experiments()
+    known, grid = RunLog(DOCS / "feedback" / "runs.jsonl").read(), experiments()
     for key, run in known.items():
         samples = 96
         assert Job(run["name"], grid[run["name"]], run["seed"], run["iterations"], samples, Path("any")).key == key
@@ -55,12 +55,12 @@ def test_the_record_is_of_the_recipe_as_it_ships():
 
 @pytest.mark.slow
 def test_the_command_writes_table_picture_and_verdicts(tmp_path):
-    command = ["lab", "feedback", "--out", str(tmp_path), "--seeds", "1", "--iterations", "22", "--samples", "48"]
+    command = ["feedback", "--out", str(tmp_path), "--seeds", "1", "--iterations", "22", "--samples", "48"]
     settings = ["--rules", "proportional", "--workers", "2", "--json"]
     found = json.loads(CliRunner().invoke(app, [*command, *settings]).stdout)
     assert [row["name"] for row in found] == ["proportional-below", "proportional-above"]
     assert {"kl", "lowest", "highest", "weight", "inside"} <= found[0].keys()
     assert (tmp_path / "feedback.png").stat().st_size > 10_000
-    wrong = CliRunner().invoke(app, ["lab", "feedback", "--out", str(tmp_path), "--rules", "pid"])
+    wrong = CliRunner().invoke(app, ["feedback", "--out", str(tmp_path), "--rules", "pid"])
     assert wrong.exit_code == 2
     assert "there is no 'pid'" in wrong.output

@@ -9,15 +9,15 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sage_grpo.cli import app
+from research import efficiency
+from research.__main__ import app
+from research.budgeted_run import REFERENCE, BudgetedRun, PassCounter, RewardProbe
+from research.compare import candidates, passes_per_video, setting
+from research.efficiency import MEASURED, PAPER, SAID, SETTINGS, as_markdown, crossing, draw, judge, whole_budget
 from sage_grpo.config import load_recipe
 from sage_grpo.core.loop import Loop
 from sage_grpo.core.passes import forward_passes
 from sage_grpo.data.prompts import open_prompts
-from sage_grpo.lab import efficiency
-from sage_grpo.lab.compare import candidates, passes_per_video, setting
-from sage_grpo.lab.efficiency import MEASURED, PAPER, SAID, SETTINGS, as_markdown, crossing, draw, judge, whole_budget
-from sage_grpo.lab.race import REFERENCE, PassCounter, Race, Watch
 from sage_grpo.lab.shapes.world import all_prompts
 from sage_grpo.training.build import build_model, build_rewards
 
@@ -113,22 +113,22 @@ def test_the_recipe_is_the_setting_that_was_measured():
 
 @pytest.mark.slow
 def test_a_race_looks_on_its_way_and_ends_with_its_budget(tmp_path):
-    race = Race("fast", SETTINGS["fast"], 0, 700, 3, 4, tmp_path, target=-1.0)
-    result = race.run()
+    run = BudgetedRun("fast", SETTINGS["fast"], 0, 700, 3, 4, tmp_path, target=-1.0)
+    result = run.run()
     assert len(result["passes"]) == len(result["reward"]) == 4
     assert set(result["on_target"]) == set(result["evaluation"])
     assert result["passes"][0] == 0
     assert 700 <= result["passes"][-1] < 1000
-    assert Race("fast", SETTINGS["fast"], 1, 700, 3, 4, tmp_path).key != race.key
+    assert BudgetedRun("fast", SETTINGS["fast"], 1, 700, 3, 4, tmp_path).key != run.key
 
 
 @pytest.mark.slow
 def test_a_race_that_was_stopped_leaves_no_result(tmp_path, monkeypatch):
     """A signal lets a run end in order, long before its passes are spent."""
-    race = Race("fast", SETTINGS["fast"], 0, 700, 3, 4, tmp_path)
-    monkeypatch.setattr(Watch, "on_iteration", lambda watch, loop, metrics: loop.stop("a signal"))
+    run = BudgetedRun("fast", SETTINGS["fast"], 0, 700, 3, 4, tmp_path)
+    monkeypatch.setattr(RewardProbe, "on_iteration", lambda watch, loop, metrics: loop.stop("a signal"))
     with pytest.raises(RuntimeError, match="was stopped after 0 of 700 passes"):
-        race.run()
+        run.run()
 
 
 @pytest.mark.slow
@@ -146,6 +146,6 @@ def test_the_whole_command_at_a_small_size(tmp_path, monkeypatch):
 
 
 def test_a_misspelt_setting():
-    result = CliRunner().invoke(app, ["lab", "efficiency", "--out", "x", "--only", "fats"])
+    result = CliRunner().invoke(app, ["efficiency", "--out", "x", "--only", "fats"])
     assert result.exit_code == 2
     assert "did you mean 'fast'" in " ".join((result.stderr or result.output).split())

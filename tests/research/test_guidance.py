@@ -1,4 +1,4 @@
-"""`sage-grpo lab guidance`: its table is on the page, and its command runs once."""
+"""`python -m research guidance`: its table is on the page, and its command runs once."""
 
 import json
 from pathlib import Path
@@ -6,23 +6,23 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sage_grpo.cli import app
-from sage_grpo.lab.ledger import Ledger
-from sage_grpo.lab.shapes.guidance import Judged, as_markdown, held_out
+from research.__main__ import app
+from research.guidance import Judged, as_markdown, held_out
+from research.run_log import RunLog
 from sage_grpo.lab.shapes.world import all_prompts, kept_out
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_page_has_the_table_on_record():
-    rows = list(Ledger(DOCS / "laboratory" / "runs.jsonl").read().values())
+    rows = list(RunLog(DOCS / "laboratory" / "runs.jsonl").read().values())
     assert rows[0]["name"] == "base"
     assert as_markdown(rows).strip() in (DOCS / "laboratory.md").read_text("utf-8")
 
 
 def test_the_record_is_of_the_recipe_as_it_ships():
     jobs = [Judged(seed, 240, Path("any")) for seed in (None, 0, 1, 2)]
-    assert {job.key for job in jobs} <= Ledger(DOCS / "laboratory" / "runs.jsonl").read().keys()
+    assert {job.key for job in jobs} <= RunLog(DOCS / "laboratory" / "runs.jsonl").read().keys()
 
 
 def test_held_out_prompts_come_in_turn():
@@ -32,7 +32,7 @@ def test_held_out_prompts_come_in_turn():
 
 @pytest.mark.slow
 def test_the_base_follows_more_prompts_with_guidance(tmp_path):
-    command = ["lab", "guidance", "--out", str(tmp_path), "--seeds", "0", "--samples", "96", "--workers", "1", "--json"]
+    command = ["guidance", "--out", str(tmp_path), "--seeds", "0", "--samples", "96", "--workers", "1", "--json"]
     (base,) = json.loads(CliRunner().invoke(app, command).stdout)
     shares = {scale: found["followed"].count("1") / 96 for scale, found in base["guidance"].items()}
     assert shares["1"] < 0.75

@@ -4,11 +4,11 @@ import pytest
 import torch
 from rich.console import Console
 
+from research.budgeted_run import REFERENCE
+from research.compare import candidates, setting
+from research.stale import StaleTrainer
 from sage_grpo.config import load_recipe
 from sage_grpo.core.loop import Callback, Loop
-from sage_grpo.lab.compare import candidates, setting
-from sage_grpo.lab.race import REFERENCE
-from sage_grpo.lab.stale import StaleTrainer
 from sage_grpo.training.trainer import Trainer
 
 SMALL = ["policy.prompts_per_iteration=2", "run.trackers=[]", "run.sample_every=0", "gauge.every=0"]

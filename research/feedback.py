@@ -1,4 +1,4 @@
-"""`sage-grpo lab feedback`: whether feedback on λ holds the KL at its target, from a λ far too small and far too large.
+"""`python -m research feedback`: whether feedback on λ holds the KL at its target, from a λ too small and too large.
 
 Settings, seeds, target, band and length are fixed here, before the runs. They were chosen on seeds 100 and 101. Two
 earlier forms of `proportional` failed. On seeds 0 to 4, one corrected the start too slowly. On seeds 10 to 19, one
@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from research.grid import Experiment, Job, run_grid
 from sage_grpo.config import load_recipe
 from sage_grpo.drawing import BLACK, BLUE, GREEN, VERMILION, drawn, legend_below
 from sage_grpo.files import write_json
-from sage_grpo.lab.grid import Experiment, Job, run_grid
 
 TARGET, BAND, HISTORY = 5e-5, 0.5, 10  # history: one period of the anchor
 SETTLED = 1.0  # λ that holds the KL near the target in the second half, on seed 100

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from research.metrics import metrics_of
+from research.run_log import key_of
+from research.stale import StaleTrainer
 from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.core.loop import Callback, Loop, Metrics
-from sage_grpo.lab.ledger import key_of
-from sage_grpo.lab.stale import StaleTrainer
-from sage_grpo.lab.yardsticks import yardstick_of
 from sage_grpo.training.trainer import Trainer
 
 REFERENCE = "lab-paper"
@@ -41,43 +41,43 @@ class PassCounter:
             self._off = False
 
 
-class Watch(Callback):
+class RewardProbe(Callback):
     """Looks at the reward of fresh videos every so many passes, and ends the run when its budget is spent.
 
     All runs are looked at through the sampler of the reference, whatever their rollouts use.
     """
 
-    def __init__(self, counter: PassCounter, race: "Race") -> None:
-        self.counter, self.race, self.yardstick = counter, race, yardstick_of(race.world)
-        self.reference = load_recipe(self.yardstick.recipe)
+    def __init__(self, counter: PassCounter, run: "BudgetedRun") -> None:
+        self.counter, self.run, self.metrics = counter, run, metrics_of(run.world)
+        self.reference = load_recipe(self.metrics.recipe)
         self.passes, self.reward = list[int](), list[float]()
         self.on_target: dict[str, Any] | None = None
 
     def look(self, loop: Loop) -> None:
         with self.counter.paused():
-            self.reward.append(self.yardstick.reward(loop, self.reference))
+            self.reward.append(self.metrics.reward(loop, self.reference))
         self.passes.append(self.counter.passes)
-        target = self.race.target
+        target = self.run.target
         if target is not None and self.on_target is None and self.reward[-1] >= target:
             self.on_target = self.evaluate(loop)
 
     def evaluate(self, loop: Loop) -> dict[str, Any]:
         with self.counter.paused():
-            return self.yardstick.evaluate(loop, self.reference, self.race.samples)
+            return self.metrics.evaluate(loop, self.reference, self.run.samples)
 
     def on_start(self, loop: Loop) -> None:
         self.look(loop)
 
     def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
-        spent = self.counter.passes >= self.race.budget
-        if spent or self.counter.passes >= len(self.passes) * self.race.budget / self.race.looks:
+        spent = self.counter.passes >= self.run.budget
+        if spent or self.counter.passes >= len(self.passes) * self.run.budget / self.run.looks:
             self.look(loop)
         if spent:
             loop.stop("its passes are spent")
 
 
 @dataclass(frozen=True)
-class Race:
+class BudgetedRun:
     """A setting and a seed, run until a number of passes is spent."""
 
     name: str
@@ -102,12 +102,12 @@ class Race:
             "run.save_every=1000000",
             "gauge.every=0",
         ]
-        return load_recipe(yardstick_of(self.world).recipe, [*self.overrides, *common])
+        return load_recipe(metrics_of(self.world).recipe, [*self.overrides, *common])
 
     @property
     def key(self) -> str:
         """Says all that decides its result, so that a changed setting is run again."""
-        settings = load_recipe(yardstick_of(self.world).recipe, list(self.overrides))
+        settings = load_recipe(metrics_of(self.world).recipe, list(self.overrides))
         more = self.budget, self.looks, self.samples, self.target, self.staleness
         return key_of(f"{self.name}-{self.seed}", settings, *more)
 
@@ -123,7 +123,7 @@ class Race:
         torch.set_num_threads(1)
         began, config = time.process_time(), self.config
         trainer = self._trainer(config)
-        watch = Watch(PassCounter(trainer.model.module), self)
+        watch = RewardProbe(PassCounter(trainer.model.module), self)
         trainer.callbacks.append(watch)
         trainer.train()
         if watch.passes[-1] < self.budget:

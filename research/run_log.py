@@ -10,7 +10,7 @@ from sage_grpo.config import RecipeConfig
 DIGITS = 6  # significant ones: more are noise
 
 
-class Ledger:
+class RunLog:
     """Written by one process, and read again when that was killed."""
 
     def __init__(self, path: Path) -> None:

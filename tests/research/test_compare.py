@@ -8,15 +8,15 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sage_grpo.cli import app
+from research import compare
+from research.__main__ import app
+from research.budgeted_run import REFERENCE
+from research.compare import GROUPS, LIKE, LIMITS, OBJECTIVE_NAMES, OWN, candidates, setting
+from research.efficiency import MEASURED, SEARCHED
+from research.metrics import metrics_of
+from research.objective_results import FIRST, as_markdown, draw, judge
 from sage_grpo.config import load_recipe
 from sage_grpo.core.objectives import chosen_objective
-from sage_grpo.lab import compare
-from sage_grpo.lab.compare import GROUPS, LIKE, LIMITS, OBJECTIVE_NAMES, OWN, candidates, setting
-from sage_grpo.lab.efficiency import MEASURED, SEARCHED
-from sage_grpo.lab.objective_results import FIRST, as_markdown, draw, judge
-from sage_grpo.lab.race import REFERENCE
-from sage_grpo.lab.yardsticks import yardstick_of
 from sage_grpo.math.objectives import OBJECTIVES
 from sage_grpo.statistics import holm
 
@@ -37,7 +37,7 @@ def test_every_group_fits():
         for name in chosen.members:
             limits = [(limit,) for limit in LIMITS[name]] if chosen.limits else [()]
             for limit in limits:
-                recipe = yardstick_of(chosen.world).recipe
+                recipe = metrics_of(chosen.world).recipe
                 config = load_recipe(recipe, [*setting(name, group), *candidates(LIKE.get(name, name))[0], *limit])
                 assert type(chosen_objective(config)) is OBJECTIVES[name]
 
@@ -89,14 +89,14 @@ def test_the_best_of_the_search_and_its_best_limit_go_on(tmp_path):
     asked = []
 
     def run(races):
-        asked.append([(race.name, race.seed) for race in races])
-        return [{"reward": [0.0, worth(race)]} for race in races]
+        asked.append([(run.name, run.seed) for run in races])
+        return [{"reward": [0.0, worth(run)]} for run in races]
 
-    def worth(race):
-        config = race.config
-        best = 1.5e-4 if race.seed == SEARCHED[0] else 3e-4  # the second seed has the last word, and is as loud
+    def worth(run):
+        config = run.config
+        best = 1.5e-4 if run.seed == SEARCHED[0] else 3e-4  # the second seed has the last word, and is as loud
         value = -abs(math.log(config.optimizer.lr / best)) - abs(math.log(config.kl.high / 0.5))
-        return value - (config.policy.clip == 1e-4 and race.staleness == 0)
+        return value - (config.policy.clip == 1e-4 and run.staleness == 0)
 
     search = compare.Search([FIRST], tmp_path, run, Console(quiet=True))
     found = search.found("stale-2")
@@ -128,6 +128,6 @@ def test_the_whole_command_at_a_small_size(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("words", "meant"), [(("--only", "ntf"), "nft"), (("--group", "twise"), "twice")])
 def test_a_misspelling(words, meant):
-    result = CliRunner().invoke(app, ["lab", "compare", "--out", "x", *words])
+    result = CliRunner().invoke(app, ["compare", "--out", "x", *words])
     assert result.exit_code == 2
     assert f"did you mean '{meant}'" in " ".join((result.stderr or result.output).split())

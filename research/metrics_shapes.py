@@ -4,13 +4,13 @@ from typing import Any
 
 import torch
 
+from research.grid import summary
+from research.metrics import WorldMetrics, watched
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.loop import Loop
-from sage_grpo.lab.grid import summary
 from sage_grpo.lab.shapes.evaluate import SETTING_B, evaluate_run
 from sage_grpo.lab.shapes.reward import ShapesReward
 from sage_grpo.lab.shapes.world import all_prompts
-from sage_grpo.lab.yardsticks import Yardstick, watched
 
 
 def reward(loop: Loop, config: RecipeConfig) -> float:
@@ -22,4 +22,4 @@ def evaluate(loop: Loop, config: RecipeConfig, samples: int) -> dict[str, Any]:
     return summary(evaluate_run(loop, config, samples))
 
 
-YARDSTICK = Yardstick("lab-paper", reward, evaluate)
+METRICS = WorldMetrics("lab-paper", reward, evaluate)

@@ -1,4 +1,4 @@
-"""`sage-grpo lab settings`: what runs look like when one of the settings that matter is too low or too high.
+"""`python -m research settings`: what runs look like when one of the settings that matter is too low or too high.
 
 The learning rates are those that `sage-grpo tune` tries by default, so its choice can be compared with a whole grid.
 """
@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from research.grid import Experiment, Job, run_grid
 from sage_grpo.config import RecipeConfig, load_recipe
 from sage_grpo.core.passes import forward_passes
 from sage_grpo.drawing import drawn, in_order
 from sage_grpo.files import write_json
-from sage_grpo.lab.grid import Experiment, Job, run_grid
 from sage_grpo.statistics import effect
 from sage_grpo.tune.candidates import AROUND
 from sage_grpo.tune.halving import best, rungs, search, tail_mean

@@ -8,7 +8,7 @@ from typing import Any
 
 from scipy import stats
 
-from sage_grpo.lab.grid import TARGET, TRAINED
+from research.grid import TARGET, TRAINED
 from sage_grpo.statistics import Effect, effect, equivalent, holm, paired, verdict
 
 TEST = "paired t over seeds"

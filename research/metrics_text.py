@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from research.metrics import WATCHED, WorldMetrics, watched
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.loop import Loop
 from sage_grpo.lab.digits.evaluate import evaluate_run
 from sage_grpo.lab.digits.world import fresh_prompts
-from sage_grpo.lab.yardsticks import WATCHED, Yardstick, watched
 from sage_grpo.rewards.ocr import OCRReward
 
 
@@ -27,4 +27,4 @@ def evaluate(loop: Loop, config: RecipeConfig, samples: int) -> dict[str, Any]:
     }
 
 
-YARDSTICK = Yardstick("text", reward, evaluate)
+METRICS = WorldMetrics("text", reward, evaluate)

@@ -14,8 +14,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from research.run_log import RunLog, key_of
 from sage_grpo.config import RecipeConfig, load_recipe
-from sage_grpo.lab.ledger import Ledger, key_of
 from sage_grpo.lab.shapes.evaluate import SETTING_B, Evaluation, evaluate, evaluate_run
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.training.build import build_model
@@ -210,8 +210,8 @@ def run_grid(
     """All jobs in parallel processes; those that an earlier, killed call finished are in `runs.jsonl` already."""
     console = console or Console()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    ledger = Ledger(out / "runs.jsonl")
-    done = ledger.read()
+    run_log = RunLog(out / "runs.jsonl")
+    done = run_log.read()
     todo = [job for job in jobs if job.key not in done]
     columns = (
         TextColumn("experiments"),
@@ -227,10 +227,10 @@ def run_grid(
             try:
                 for ended in as_completed([pool.submit(_run, job) for job in todo]):
                     key, result = ended.result()
-                    ledger.add(key, result)
+                    run_log.add(key, result)
                     progress.update(task, advance=1, description=key)
             except BaseException:
                 pool.shutdown(cancel_futures=True)  # what failed is reported now, not after all the others
                 raise
-    done = ledger.read()
+    done = run_log.read()
     return [done[job.key] for job in jobs]

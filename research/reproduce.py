@@ -1,4 +1,4 @@
-"""`sage-grpo lab reproduce`: run the grid, judge the claims, draw the figures."""
+"""`python -m research reproduce`: run the grid, judge the claims, draw the figures."""
 
 import json
 import math
@@ -9,11 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from research import figures
+from research.claims import ALL_SEEDS, LOOKS, Claim, Results, as_markdown, judge
+from research.direct import measure_directly
+from research.grid import Base, Job, Run, experiments, run_grid
 from sage_grpo.files import atomic_write
-from sage_grpo.lab import figures
-from sage_grpo.lab.claims import ALL_SEEDS, LOOKS, Claim, Results, as_markdown, judge
-from sage_grpo.lab.direct import measure_directly
-from sage_grpo.lab.grid import Base, Job, Run, experiments, run_grid
 
 
 def reproduce(

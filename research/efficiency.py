@@ -1,4 +1,4 @@
-"""`sage-grpo lab efficiency`: what each saving brings, in passes of the network until a reward is reached."""
+"""`python -m research efficiency`: what each saving brings, in passes of the network until a reward is reached."""
 
 import json
 import math
@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from research.budgeted_run import REFERENCE, BudgetedRun
+from research.grid import run_grid
+from research.pass_curves import against_passes, reward_curve
 from sage_grpo.config import load_recipe
 from sage_grpo.core.passes import forward_passes
 from sage_grpo.drawing import BLACK, BLUE, GREEN, ORANGE, PURPLE, SILVER, SKY, VERMILION
 from sage_grpo.files import atomic_write
-from sage_grpo.lab.grid import run_grid
-from sage_grpo.lab.pass_curves import against_passes, reward_curve
-from sage_grpo.lab.race import REFERENCE, Race
 from sage_grpo.statistics import Effect, effect, paired
 
 SEARCHED = (100, 101)  # seeds on which learning rates are found
@@ -82,10 +82,10 @@ def whole_budget(recipe: str = REFERENCE) -> int:
     return round(forward_passes(config) * config.run.iterations)
 
 
-def a_race(name: str, rate: float, seed: int, out: Path, *, looks: int, samples: int, role: str = "") -> Race:
+def a_race(name: str, rate: float, seed: int, out: Path, *, looks: int, samples: int, role: str = "") -> BudgetedRun:
     share = 1 if name == PAPER else SHARE
     overrides = (*SETTINGS[name], f"optimizer.lr={rate}")
-    return Race(f"{role}{name}", overrides, seed, whole_budget() // share, looks, samples, out)
+    return BudgetedRun(f"{role}{name}", overrides, seed, whole_budget() // share, looks, samples, out)
 
 
 def found_rates(out: Path, names: Sequence[str], workers: int | None, console: Console) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What `lab reproduce` measures on the base model itself, without training; each measure is a run of the grid."""
+"""What `reproduce` measures on the base model itself, without training; each measure is a run of the grid."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from research.grid import KERNELS, MATCHED, run_grid
+from research.measure import gradient_by_step, match_exploration, noise_after_a_step, rollout_distances
+from research.run_log import key_of
 from sage_grpo.config import load_recipe
-from sage_grpo.lab.grid import KERNELS, MATCHED, run_grid
-from sage_grpo.lab.ledger import key_of
-from sage_grpo.lab.measure import gradient_by_step, match_exploration, noise_after_a_step, rollout_distances
 
 ROLLOUTS = 1920  # of each kernel at the first look; a claim that is open then gets as many again, at each further one
 

@@ -18,8 +18,8 @@ FIRST_SEED = 2_000_000  # away from the seeds of evaluations
 
 
 @dataclass(frozen=True)
-class Yardstick:
-    """The measures of one world. Both apply to any run, whatever its rollouts use."""
+class WorldMetrics:
+    """Metrics of one world. Both apply to any run, whatever its rollouts use."""
 
     recipe: str
     """Whose choices runs vary, and whose sampler they are measured by."""
@@ -29,11 +29,10 @@ class Yardstick:
     """On so many videos: reward, accuracy, distance and diversity at least."""
 
 
-def yardstick_of(world: str) -> Yardstick:
-    """Imported when it is asked for: reading text needs libraries of its own."""
-    module = {"shapes": "shapes", "text": "digits"}[world]
-    yardstick: Yardstick = import_module(f"sage_grpo.lab.{module}.yardstick").YARDSTICK
-    return yardstick
+def metrics_of(world: str) -> WorldMetrics:
+    """Return the metrics of `shapes` or `text`. Those of text are imported here, because they need OCR."""
+    metrics: WorldMetrics = import_module(f"research.metrics_{world}").METRICS
+    return metrics
 
 
 def watched(loop: Loop, config: RecipeConfig, texts: Sequence[str]) -> tuple[Tensor, list[Prompt]]:

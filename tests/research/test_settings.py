@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sage_grpo.lab import settings
-from sage_grpo.lab.ledger import Ledger
+from research import settings
+from research.run_log import RunLog
 from sage_grpo.tune.halving import cost, rungs
 
 RECORD = Path(__file__).parents[2] / "docs" / "tuning"
@@ -16,7 +16,7 @@ RECORD = Path(__file__).parents[2] / "docs" / "tuning"
 def test_tune_is_within_a_tenth_of_the_best_at_a_third_of_the_cost():
     """On three seeds. Choices are made again from the curves on record, and rewards are those of fresh videos."""
     runs = [
-        row for row in Ledger(RECORD / "runs.jsonl").read().values() if row["name"].startswith(("optimizer", "base"))
+        row for row in RunLog(RECORD / "runs.jsonl").read().values() if row["name"].startswith(("optimizer", "base"))
     ]
     for seed in range(3):
         of_seed = {row["name"]: row for row in runs if row["seed"] == seed}
