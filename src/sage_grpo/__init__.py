@@ -25,7 +25,10 @@ __all__ = [
     "kernel",
     "kernel_table",
     "load_recipe",
+    "model",
+    "objective",
     "open_run",
+    "reward",
     "sigma_schedule",
 ]
 
@@ -43,7 +46,10 @@ _HOMES = {
     "kernel": "math.kernels",
     "kernel_table": "math.kernels",
     "load_recipe": "config",
+    "model": "registry",
+    "objective": "math.objectives",
     "open_run": "inference.reopen",
+    "reward": "registry",
     "sigma_schedule": "math.schedule",
 }
 
@@ -55,7 +61,9 @@ if TYPE_CHECKING:
     from sage_grpo.errors import UserError
     from sage_grpo.inference.reopen import open_run
     from sage_grpo.math.kernels import kernel, kernel_table
+    from sage_grpo.math.objectives import objective
     from sage_grpo.math.schedule import sigma_schedule
+    from sage_grpo.registry import model, reward
     from sage_grpo.training.trainer import Trainer
 else:  # unseen by type checkers: a wrong name must not become an object of any type
 

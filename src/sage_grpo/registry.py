@@ -1,7 +1,10 @@
-"""Built-in models and rewards by name: registered where they are defined, found without being imported.
+"""Models and rewards by name: built-in ones, those of installed plug-ins, and those that your modules register.
 
-A class says its name itself, `@reward("ocr", extra="ocr")`. Names are read out of the files, because importing all of
-them would take seconds, and the library that one of them needs may be on another machine only.
+A class says its name itself, `@reward("ocr", extra="ocr")`. Names of built-in ones are read out of the files. To import
+all of them would take seconds, and the library that one of them needs may be on another machine only.
+
+A plug-in is an installed package with entry points in the groups `sage_grpo.models`, `sage_grpo.rewards`,
+`sage_grpo.kernels` or `sage_grpo.objectives`.
 """
 
 import ast
@@ -9,34 +12,110 @@ import inspect
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, requires, version
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from packaging.requirements import Requirement
 
-from sage_grpo.config import ConfigError
+from sage_grpo.config import ConfigError, RecipeConfig
 from sage_grpo.suggest import did_you_mean
 
 Kind = Literal["model", "reward"]
-C = TypeVar("C", bound=type)
+C = TypeVar("C", bound=Callable[..., Any])
 ROOT = Path(__file__).parent
 PLACE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 ROOMS = {"model": ("models", "lab"), "reward": ("rewards", "lab")}  # where they are defined
 
 
+_OWN: dict[Kind, dict[str, Any]] = {"model": {}, "reward": {}}
+
+
 def model(name: str, *, extra: str | None = None) -> Callable[[C], C]:
-    """The name of a built-in model in recipes, and the extra of our package that brings its libraries."""
-    return lambda cls: cls
+    """Register a class, or a function that makes a model, under a name of recipes: put `@model("mine")` above it.
+
+    Args:
+        name: As it stands in `model.type`.
+        extra: For a built-in one, the extra of our package that brings its libraries.
+    """
+    return lambda made: _register("model", name, made)
 
 
 def reward(name: str, *, extra: str | None = None, install: str | None = None) -> Callable[[C], C]:
-    """The same for a reward. `install` is its line where an extra would bring too much along."""
-    return lambda cls: cls
+    """Register a class or function under a name of recipes: put `@reward("mine")` above it.
+
+    Args:
+        name: As it stands in `rewards[].type`.
+        extra: For a built-in one, the extra of our package that brings its libraries.
+        install: Its install line, where an extra would bring too much along.
+
+    >>> from sage_grpo import reward
+    >>> @reward("brightness")
+    ... def brightness(videos, prompts):
+    ...     return videos.float().mean((1, 2, 3, 4))
+    """
+    return lambda made: _register("reward", name, made)
+
+
+def _register(kind: Kind, name: str, made: C) -> C:
+    module, attribute = made.__module__, made.__qualname__
+    if module.startswith("sage_grpo."):
+        return made  # its name is read from its file
+    other = {"model": models, "reward": rewards}[kind]().get(name)
+    if other is not None:
+        raise ConfigError(f"{kind} {name!r} is built in; give {module}:{attribute} another name")
+    known = _OWN[kind].setdefault(name, made)
+    if (known.__module__, known.__qualname__) != (module, attribute):
+        raise ConfigError(
+            f"{kind} {name!r} is registered twice, by {known.__module__}:{known.__qualname__} and {module}:{attribute}"
+        )
+    _OWN[kind][name] = made
+    return made
+
+
+def installed(kind: str) -> dict[str, EntryPoint]:
+    """Return the entry points of installed plug-ins by name; `kind` is model, reward, kernel or objective."""
+    return {point.name: point for point in entry_points(group=f"sage_grpo.{kind}s")}
+
+
+def load_plugins(config: RecipeConfig) -> None:
+    """Import `run.imports`, and the kernel and objective that the recipe names if an installed plug-in has them.
+
+    Call it only for a recipe that the user chose, because a module runs when it is imported.
+
+    Raises:
+        ConfigError: A module cannot be imported, or a plug-in does not register what it promises.
+    """
+    for module in config.run.imports:
+        _import(module, f"run.imports: {module}")
+    from sage_grpo.math.kernels import KERNELS  # noqa: PLC0415 - torch, which the names alone do not need
+    from sage_grpo.math.objectives import OBJECTIVES  # noqa: PLC0415
+
+    registered: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+        ("kernel", config.sampling.kernel, KERNELS),
+        ("objective", config.policy.objective, OBJECTIVES),
+    )
+    for kind, name, known in registered:
+        if name not in known and (point := installed(kind).get(name)):
+            _import(point.module, f"the installed {kind} {name!r}")
+            if name not in known:
+                raise ConfigError(f"the installed {kind} {name!r}: {point.module} registers no {kind} of that name")
+
+
+def _import(module: str, said: str) -> None:
+    try:
+        import_module(module)
+    except ConfigError:
+        raise
+    except Exception as error:
+        name = module.partition(".")[0]
+        missing = isinstance(error, ModuleNotFoundError) and error.name == name
+        fix = f"; put {name}.py into the folder you are in, or install it" if missing else ""
+        raise ConfigError(f"{said} cannot be imported: {type(error).__name__}: {error}{fix}") from error
 
 
 @dataclass(frozen=True)
@@ -120,10 +199,17 @@ def _entries(kind: Kind, module: str, text: str) -> Iterator[Registered]:
 
 def _resolve(kind: Kind, name: str, known: dict[str, Registered]) -> Any:
     built_in = known.get(name)
-    module, sign, attribute = (built_in.target if built_in else name).partition(":")
+    if not built_in and name in _OWN[kind]:
+        return _checked(kind, name, _OWN[kind][name], own=True)
+    plugins = {} if built_in else installed(kind)
+    target = built_in.target if built_in else plugins[name].value if name in plugins else name
+    module, sign, attribute = target.partition(":")
     if not sign:
-        raise ConfigError(f"{kind} {name!r} is not known; {did_you_mean(name, known)} Your own: package.module:factory")
-    if not built_in and not PLACE.fullmatch(name):
+        raise ConfigError(
+            f"{kind} {name!r} is not known; {did_you_mean(name, _names(known, _OWN[kind], plugins))} "
+            f"Your own: package.module:factory, or a name that a module in run.imports registers"
+        )
+    if not built_in and name not in plugins and not PLACE.fullmatch(name):
         raise ConfigError(f"{kind} {name!r} names no place in a package; write package.module:name")
     try:
         made: Any = import_module(module)
@@ -142,9 +228,17 @@ def _resolve(kind: Kind, name: str, known: dict[str, Registered]) -> Any:
             else ""
         )
         raise ConfigError(f"{kind} {name!r} cannot be imported: {error}{old}") from error
+    return _checked(kind, name, made, own=not built_in)
+
+
+def _names(*groups: Iterable[str]) -> list[str]:
+    return sorted({name for group in groups for name in group})
+
+
+def _checked(kind: Kind, name: str, made: Any, *, own: bool) -> Any:
     if inspect.isabstract(made):
         raise ConfigError(f"{kind} {name!r} is incomplete; define {', '.join(sorted(made.__abstractmethods__))}")
-    if not built_in:
+    if own:
         _refuse_strangers(kind, name, made)
     return made
 

@@ -137,6 +137,9 @@ class RunConfig(Settings):
     sample_frames: int | None = Field(None, ge=1, description="of the sample videos; none means those of training")
     sample_height: int | None = Field(None, ge=1, description="of the sample videos; none means that of training")
     sample_width: int | None = Field(None, ge=1, description="of the sample videos; none means that of training")
+    imports: tuple[str, ...] = Field(
+        (), description="modules that register kernels, objectives, models or rewards of your own"
+    )
     trackers: tuple[str, ...] = Field(
         ("tensorboard",), description="besides metrics.jsonl: tensorboard, wandb, trackio"
     )

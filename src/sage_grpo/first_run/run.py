@@ -20,6 +20,7 @@ from sage_grpo.plan.estimate import Plan, estimate
 from sage_grpo.plan.hardware import find_gpu, guess_gpu
 from sage_grpo.plan.show import disk
 from sage_grpo.progress import Tell
+from sage_grpo.registry import load_plugins
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.runs.redact import clean_recipe, clean_text
 from sage_grpo.training.callbacks import PHASES
@@ -79,7 +80,9 @@ def recipe_for(source: str | Path, overrides: Sequence[str], folder: Path, count
     """The recipe itself except for its length, its folder, and that it saves and samples within it."""
     short = [f"run.iterations={count}", f"run.out={folder / 'run'}", f"run.save_every={count}", "run.resume=never"]
     short += [f"run.sample_every={count}", "run.trackers=[]", "run.check_gpus=true"]
-    return load_recipe(source, [*overrides, *short])
+    recipe = load_recipe(source, [*overrides, *short])
+    load_plugins(recipe)
+    return recipe
 
 
 def run_iterations(config: RecipeConfig, folder: Path, tell: Tell) -> None:

@@ -52,17 +52,20 @@ def _none_yet(place: RunLocation) -> ConfigError:
     return ConfigError(f"{place.files.path} has no checkpoint yet; it is written every {often} iterations")
 
 
+KNOWN = {"model": registry.models, "reward": registry.rewards}
 TOKEN = "token_variable"  # the option of a reward that says which environment variable is sent
 
 
 def refuse_code(config: RecipeConfig, place: Path, rewards: Iterable[RewardConfig] = ()) -> None:
-    """A run folder is data, so what its recipe names must be built in: importing anything else would run it.
+    """A run folder is data, so what its recipe names must be built in or installed: importing it would run it.
 
     `rewards` are those that would be built. A built-in one may not choose which environment variable it sends away.
     """
-    strange = [] if config.model.type in registry.models() else [f"model {config.model.type!r}"]
+    strange = [f"module {module!r}" for module in config.run.imports]
+    models, known = ({**own(), **registry.installed(kind)} for kind, own in KNOWN.items())
+    strange += [] if config.model.type in models else [f"model {config.model.type!r}"]
     for entry in rewards:
-        strange += [] if entry.type in registry.rewards() else [f"reward {entry.type!r}"]
+        strange += [] if entry.type in known else [f"reward {entry.type!r}"]
         strange += [f"{TOKEN}={entry.options[TOKEN]!r} of {entry.type}"] if TOKEN in entry.options else []
     if strange:
         raise ConfigError(

@@ -50,6 +50,9 @@ def kernel(
     """
 
     def register(function: KernelFunction) -> KernelFunction:
+        known = KERNELS.get(function.__name__)
+        if known and known.function.__module__ != function.__module__:
+            raise ValueError(f"kernel {function.__name__!r} is already registered, by {known.function.__module__}")
         KERNELS[function.__name__] = Kernel(function, converges, holds_x0, scaled)
         return function
 

@@ -17,7 +17,7 @@ from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
 from sage_grpo.distributed.device import HOST
 from sage_grpo.plan.memory import Memory, memory, model_states
 from sage_grpo.plan.probe import decoding, probe
-from sage_grpo.registry import resolve_model
+from sage_grpo.registry import load_plugins, resolve_model
 from sage_grpo.rehearsal.toy import Rehearsal, shrink
 from sage_grpo.runs.folder import CHECKPOINTS
 from sage_grpo.training import build
@@ -92,6 +92,7 @@ def rehearse_full_size(
 ) -> FullSize:
     """Make, train, resume and export; raises where this computer has not the room."""
     config, record = load_recipe(source, overrides), Rehearsal(str(source))
+    load_plugins(config)
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; a rehearsal needs a folder of its own")
     folder.mkdir(parents=True, exist_ok=True)

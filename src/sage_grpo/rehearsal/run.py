@@ -11,7 +11,7 @@ from sage_grpo.distributed.launch import launch
 from sage_grpo.inference.export import export_run
 from sage_grpo.inference.sample import open_source, sample_videos, write_samples
 from sage_grpo.progress import Tell
-from sage_grpo.registry import resolve_model
+from sage_grpo.registry import load_plugins, resolve_model
 from sage_grpo.rehearsal import worker
 from sage_grpo.rehearsal.toy import Rehearsal, find_monitors, find_prompts, find_rewards, shrink
 from sage_grpo.training import build
@@ -31,6 +31,7 @@ def rehearse(
     `processes` of this machine share the work; none means the axes of the recipe's own layout, two on each.
     """
     config, record = load_recipe(source, overrides), Rehearsal(str(source))
+    load_plugins(config)
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; a rehearsal needs a folder of its own")
     folder.mkdir(parents=True, exist_ok=True)

@@ -38,6 +38,7 @@ def check_names(config: RecipeConfig, *, model: bool = True, rewards: bool = Tru
     What is built in is not imported, for its libraries may be on another machine. `model` and `rewards` are false
     where objects were given in their place.
     """
+    registry.load_plugins(config)
     refuse_unknown([config.sampling.kernel], set(KERNELS), "sampling.kernel: there is no kernel {!r}")
     chosen_objective(config, config.parallel.replicas)
     refuse_unknown(config.run.trackers, set(TRACKERS), "run.trackers: there is no tracker {!r}")
@@ -63,6 +64,7 @@ def build_model(
 
     `without_encoders`: a model that can leaves them out until a prompt is not stored.
     """
+    registry.load_plugins(config)
     factory = resolve_model(config.model.type)
     settings, load = model_settings(config.model), getattr(factory, "from_pretrained", factory)
     known = accepted(factory, load)

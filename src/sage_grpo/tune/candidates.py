@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
+from sage_grpo.registry import load_plugins
 
 RATE = "optimizer.lr"
 AROUND = (1 / 9, 1 / 3**1.5, 1 / 3, 1 / 3**0.5, 1.0, 3**0.5, 3.0, 3**1.5, 9.0)  # times the recipe's learning rate
@@ -43,6 +44,7 @@ def parse(tried: Sequence[str]) -> dict[str, list[str]]:
 def make_candidates(source: str | Path, overrides: Sequence[str], tried: Sequence[str]) -> list[Candidate]:
     """All combinations, each checked as a recipe; without any to try, nine learning rates around the recipe's."""
     base = load_recipe(source, list(overrides))
+    load_plugins(base)
     values = parse(tried) or {RATE: [f"{base.optimizer.lr * factor:.2g}" for factor in AROUND]}
     pairs = [[f"{key}={value.strip()}" for value in listed] for key, listed in values.items()]
     made = [Candidate(chosen) for chosen in product(*pairs)]

@@ -125,6 +125,9 @@ def objective(name: str) -> Callable[[C], C]:
     """Register a class of objectives under a name of recipes: put `@objective("mine")` above it."""
 
     def register(cls: C) -> C:
+        known = OBJECTIVES.get(name)
+        if known and known.__module__ != cls.__module__:
+            raise ValueError(f"objective {name!r} is already registered, by {known.__module__}")
         OBJECTIVES[name] = cls
         return cls
 
