@@ -1,4 +1,4 @@
-"""How long work tells how far it is. Whoever starts it decides what is shown, if anything."""
+"""How long work reports its progress. Whoever starts it decides what is shown, if anything."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Column
 
 LINE_EVERY = 5.0  # seconds, between plain lines
-Tell = Callable[[str], None]
-"""What is done now."""
-TellCount = Callable[[int, int, str], None]
-"""Done, in all, what now."""
-Progress = Callable[[str], AbstractContextManager[TellCount]]
+Emit = Callable[[str], None]
+"""Takes a message: what is done now."""
+EmitProgress = Callable[[int, int, str], None]
+"""Takes what is done, how much there is in all, and what is done now."""
+Progress = Callable[[str], AbstractContextManager[EmitProgress]]
 """Begins to show the progress of what is named."""
 
 
@@ -21,14 +21,14 @@ def no_count(done: int, total: int, what: str) -> None:
     """Shows nothing."""
 
 
-def no_progress(what: str) -> AbstractContextManager[TellCount]:
+def no_progress(what: str) -> AbstractContextManager[EmitProgress]:
     """Shows nothing."""
     return nullcontext(no_count)
 
 
 @contextmanager
-def progress_of(what: str, console: Console) -> Iterator[TellCount]:
-    """A bar with the time left on a terminal, a line now and then anywhere else. Yields `tell(done, in all, what)`."""
+def progress_of(what: str, console: Console) -> Iterator[EmitProgress]:
+    """A bar with the time left on a terminal, a line now and then anywhere else. Yields `emit(done, in all, what)`."""
     if console.is_terminal and not console.is_dumb_terminal:
         now = bars.TextColumn("{task.fields[now]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
         columns = (
@@ -46,7 +46,7 @@ def progress_of(what: str, console: Console) -> Iterator[TellCount]:
         return
     began = last = time.monotonic()
 
-    def tell(done: int, total: int, now: str) -> None:
+    def emit(done: int, total: int, now: str) -> None:
         nonlocal last
         moment = time.monotonic()
         if moment - last >= LINE_EVERY and done:
@@ -54,4 +54,4 @@ def progress_of(what: str, console: Console) -> Iterator[TellCount]:
             left = (moment - began) / done * (total - done)
             console.print(f"{what} {done}/{total}, {left:.0f} s left: {now}", highlight=False, markup=False)
 
-    yield tell
+    yield emit

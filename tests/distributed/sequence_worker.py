@@ -31,7 +31,7 @@ RECOMPUTED = (
     "hunyuan15",
     "wan",
     "ltx2",
-)  # with gradient checkpointing: the exchange happens again in the backward pass
+)  # with gradient checkpointing: the messages are sent again in the backward pass
 
 
 def answer(model, x, sigma, condition, target):
@@ -65,7 +65,7 @@ def compare(kind, processes):
     x, target = (keyed_noise(shape, [(0, name, i) for i in range(2)], torch.device("cpu")) for name in ("x", "target"))
     sigma = torch.tensor([0.95, 0.4])  # both experts of a mixture
     expected, gradients = answer(model, x, sigma, condition, target)
-    model.share_sequence(processes.exchange)
+    model.share_sequence(processes.sp)
     found, parts = answer(model, x, sigma, condition, target)
     assert parts.keys() == gradients.keys()
     for part in parts.values():  # as FSDP does
@@ -79,7 +79,7 @@ def compare(kind, processes):
         "forward": relative(found, expected),
         "gradient": off[worst],
         "worst": worst,
-        "tokens": processes.exchange.lengths,
+        "tokens": processes.sp.lengths,
     }
 
 

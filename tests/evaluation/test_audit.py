@@ -13,8 +13,8 @@ from sage_grpo.core.protocols import Prompt
 from sage_grpo.evaluation.audit.audit import Clip, audit, cell_of, spread_of
 from sage_grpo.evaluation.audit.degrade import DEGRADATIONS
 from sage_grpo.evaluation.clips import Unreadable
-from sage_grpo.evaluation.panel import Judge, Panel
 from sage_grpo.evaluation.pictures import cell_text, draw_audit, markdown
+from sage_grpo.evaluation.scorers import Scorer, Scorers
 from sage_grpo.evaluation.texts import NoPrompt
 from sage_grpo.rewards.frames import VideoScorer
 
@@ -36,15 +36,15 @@ class Measures(VideoScorer):
         return cls()
 
 
-def panel(*weights, advantages=False):
-    judges = [Judge(Measures(), RewardConfig(type="measures"), Measures.names, weights or None)]
-    return Panel(judges, {}, advantages)
+def scorers(*weights, advantages=False):
+    scorers = [Scorer(Measures(), RewardConfig(type="measures"), Measures.names, weights or None)]
+    return Scorers(scorers, {}, advantages)
 
 
 @pytest.mark.slow
 def test_known_weaknesses_are_found():
     progress = []
-    result = audit(CLIPS, panel(), tell=lambda *x: progress.append(x))
+    result = audit(CLIPS, scorers(), emit=lambda *x: progress.append(x))
     assert {"noise", "sharpen"} <= set(result.those("detail", "gamed"))
     assert {"shuffle", "half", "static"} <= set(result.those("detail", "blind"))  # it has no eye for time
     assert result.cells["detail"]["flat"].verdict == "caught"
@@ -55,9 +55,9 @@ def test_known_weaknesses_are_found():
     for name in DEGRADATIONS:  # what one score gains the other loses
         assert result.cells["change"][name].change == pytest.approx(-result.cells["stillness"][name].change)
     assert progress[-1][:2] == (75, 75)
-    again = audit(CLIPS, panel())
+    again = audit(CLIPS, scorers())
     assert again.to_json() == result.to_json()
-    assert audit(CLIPS, panel(), seed=1).to_json()["cells"] != result.to_json()["cells"]
+    assert audit(CLIPS, scorers(), seed=1).to_json()["cells"] != result.to_json()["cells"]
 
 
 def test_the_interval_is_students_and_pairs_clips():
@@ -100,11 +100,11 @@ def test_the_spread_is_that_of_the_clips_unless_they_do_not_differ():
 
 def test_a_sum_is_audited_as_the_recipe_adds():
     """Change and stillness at equal weights cancel, and so nothing but detail is left."""
-    result = audit(CLIPS, panel(1.0, 2.0, 2.0), ["noise", "blur"])
+    result = audit(CLIPS, scorers(1.0, 2.0, 2.0), ["noise", "blur"])
     assert result.keys == [*Measures.names, "sum"]
     for name in ("noise", "blur"):
         assert result.cells["sum"][name].change == pytest.approx(result.cells["detail"][name].change)
-    apart = audit(CLIPS, panel(1.0, 3.0, 0.0, advantages=True), ["noise"])
+    apart = audit(CLIPS, scorers(1.0, 3.0, 0.0, advantages=True), ["noise"])
     parts = {key: apart.cells[key]["noise"].change for key in apart.keys}
     spread = apart.natural["sum"].spread
     assert parts["sum"] * spread == pytest.approx((parts["detail"] + 3 * parts["change"]) / 4)
@@ -115,30 +115,30 @@ def test_a_video_that_cannot_be_read_is_left_out():
         raise Unreadable("it is empty")
 
     bad = Clip("bad", NoPrompt(), broken)
-    result = audit([bad, *CLIPS[:2]], panel(), ["static"])
+    result = audit([bad, *CLIPS[:2]], scorers(), ["static"])
     assert result.unreadable == {"bad": "it is empty"}
     assert result.clips == ["clip 0", "clip 1"]
     assert result.cells["detail"]["static"].clips == 2
     with pytest.raises(ConfigError, match="none of the 1 videos can be read; bad: it is empty"):
-        audit([bad], panel(), ["static"])
+        audit([bad], scorers(), ["static"])
 
 
 @pytest.mark.slow
 def test_scorers_that_compare_see_all_clips_spoilt_alike():
-    judges = Panel([Judge(Rank(), RewardConfig(type="rank"), ("rank",))], {})
-    result = audit(CLIPS, judges, ["bright", "flat"])
+    rank = Scorers([Scorer(Rank(), RewardConfig(type="rank"), ("rank",))], {})
+    result = audit(CLIPS, rank, ["bright", "flat"])
     assert result.natural["rank"].mean == 2.0
     assert result.cells["rank"]["flat"].clips == 1  # the group
     with pytest.raises(ConfigError, match=r"no clip has any score, as it is; .* several of one size"):
-        audit([*CLIPS, Clip("small", Prompt("x"), lambda: pan()[:3, :16, :16])], judges, ["flat"])
-    both = Panel([*judges.judges, *panel().judges], {})
+        audit([*CLIPS, Clip("small", Prompt("x"), lambda: pan()[:3, :16, :16])], rank, ["flat"])
+    both = Scorers([*rank.members, *scorers().members], {})
     other = audit([*CLIPS[:2], Clip("small", Prompt("x"), lambda: pan()[:3, :16, :16])], both, ["flat"])
     assert other.cells["rank"]["flat"].verdict == "unscored"
     assert other.scored == list(Measures.names)
 
 
 def test_picture_table_and_json(tmp_path):
-    result = audit(CLIPS[:2], panel(1.0, 1.0, 0.5), ["static", "noise", "flat"])
+    result = audit(CLIPS[:2], scorers(1.0, 1.0, 0.5), ["static", "noise", "flat"])
     draw_audit(tmp_path / "a.png", result)
     assert (tmp_path / "a.png").stat().st_size > 20_000
     table = markdown(result).splitlines()

@@ -15,8 +15,8 @@ from sage_grpo.evaluation.audit import natural
 from sage_grpo.evaluation.audit.audit import Clip, audit
 from sage_grpo.evaluation.audit.degrade_sound import SOUND_DEGRADATIONS
 from sage_grpo.evaluation.clips import Unreadable
-from sage_grpo.evaluation.panel import Judge, Panel
 from sage_grpo.evaluation.pictures import markdown
+from sage_grpo.evaluation.scorers import Scorer, Scorers
 from sage_grpo.rewards.frames import VideoScorer
 from sage_grpo.rewards.sound import SoundScorer
 from sage_grpo.rewards.synchrony import SynchronyReward
@@ -62,13 +62,13 @@ class Sees(VideoScorer):
         return cls()
 
 
-def judge(reward, *weights):
-    return Judge(reward, RewardConfig(type=type(reward).__name__), tuple(reward.names), weights or None)
+def scorer(reward, *weights):
+    return Scorer(reward, RewardConfig(type=type(reward).__name__), tuple(reward.names), weights or None)
 
 
 def test_known_weaknesses_are_found():
     progress = []
-    result = audit(CLIPS, Panel([judge(Hears())]), ["static"], tell=lambda *x: progress.append(x))
+    result = audit(CLIPS, Scorers([scorer(Hears())]), ["static"], emit=lambda *x: progress.append(x))
     assert result.degradations == ["static"]
     assert result.sounds == list(SOUND_DEGRADATIONS)
     verdicts = {name: cell.verdict for name, cell in result.cells["loud"].items()}
@@ -79,11 +79,11 @@ def test_known_weaknesses_are_found():
     assert "muted" in result.those("first", "gamed")
     assert result.cells["first"]["early-0.25s"].verdict == "caught"
     assert progress[-1][:2] == (4 * 13, 4 * 13)
-    assert audit(CLIPS, Panel([judge(Hears())]), ["static"]).to_json() == result.to_json()
+    assert audit(CLIPS, Scorers([scorer(Hears())]), ["static"]).to_json() == result.to_json()
 
 
 def test_synchrony_sees_silence_and_shifts():
-    result = audit(CLIPS, Panel([judge(SynchronyReward())]), ["static"])
+    result = audit(CLIPS, Scorers([scorer(SynchronyReward())]), ["static"])
     assert result.natural["synchrony"].mean > 0.9
     for name in ("static", "muted", "late-0.5s", "late-0.25s", "early-0.25s"):
         assert result.cells["synchrony"][name].verdict == "caught", name
@@ -95,8 +95,8 @@ def test_synchrony_sees_silence_and_shifts():
 
 def test_those_that_do_not_hear_are_audited_as_without_the_others():
     names = ["static", "blur", "noise"]
-    alone = audit(CLIPS, Panel([judge(Sees())]), names)
-    beside = audit(CLIPS, Panel([judge(Sees()), judge(Hears())]), names)
+    alone = audit(CLIPS, Scorers([scorer(Sees())]), names)
+    beside = audit(CLIPS, Scorers([scorer(Sees()), scorer(Hears())]), names)
     assert beside.natural["light"] == alone.natural["light"]
     assert beside.cells["light"] == alone.cells["light"]
     assert beside.values["light"] == alone.values["light"]
@@ -112,20 +112,20 @@ def test_those_that_do_not_hear_are_audited_as_without_the_others():
 
 def test_a_sum_with_a_part_that_hears_is_audited_on_spoilt_sound():
     """What does not hear is as on the clip: of a degraded sound the sum has the change of the part that hears."""
-    result = audit(CLIPS, Panel([judge(Sees(), 2.0), judge(Hears(), 3.0, 0.0)]), ["static"])
+    result = audit(CLIPS, Scorers([scorer(Sees(), 2.0), scorer(Hears(), 3.0, 0.0)]), ["static"])
     for i, name in enumerate(SOUND_DEGRADATIONS, 2):
         for clip in result.clips:
             loud, total = result.values["loud"][clip], result.values["sum"][clip]
             assert total[i] - total[0] == pytest.approx(3 * (loud[i] - loud[0])), name
     assert set(result.cells["sum"]) == {"static", *SOUND_DEGRADATIONS}
-    deaf = audit(CLIPS, Panel([judge(Sees(), 1.0), judge(Hears())]), ["static"])
+    deaf = audit(CLIPS, Scorers([scorer(Sees(), 1.0), scorer(Hears())]), ["static"])
     assert deaf.keys == ["light", "loud", "first"]
 
 
 def test_without_a_sound_it_is_masked_and_never_a_number():
     silent = Clip("silent", Prompt("x"), lambda: moving_from(5), lambda: Videos(moving_from(5)[None], RATE))
     never = Clip("never", Prompt("x"), lambda: moving_from(5))
-    result = audit([silent, never], Panel([judge(Sees()), judge(Hears())]), ["static"])
+    result = audit([silent, never], Scorers([scorer(Sees()), scorer(Hears())]), ["static"])
     assert result.scored == ["light"]
     assert result.masked["loud"] == {"it has no sound": 4}  # two clips and their copies; there is no sound to degrade
     assert result.heard == []
@@ -137,7 +137,7 @@ def test_a_sound_that_cannot_be_read_is_no_matter_to_others():
         raise Unreadable("its sound is torn")
 
     broken = Clip("broken", Prompt("x"), lambda: moving_from(5), torn)
-    result = audit([*CLIPS[:2], broken], Panel([judge(Sees()), judge(Hears())]), ["static"])
+    result = audit([*CLIPS[:2], broken], Scorers([scorer(Sees()), scorer(Hears())]), ["static"])
     assert result.natural["light"].clips == 3
     assert result.natural["loud"].clips == 2
     assert result.masked == {key: {"its sound is torn": 2} for key in ("loud", "first")}
@@ -163,7 +163,7 @@ class Louder(SoundScorer):
 
 
 def test_those_that_compare_hear_all_clips_spoilt_alike():
-    result = audit(CLIPS, Panel([judge(Louder())]), ["static"])
+    result = audit(CLIPS, Scorers([scorer(Louder())]), ["static"])
     values = result.values["louder"]["clip 4"]
     loud = [heard(start).sound.abs().mean().item() for start in (4, 6, 9, 12)]
     assert values[0] == pytest.approx(sum(loud) / 4 - max(loud), abs=1e-6)

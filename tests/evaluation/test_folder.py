@@ -12,8 +12,8 @@ from sage_grpo.config import ConfigError, RewardConfig
 from sage_grpo.core.protocols import Prompt, Videos
 from sage_grpo.data.prompts import PromptError
 from sage_grpo.evaluation.folder import folder_scores, number, score_videos, summarise
-from sage_grpo.evaluation.panel import Judge, ask, choose
 from sage_grpo.evaluation.pictures import draw_distributions
+from sage_grpo.evaluation.scorers import Scorer, ask, choose
 from sage_grpo.evaluation.texts import NoPrompt, find_prompts
 from sage_grpo.rewards.frames import Unscorable, VideoScorer
 from sage_grpo.rewards.function import FunctionReward
@@ -33,8 +33,8 @@ class ReadsPrompt(VideoScorer):
         return cls()
 
 
-def judge(reward, **more):
-    return Judge(reward, RewardConfig(type=type(reward).__name__), tuple(reward.names), **more)
+def scorer(reward, **more):
+    return Scorer(reward, RewardConfig(type=type(reward).__name__), tuple(reward.names), **more)
 
 
 @pytest.fixture
@@ -52,10 +52,10 @@ def folder(tmp_path):
 @pytest.mark.slow
 def test_broken_videos_stop_no_other(folder):
     videos = sorted(folder.glob("*.mp4"))
-    judges = [judge(SharpnessReward()), judge(MotionReward()), judge(ReadsPrompt())]
+    scorers = [scorer(SharpnessReward()), scorer(MotionReward()), scorer(ReadsPrompt())]
     progress = []
     prompts = find_prompts(videos, folder, None)
-    rows = score_videos(videos, prompts, judges, folder, tell=lambda *x: progress.append(x))
+    rows = score_videos(videos, prompts, scorers, folder, emit=lambda *x: progress.append(x))
     by = {row.file: row for row in rows}
     assert list(by) == ["0.mp4", "1.mp4", "2.mp4", "empty.mp4", "text.mp4", "torn.mp4"]
     for name, reason in {"empty": "empty", "text": "damaged", "torn": "damaged"}.items():
@@ -67,7 +67,7 @@ def test_broken_videos_stop_no_other(folder):
     assert by["0.mp4"].scores["words"] == 4
     assert by["1.mp4"].masked == {"words": "there is no prompt for it"}
     assert (by["1.mp4"].frames, by["1.mp4"].height, by["1.mp4"].width) == (9, 48, 48)
-    alone = score_videos(videos[:1], prompts[:1], judges, folder)[0]
+    alone = score_videos(videos[:1], prompts[:1], scorers, folder)[0]
     assert alone.scores == by["0.mp4"].scores
     assert progress[-1][:2] == (6, 6)
     summary = summarise(rows, ["words", "sharpness"])
@@ -75,7 +75,7 @@ def test_broken_videos_stop_no_other(folder):
     assert summary["words"].reasons["there is no prompt for it"] == 2
     values = [by[f"{i}.mp4"].scores["sharpness"] for i in range(3)]
     assert summary["sharpness"].sd == pytest.approx(torch.tensor(values).double().std().item())
-    written_out = json.loads(json.dumps(folder_scores(rows, judges).to_json(), allow_nan=False))
+    written_out = json.loads(json.dumps(folder_scores(rows, scorers).to_json(), allow_nan=False))
     assert written_out["videos"] == len(written_out["rows"]) == 6
     assert list(written_out) == ["rewards", "videos", "summary", "rows"]
     assert written_out["rewards"][0] == {"type": "SharpnessReward", "scores": ["sharpness"]}
@@ -96,13 +96,13 @@ def test_a_scorer_that_fails_is_a_mask_with_its_error():
             raise Unscorable("it has no cat in it")
 
     clip = Videos(pan(frames=2)[None])
-    assert ask(judge(Fails()), clip, [Prompt("x")])[0].masked == {"words": "RuntimeError: planted"}
-    never = judge(Never())
+    assert ask(scorer(Fails()), clip, [Prompt("x")])[0].masked == {"words": "RuntimeError: planted"}
+    never = scorer(Never())
     for _ in range(2):  # the reason is there each time, though it is logged once
         assert ask(never, clip, [Prompt("x")])[0].masked == {"words": "it has no cat in it"}
         assert ask(never, clip, [NoPrompt()])[0].masked == {"words": "it has no cat in it"}
     infinite = FunctionReward(lambda videos, prompts: [math.inf], "big")
-    assert ask(judge(infinite), clip, [NoPrompt()])[0].masked == {"big": "the scorer gives no score for it"}
+    assert ask(scorer(infinite), clip, [NoPrompt()])[0].masked == {"big": "the scorer gives no score for it"}
 
 
 def test_scorers_that_compare_get_the_videos_of_one_prompt(tmp_path):
@@ -111,12 +111,12 @@ def test_scorers_that_compare_get_the_videos_of_one_prompt(tmp_path):
     (tmp_path / "prompts.txt").write_text("a\nb\n")
     videos = sorted(tmp_path.glob("*.mp4"))
     prompts = find_prompts(videos, tmp_path, tmp_path / "prompts.txt")
-    rows = score_videos(videos, prompts, [judge(Rank())], tmp_path)
+    rows = score_videos(videos, prompts, [scorer(Rank())], tmp_path)
     assert [row.scores.get("rank") for row in rows] == [2, 0, 1, None]
     assert rows[3].masked == {"rank": "it compares the videos of one prompt, and this one is alone"}
-    bounded = score_videos(videos, prompts, [judge(Rank())], tmp_path, megapixels=0.03)
+    bounded = score_videos(videos, prompts, [scorer(Rank())], tmp_path, megapixels=0.03)
     assert "above the limit of 0.03" in bounded[0].masked["rank"]
-    none = score_videos(videos, [NoPrompt()] * 4, [judge(Rank())], tmp_path)
+    none = score_videos(videos, [NoPrompt()] * 4, [scorer(Rank())], tmp_path)
     assert "there is no prompt for it" in none[0].masked["rank"]
 
 
@@ -150,15 +150,15 @@ def test_choice_of_scorers(tmp_path):
     assert {"dynamic", "sharpness"} <= set(everything.keys)
     assert everything.left_out["shapes"] == "for the laboratory only"
     assert everything.left_out["videoalign"] == "needs path: use --rewards"
-    assert [judge.weights for judge in choose(["motion"], None).judges] == [None]
+    assert [scorer.weights for scorer in choose(["motion"], None).members] == [None]
     recipe = tmp_path / "r.yaml"
     recipe.write_text(
         "rewards: [{type: motion, options: {combined: true}, weights: {motion: 2}}, {type: sharpness}]\n"
         "monitors: [{type: sharpness, options: {natural: 100}}]\n"
     )
-    panel = choose([], recipe)
-    assert panel.keys == ["motion", "sharpness.sharpness", "sharpness.sharpness.3"]
-    assert [judge.weights for judge in panel.judges] == [(2.0,), (1.0,), None]
+    scorers = choose([], recipe)
+    assert scorers.keys == ["motion", "sharpness.sharpness", "sharpness.sharpness.3"]
+    assert [scorer.weights for scorer in scorers.members] == [(2.0,), (1.0,), None]
     recipe.write_text("seed: 1\n")
     with pytest.raises(ConfigError, match="names no rewards"):
         choose([], recipe)

@@ -15,7 +15,7 @@ from sage_grpo.core.protocols import Prompt, Videos
 from sage_grpo.evaluation import clips
 from sage_grpo.evaluation.clips import as_shown, listen, open_video
 from sage_grpo.evaluation.folder import score_videos
-from sage_grpo.evaluation.panel import NO_SOUND, UNLIKE, Judge, ask, joined
+from sage_grpo.evaluation.scorers import NO_SOUND, UNLIKE, Scorer, ask, joined
 from sage_grpo.rewards.function import FunctionReward
 from sage_grpo.videos import SoundTrack, read_sound, write_mp4
 
@@ -23,8 +23,8 @@ SAMPLE_RATE = 16_000
 EARLY, LATER = 5, 15  # frames
 
 
-def judge(reward):
-    return Judge(reward, RewardConfig(type=type(reward).__name__), tuple(reward.names))
+def scorer(reward):
+    return Scorer(reward, RewardConfig(type=type(reward).__name__), tuple(reward.names))
 
 
 def film(path, motion, sound):
@@ -77,9 +77,9 @@ def test_a_sound_that_cannot_be_read_is_no_matter_to_those_that_do_not_hear(fold
 def test_who_is_given_what(folder):
     paths = [folder / "a.mp4", folder / "b.mp4", folder / "d-silent.mp4"]
     prompts = [Prompt("x"), Prompt("x"), Prompt("y")]
-    for scorer in (Ears, Eyes, ComparingEars):
-        scorer.given.clear()
-    rows = score_videos(paths, prompts, [judge(Ears()), judge(Eyes()), judge(ComparingEars())], folder)
+    for kind in (Ears, Eyes, ComparingEars):
+        kind.given.clear()
+    rows = score_videos(paths, prompts, [scorer(Ears()), scorer(Eyes()), scorer(ComparingEars())], folder)
     for path, (videos, _), (seen, _) in zip(paths, Ears.given, Eyes.given, strict=True):
         sound, frames = read_sound(path), open_video(path).frames[None]
         assert torch.equal(videos.frames, frames)
@@ -100,12 +100,12 @@ def test_sounds_that_differ_in_length_are_not_compared(folder):
         folder / "b.mp4", moving_from(9), RATE, scale=1, sound=SoundTrack(tone_from(1.0, length=1.5).numpy(), 16_000)
     )
     paths = [folder / "a.mp4", folder / "b.mp4"]
-    rows = score_videos(paths, [Prompt("x")] * 2, [judge(ComparingEars())], folder)
+    rows = score_videos(paths, [Prompt("x")] * 2, [scorer(ComparingEars())], folder)
     assert [row.masked for row in rows] == [{"louder": UNLIKE}] * 2
 
 
 def test_a_function_that_hears_is_masked_with_a_reason():
-    loud = judge(FunctionReward(lambda videos, prompts, sound: [wave.max().item() for wave in sound], "loud"))
+    loud = scorer(FunctionReward(lambda videos, prompts, sound: [wave.max().item() for wave in sound], "loud"))
     frames = moving_from(3)[None]
     assert ask(loud, Videos(frames), [Prompt("x")])[0].masked == {"loud": NO_SOUND}
     heard = Videos(frames, RATE, torch.full((1, 1, 8), 0.5), 100)

@@ -110,7 +110,7 @@ def test_weights_are_back_after_a_visit_that_fails():
         parameters["weight"].zero_()
         raise OSError("the disk is gone")
 
-    bank, before = CopyBank(module, lent={"initial": fill}), module.weight.detach().clone()
+    bank, before = CopyBank(module, lazy_copies={"initial": fill}), module.weight.detach().clone()
     with pytest.raises(OSError, match="gone"), bank.using("initial"):
         pass
     assert torch.equal(module.weight, before)

@@ -63,8 +63,8 @@ def plan(
 
             writable_picture(picture)
 
-            with progress_of("planning", notes) as tell:
-                cells = run_sweep(config, kind, known, axes, tell)
+            with progress_of("planning", notes) as emit:
+                cells = run_sweep(config, kind, known, axes, emit)
             if not any(cell.plan for cell in cells):
                 from sage_grpo.config import ConfigError
 

@@ -57,8 +57,8 @@ def report(
         from sage_grpo.runs.folder import RunFolder
         from sage_grpo.runs.read import read_runs
 
-        with progress_of("reading runs", Console(stderr=True)) as tell:
-            read = read_runs(runs, tell=tell)
+        with progress_of("reading runs", Console(stderr=True)) as emit:
+            read = read_runs(runs, emit=emit)
         document = make_report(read, price=price, smooth=smooth, megabytes=megabytes, by_hours=x == "hours")
         target = out or (RunFolder(runs[0]).report if len(runs) == 1 else Path("report.html"))
         try:

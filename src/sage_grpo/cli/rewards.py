@@ -70,12 +70,12 @@ def convert(
                 raise RewardError(
                     "--rubric, --base and --dtype are for VideoAlign; ImageBind's file needs none of them"
                 )
-            written = convert_imagebind(source, target, tell=status.update)
+            written = convert_imagebind(source, target, emit=status.update)
         else:
             from sage_grpo.rewards.videoalign.convert import convert as convert_videoalign
 
             written = convert_videoalign(
-                source, target, base=base, rubric=rubric, dtype=dtype.value, tell=status.update
+                source, target, base=base, rubric=rubric, dtype=dtype.value, emit=status.update
             )
     if as_json:
         import json
@@ -119,9 +119,9 @@ def reference(
         from sage_grpo.evaluation.reference import make_reference
 
         files = find_videos([source], [(*FILMS, *PICTURES)])
-        with progress_of("looking at real pictures", console) as tell:
+        with progress_of("looking at real pictures", console) as emit:
             written = make_reference(
-                files, target, device=choose_device(device), frames=frames, megapixels=megapixels, tell=tell
+                files, target, device=choose_device(device), frames=frames, megapixels=megapixels, emit=emit
             )
     if as_json:
         import json

@@ -9,7 +9,7 @@ import typer
 
 from sage_grpo.cli.arguments import whole_seed, writable_folder
 from sage_grpo.cli.errors import user_errors
-from sage_grpo.cli.rewards_score import MEGAPIXELS, PROMPTS, REWARD, REWARDS, tell_left_out
+from sage_grpo.cli.rewards_score import MEGAPIXELS, PROMPTS, REWARD, REWARDS, show_left_out
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,15 +48,15 @@ def audit(
     with user_errors():
         with console.status("loading the scorers"):
             from sage_grpo.evaluation.audit.audit import audit as run
-            from sage_grpo.evaluation.panel import choose
             from sage_grpo.evaluation.pictures import draw_audit, markdown
+            from sage_grpo.evaluation.scorers import choose
             from sage_grpo.files import atomic_write, write_json
 
             clips = _clips(videos or [], prompts, megapixels)
-            panel = choose(reward or [], rewards)
-        tell_left_out(panel, console)
-        with progress_of("auditing", console) as tell:
-            result = run(clips, panel, seed=seed, megapixels=megapixels, tell=tell)
+            scorers = choose(reward or [], rewards)
+        show_left_out(scorers, console)
+        with progress_of("auditing", console) as emit:
+            result = run(clips, scorers, seed=seed, megapixels=megapixels, emit=emit)
         write_json(out / "audit.json", result.to_json())
         atomic_write(out / "audit.md", markdown(result).encode())
         draw_audit(out / "audit.png", result)
@@ -66,7 +66,7 @@ def audit(
     if as_json:
         import json
 
-        print(json.dumps(result.to_json() | {"out": str(out), "left_out": panel.left_out}, ensure_ascii=False))
+        print(json.dumps(result.to_json() | {"out": str(out), "left_out": scorers.left_out}, ensure_ascii=False))
         return
     _table(result, console)
     console.print(

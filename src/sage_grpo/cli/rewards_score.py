@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from sage_grpo.evaluation.folder import FolderScores
-    from sage_grpo.evaluation.panel import Panel
+    from sage_grpo.evaluation.scorers import Scorers
 
 REWARD = typer.Option("--reward", help="A scorer by name, with its defaults; several times for several.")
 REWARDS = typer.Option("--rewards", help="YAML with `rewards:` as in a recipe, or a recipe: for options and weights.")
@@ -59,25 +59,25 @@ def score(
         with console.status("loading the scorers"):
             from sage_grpo.evaluation.clips import find_videos
             from sage_grpo.evaluation.folder import folder_scores, score_videos
-            from sage_grpo.evaluation.panel import choose
             from sage_grpo.evaluation.pictures import draw_distributions
+            from sage_grpo.evaluation.scorers import choose
             from sage_grpo.evaluation.texts import find_prompts
             from sage_grpo.files import write_json
 
             videos = find_videos([folder])
             root = folder if folder.is_dir() else folder.parent
             texts = find_prompts(videos, root, prompts)
-            panel = choose(reward or [], rewards)
-        tell_left_out(panel, console)
-        with progress_of("scoring", console) as tell:
-            rows = score_videos(videos, texts, panel.judges, root, megapixels, tell)
-        scores = folder_scores(rows, panel.judges)
+            scorers = choose(reward or [], rewards)
+        show_left_out(scorers, console)
+        with progress_of("scoring", console) as emit:
+            rows = score_videos(videos, texts, scorers.members, root, megapixels, emit)
+        scores = folder_scores(rows, scorers.members)
         write_json(out / "scores.json", scores.to_json())
-        draw_distributions(out / "scores.png", rows, panel.keys)
+        draw_distributions(out / "scores.png", rows, scorers.keys)
     if as_json:
         import json
 
-        print(json.dumps(scores.to_json() | {"out": str(out), "left_out": panel.left_out}, ensure_ascii=False))
+        print(json.dumps(scores.to_json() | {"out": str(out), "left_out": scorers.left_out}, ensure_ascii=False))
     else:
         _table(scores, console)
         console.print(f"Every video: {out / 'scores.json'}; distributions: {out / 'scores.png'}", highlight=False)
@@ -86,12 +86,12 @@ def score(
         raise typer.Exit(1)
 
 
-def tell_left_out(panel: Panel, console: Console) -> None:
+def show_left_out(scorers: Scorers, console: Console) -> None:
     """Why a scorer that nobody named is not used."""
     from rich.text import Text
 
-    for reason in dict.fromkeys(panel.left_out.values()):
-        names = ", ".join(name for name, why in panel.left_out.items() if why == reason)
+    for reason in dict.fromkeys(scorers.left_out.values()):
+        names = ", ".join(name for name, why in scorers.left_out.items() if why == reason)
         console.print(Text.assemble(("not used: ", "dim"), names, (f" ({reason})", "dim")), highlight=False)
 
 

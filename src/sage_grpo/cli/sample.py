@@ -59,7 +59,7 @@ def sample(
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("sampling", total=len(prompts) * len(sources))
             videos = [
-                (s.name, sample_videos(s, prompts, seed, tell=lambda: progress.advance(task)))
+                (s.name, sample_videos(s, prompts, seed, emit=lambda: progress.advance(task)))
                 for s in reversed(sources)
             ]
         files = write_samples(out, prompts, videos, seed)

@@ -58,7 +58,7 @@ def make(
         sources, items = making.from_eval(folder) if folder else making.from_folders(_folders(videos or []), texts)
         pairs = making.choose_pairs(sources, method, against)
         dimensions = _dimensions(dimension or list(making.DIMENSIONS))
-        with progress_of("preparing videos", console) as tell:
+        with progress_of("preparing videos", console) as emit:
             plan = making.make_study(
                 out,
                 sources,
@@ -72,7 +72,7 @@ def make(
                 seed=seed,
                 title=title,
                 contact=contact,
-                tell=tell,
+                emit=emit,
             )
     prompt_count = len({comparison.prompt_id for comparison in plan.comparisons})
     if as_json:

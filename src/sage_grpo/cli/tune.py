@@ -71,7 +71,7 @@ def tune(
                 keep=keep,
                 workers=workers,
                 progress=lambda what: progress_of(what, console),
-                tell=console.print,
+                emit=console.print,
             )
         except KeyboardInterrupt:
             console.print("stopped; the same command continues", highlight=False)

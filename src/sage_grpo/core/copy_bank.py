@@ -13,14 +13,14 @@ Fill = Callable[[Mapping[str, nn.Parameter]], None]
 class CopyBank:
     """A `WeightsBank` of plain copies of the trainable parameters, on their own device or on another.
 
-    `lent` are copies that lie elsewhere, by name: each writes its values into parameters whenever it is used, and is
-    neither held nor saved.
+    `lazy_copies` lie elsewhere, by name. Each writes its values into parameters whenever it is used, and is neither
+    held nor saved.
     """
 
     def __init__(
-        self, module: nn.Module, device: torch.device | None = None, lent: Mapping[str, Fill] | None = None
+        self, module: nn.Module, device: torch.device | None = None, lazy_copies: Mapping[str, Fill] | None = None
     ) -> None:
-        self._lent = dict(lent or {})
+        self._lazy_copies = dict(lazy_copies or {})
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._copies: dict[str, dict[str, Tensor]] = {}
         self._places = {name: device or p.device for name, p in self._parameters.items()}
@@ -34,7 +34,7 @@ class CopyBank:
             self._copies[name] = self._kept(self._parameters)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._copies or name in self._lent
+        return name in self._copies or name in self._lazy_copies
 
     @torch.no_grad()
     def adopt(self, name: str) -> None:
@@ -45,7 +45,7 @@ class CopyBank:
     def using(self, name: str) -> Iterator[None]:
         """Put copy `name` into the module for a while.
 
-        One that is held changes places with the weights, one parameter at a time; for one that is lent they are set
+        One that is held changes places with the weights, one parameter at a time; for a lazy one they are set
         aside.
         """
         if name in self._copies:
@@ -58,7 +58,7 @@ class CopyBank:
         aside = self._kept(self._parameters)
         try:
             with torch.no_grad():
-                self._lent[name](self._parameters)
+                self._lazy_copies[name](self._parameters)
             yield
         finally:
             with torch.no_grad():

@@ -20,7 +20,7 @@ from sage_grpo.config import ConfigError
 from sage_grpo.core.protocols import networks, whole
 from sage_grpo.distributed.device import HOST, backend_for, choose_device
 from sage_grpo.distributed.hang import record_collectives
-from sage_grpo.distributed.ulysses import RING, ULYSSES, Exchange
+from sage_grpo.distributed.ulysses import RING, ULYSSES, SequenceParallel
 
 REPLICATE, SHARD = "replicate", "shard"
 
@@ -44,17 +44,17 @@ class Processes:
         sharded = mesh[SHARD, RING, ULYSSES]._flatten("weights")
         self.weights_mesh = mesh[REPLICATE, "weights"] if mesh.size(0) > 1 else sharded
         shared = mesh[RING, ULYSSES]._flatten("sequence")
-        self.exchange = Exchange(mesh, shared, device) if shared.size() > 1 else None  # between those of one video
+        self.sp = SequenceParallel(mesh, shared, device) if shared.size() > 1 else None  # between those of one video
         self.replica, self.num_replicas = self.data.get_local_rank(), self.data.size()
         self.sp_rank, self.sp_size = shared.get_local_rank(), shared.size()
         self.global_rank, self.global_world = dist.get_rank(), dist.get_world_size()
         self.main = self.global_rank == 0  # the one that writes files and talks to people
 
     def sum_sp(self, x: Tensor) -> Tensor:
-        if self.exchange is None:
+        if self.sp is None:
             return x
         total = x.to(self.device, copy=True)
-        dist.all_reduce(total, group=self.exchange.group)
+        dist.all_reduce(total, group=self.sp.group)
         return total.to(x.device)
 
     def gather(self, x: Tensor) -> Tensor:
@@ -77,8 +77,8 @@ class Processes:
 
     def _agreed(self, x: Tensor) -> Tensor:
         """The word of the first of the processes that share a video: a scorer need not say the same twice."""
-        if self.exchange:
-            dist.broadcast(x, group=self.exchange.group, group_src=0)
+        if self.sp:
+            dist.broadcast(x, group=self.sp.group, group_src=0)
         return x
 
     def set_last_backward(self, module: nn.Module, *, last: bool) -> None:

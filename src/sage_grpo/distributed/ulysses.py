@@ -13,8 +13,11 @@ from torch.nn.functional import pad
 RING, ULYSSES = "ring", "ulysses"
 
 
-class Exchange:
-    """What the processes of one video trade. A model's `share_sequence` puts these calls in their places."""
+class SequenceParallel:
+    """Messages between processes that share a video. A model's `share_sequence` puts these calls in their places.
+
+    Tensors of attention are (B, tokens, heads, D).
+    """
 
     def __init__(self, mesh: DeviceMesh, shared: DeviceMesh, device: torch.device) -> None:
         self.mesh, self.device = mesh, device  # the mesh has the axes that diffusers looks for: ring and ulysses
@@ -22,43 +25,44 @@ class Exchange:
         self.group, self.size, self.rank = shared.get_group(), shared.size(), shared.get_local_rank()
         self.lengths: list[int] = []  # tokens of each process, as they were last cut
 
-    def mine(self, x: Tensor, dim: int) -> Tensor:
-        """This process's part of the tokens; the first ones get one more where they do not divide."""
+    def shard(self, x: Tensor, dim: int) -> Tensor:
+        """Return this process's tokens of `x` along `dim`. The first get one more where they do not divide."""
         parts = x.tensor_split(self.size, dim)
         self.lengths = [part.shape[dim] for part in parts]
         return parts[self.rank]
 
-    def everything(self, x: Tensor, dim: int) -> Tensor:
-        """All tokens, the same on every process."""
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """Return all tokens along `dim` from each process's own, the same on every process."""
         longest = max(self.lengths)
         padded = pad(x, [0, 0] * (x.ndim - 1 - dim) + [0, longest - x.shape[dim]])
-        parts = torch.split(self.gathered(padded, dim), longest, dim)
+        parts = torch.split(self.gather_equal(padded, dim), longest, dim)
         return torch.cat([part.narrow(dim, 0, n) for part, n in zip(parts, self.lengths, strict=True)], dim)
 
-    def to_heads(self, x: Tensor) -> Tensor:
-        """(B, my tokens, heads, D) → (B, tokens, my heads, D)"""
+    def seq_to_head(self, x: Tensor) -> Tensor:
+        """Trade tokens for heads: (B, local tokens, heads, D) → (B, tokens, local heads, D)."""
         batch, count, heads, width = x.shape
         sent = x.reshape(batch, count, self.size, heads // self.size, width).permute(2, 1, 0, 3, 4).flatten(0, 1)
         return self._trade(sent, [count] * self.size, self.lengths).transpose(0, 1)
 
-    def to_tokens(self, x: Tensor) -> Tensor:
-        """(B, tokens, my heads, D) → (B, my tokens, heads, D)"""
+    def head_to_seq(self, x: Tensor) -> Tensor:
+        """Trade heads for tokens: (B, tokens, local heads, D) → (B, local tokens, heads, D)."""
         count = self.lengths[self.rank]
         received = self._trade(x.transpose(0, 1), self.lengths, [count] * self.size)
         return received.view(self.size, count, *received.shape[1:]).permute(2, 1, 0, 3, 4).flatten(2, 3)
 
-    def my_heads(self, x: Tensor) -> Tensor:
-        """Return this process's heads of tokens that every process holds, such as those of the text."""
+    def local_heads(self, x: Tensor) -> Tensor:
+        """Return the local heads (B, tokens, local heads, D) of tokens that all processes hold, such as text."""
         return x.chunk(self.size, dim=2)[self.rank]
 
-    def all_heads(self, x: Tensor) -> Tensor:
-        """The inverse of `my_heads`."""
-        return self.gathered(x, 2)
+    def gather_heads(self, x: Tensor) -> Tensor:
+        """Return all heads (B, tokens, heads, D): the inverse of `local_heads`."""
+        return self.gather_equal(x, 2)
 
     def _trade(self, x: Tensor, sent: list[int], received: list[int]) -> Tensor:
         return _arrived(functional.all_to_all_single(x.contiguous(), received, sent, self.group))
 
-    def gathered(self, x: Tensor, dim: int) -> Tensor:
+    def gather_equal(self, x: Tensor, dim: int) -> Tensor:
+        """Return the parts of all processes along `dim`; all are equally long."""
         return _arrived(functional.all_gather_single_autograd(x.contiguous(), dim, self.group))
 
 

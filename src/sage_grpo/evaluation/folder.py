@@ -10,9 +10,9 @@ from typing import Any
 
 from sage_grpo.core.protocols import Prompt, Videos
 from sage_grpo.evaluation.clips import MEGAPIXELS, Unreadable, Video, as_shown, listen, open_video
-from sage_grpo.evaluation.panel import Answer, Judge, ask, joined
+from sage_grpo.evaluation.scorers import Answer, Scorer, ask, joined
 from sage_grpo.evaluation.texts import NoPrompt
-from sage_grpo.progress import TellCount, no_count
+from sage_grpo.progress import EmitProgress, no_count
 
 
 @dataclass
@@ -32,48 +32,48 @@ class Row:
         self.scores |= answer.scores
         self.masked |= answer.masked
 
-    def mask(self, judges: Sequence[Judge], reason: str) -> None:
-        self.masked |= {key: reason for judge in judges for key in judge.keys}
+    def mask(self, scorers: Sequence[Scorer], reason: str) -> None:
+        self.masked |= {key: reason for scorer in scorers for key in scorer.keys}
 
 
 def score_videos(
     videos: Sequence[Path],
     prompts: Sequence[Prompt],
-    judges: Sequence[Judge],
+    scorers: Sequence[Scorer],
     root: Path,
     megapixels: float = MEGAPIXELS,
-    tell: TellCount = no_count,
+    emit: EmitProgress = no_count,
 ) -> list[Row]:
     """A row per video, in their order. What cannot be read or scored is masked and stops no other."""
     rows = [
         Row(_name(path, root), None if isinstance(p, NoPrompt) else p.text)
         for path, p in zip(videos, prompts, strict=True)
     ]
-    alone, together = [j for j in judges if not j.groupwise], [j for j in judges if j.groupwise]
+    alone, together = [j for j in scorers if not j.groupwise], [j for j in scorers if j.groupwise]
     for i, (path, prompt, row) in enumerate(zip(videos, prompts, rows, strict=True)):
-        tell(i, len(rows), row.file)
+        emit(i, len(rows), row.file)
         try:
             video = open_video(path, megapixels)
         except (Unreadable, OSError) as error:
-            row.mask(judges, str(error))
+            row.mask(scorers, str(error))
             continue
         row.frames, row.height, row.width = video.frames.shape[:3]
         row.fps = video.fps
         shown, unheard = _shown(path, video, alone)
-        for judge in alone:
-            row.take(ask(judge, shown, [prompt], unheard)[0])
+        for scorer in alone:
+            row.take(ask(scorer, shown, [prompt], unheard)[0])
         del video, shown
-    tell(len(rows), len(rows), "")
+    emit(len(rows), len(rows), "")
     if together:
         _score_groups(videos, prompts, rows, together, megapixels)
     return rows
 
 
-def _shown(path: Path, video: Video, judges: Sequence[Judge]) -> tuple[Videos, str]:
+def _shown(path: Path, video: Video, scorers: Sequence[Scorer]) -> tuple[Videos, str]:
     """With its sound, if anybody hears it; and why there is none, where its file should have one."""
     seen = as_shown(video)
     try:
-        return listen(path, seen) if any(judge.uses_audio for judge in judges) else seen, ""
+        return listen(path, seen) if any(scorer.uses_audio for scorer in scorers) else seen, ""
     except Unreadable as error:
         return seen, str(error)
 
@@ -83,7 +83,7 @@ def _name(path: Path, root: Path) -> str:
 
 
 def _score_groups(
-    videos: Sequence[Path], prompts: Sequence[Prompt], rows: list[Row], judges: list[Judge], megapixels: float
+    videos: Sequence[Path], prompts: Sequence[Prompt], rows: list[Row], scorers: list[Scorer], megapixels: float
 ) -> None:
     """Scorers that compare get all readable videos of one prompt together."""
     groups: dict[str | None, list[int]] = {}
@@ -94,18 +94,18 @@ def _score_groups(
         reason = _no_group(text, [rows[i] for i in group], megapixels)
         parts: list[tuple[Videos, str]] = []
         try:
-            parts = [_shown(videos[i], open_video(videos[i], megapixels), judges) for i in group if not reason]
+            parts = [_shown(videos[i], open_video(videos[i], megapixels), scorers) for i in group if not reason]
         except (Unreadable, OSError) as error:
             parts, reason = [], str(error)
         shown = joined([one for one, _ in parts]) if parts else None
         unheard = next((why for _, why in parts if why), "")
         del parts  # joined, they are held a second time
-        for judge in judges:
+        for scorer in scorers:
             if shown is None:
                 for i in group:
-                    rows[i].mask([judge], reason)
+                    rows[i].mask([scorer], reason)
                 continue
-            for i, answer in zip(group, ask(judge, shown, [prompts[i] for i in group], unheard), strict=True):
+            for i, answer in zip(group, ask(scorer, shown, [prompts[i] for i in group], unheard), strict=True):
                 rows[i].take(answer)
 
 
@@ -173,9 +173,9 @@ class FolderScores:
         }
 
 
-def folder_scores(rows: Sequence[Row], judges: Sequence[Judge]) -> FolderScores:
-    keys = [key for judge in judges for key in judge.keys]
-    return FolderScores([(judge.type, judge.keys) for judge in judges], summarise(rows, keys), rows)
+def folder_scores(rows: Sequence[Row], scorers: Sequence[Scorer]) -> FolderScores:
+    keys = [key for scorer in scorers for key in scorer.keys]
+    return FolderScores([(scorer.type, scorer.keys) for scorer in scorers], summarise(rows, keys), rows)
 
 
 def number(value: float | None, digits: int = 3) -> str:

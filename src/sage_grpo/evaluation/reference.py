@@ -6,21 +6,21 @@ from typing import Any
 import torch
 
 from sage_grpo.evaluation.clips import Unreadable, open_video
-from sage_grpo.progress import TellCount
+from sage_grpo.progress import EmitProgress
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.frames import frame_numbers
 from sage_grpo.rewards.kid import Inception, Reference
 
 
 def make_reference(
-    files: list[Path], target: Path, *, device: torch.device, frames: int = 4, megapixels: float, tell: TellCount
+    files: list[Path], target: Path, *, device: torch.device, frames: int = 4, megapixels: float, emit: EmitProgress
 ) -> dict[str, Any]:
     """Write `target`; a file that cannot be read is named and left out. Returns what it holds."""
     if target.exists():
         raise RewardError(f"{target} is there already; choose another name or remove it")
     inception, features, owners, unread = Inception(), [], [], []
     for number, path in enumerate(files):
-        tell(number, len(files), path.name)
+        emit(number, len(files), path.name)
         try:
             video = open_video(path, megapixels).frames
         except (Unreadable, OSError) as error:

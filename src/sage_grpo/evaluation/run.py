@@ -10,11 +10,11 @@ from sage_grpo.config import ConfigError, RewardConfig
 from sage_grpo.distributed.processes import Processes, join, launched
 from sage_grpo.evaluation import manifest
 from sage_grpo.evaluation.page import make_page
-from sage_grpo.evaluation.panel import Panel
 from sage_grpo.evaluation.prompts import Task
 from sage_grpo.evaluation.results import EvaluationResults, SourceSummary, as_array, compute, with_overall
+from sage_grpo.evaluation.scorers import Scorers
 from sage_grpo.evaluation.scores import (
-    build_panel,
+    build_scorers,
     check_weights,
     choose_scorers,
     collect,
@@ -26,7 +26,7 @@ from sage_grpo.evaluation.sources import Candidate, differences_in_sampling
 from sage_grpo.evaluation.table import markdown
 from sage_grpo.evaluation.videos import Folder, make_videos, missing_videos, refuse_sizes
 from sage_grpo.files import atomic_write, write_json
-from sage_grpo.progress import Progress, TellCount, no_progress
+from sage_grpo.progress import EmitProgress, Progress, no_progress
 from sage_grpo.report.page import write_page
 
 DAY = 24 * 60.0  # minutes that processes wait for the slowest
@@ -64,22 +64,22 @@ def evaluate(
     if rank == 0:
         sources = [candidate.name for candidate in plan.candidates]
         write_json(plan.out / manifest.NAME, manifest.Manifest(sources, plan.tasks, plan.seeds).to_json())
-    with progress("videos") as tell:
-        _make(plan, folder, mine, tell, processes)
-    panel = build_panel(entries, trained, plan.candidates)
-    panel = weighed(panel, plan.weights) if plan.weights else panel
+    with progress("videos") as emit:
+        _make(plan, folder, mine, emit, processes)
+    scorers = build_scorers(entries, trained, plan.candidates)
+    scorers = weighed(scorers, plan.weights) if plan.weights else scorers
     todo = [(candidate, task) for candidate in plan.candidates for task in mine]
-    with progress("scoring") as tell:
+    with progress("scoring") as emit:
         for i, (candidate, task) in enumerate(todo):
-            tell(i, len(todo), f"{candidate.name}: {task.short}")
-            score_task(folder, candidate.name, task, plan.seeds, panel, retry=plan.retry)
+            emit(i, len(todo), f"{candidate.name}: {task.short}")
+            score_task(folder, candidate.name, task, plan.seeds, scorers, retry=plan.retry)
     if processes:
         processes.everybody(None)  # all scores are in the folder
-    return _finish(plan, folder, panel) if rank == 0 else None
+    return _finish(plan, folder, scorers) if rank == 0 else None
 
 
 def _make(
-    plan: EvaluationPlan, folder: Folder, mine: Sequence[Task], tell: TellCount, processes: Processes | None
+    plan: EvaluationPlan, folder: Folder, mine: Sequence[Task], emit: EmitProgress, processes: Processes | None
 ) -> None:
     todo = {c.name: missing_videos(folder, c, mine, plan.seeds) for c in plan.candidates}
     total, done = sum(map(len, todo.values())), 0  # what is there already tells nothing of the time left
@@ -87,7 +87,7 @@ def _make(
 
     def count(now: str) -> None:
         nonlocal done
-        tell(done, total, now)
+        emit(done, total, now)
         done += 1
 
     for candidate in plan.candidates:
@@ -103,11 +103,11 @@ def _make(
     refuse_sizes(folder, plan.candidates, mine, plan.seeds)
 
 
-def _finish(plan: EvaluationPlan, folder: Folder, panel: Panel) -> EvaluationResults:
-    scores = columns(panel)
+def _finish(plan: EvaluationPlan, folder: Folder, scorers: Scorers) -> EvaluationResults:
+    scores = columns(scorers)
     values, masked = {}, {}
     for candidate in plan.candidates:
-        rows, masked[candidate.name] = collect(folder, candidate.name, plan.tasks, plan.seeds, panel)
+        rows, masked[candidate.name] = collect(folder, candidate.name, plan.tasks, plan.seeds, scorers)
         arrays = {key: as_array(table) for key, table in rows.items()}
         values[candidate.name] = with_overall(arrays, scores)
     if all(np.isnan(array).all() for arrays in values.values() for array in arrays.values()):

@@ -19,8 +19,8 @@ from sage_grpo.config.load import validate
 from sage_grpo.config.recipe import RecipeConfig
 from sage_grpo.config.yaml_text import YamlError, read_yaml
 from sage_grpo.core.protocols import Videos
-from sage_grpo.evaluation.panel import Answer, Judge, Panel, ask, joined, named
 from sage_grpo.evaluation.prompts import Task
+from sage_grpo.evaluation.scorers import Answer, Scorer, Scorers, ask, joined, named
 from sage_grpo.evaluation.sources import Candidate, digest
 from sage_grpo.evaluation.videos import Folder, load_frames, load_sound, read_record
 from sage_grpo.files import atomic_write
@@ -33,7 +33,7 @@ OVERALL = "Overall"
 
 @dataclass(frozen=True)
 class VideoScores:
-    """What a scorer said of one video, under its own names: those of the panel depend on which others sit in it."""
+    """What a scorer said of one video, under its own names: those of the scorers depend on which others sit in it."""
 
     frames: str  # hash of the pixels that it was shown, and of the sound if it hears
     scores: dict[str, float]
@@ -72,14 +72,14 @@ class Score:
     weight: float | None = None  # in the overall score
 
 
-def columns(panel: Panel) -> list[Score]:
+def columns(scorers: Scorers) -> list[Score]:
     """Return the columns of the results: rewards of any source, then what is held out."""
     scores = []
-    for judge in panel.judges:
-        weights = judge.weights or [None] * len(judge.keys)
-        for key, name, weight in zip(judge.keys, judge.reward.names, weights, strict=True):
-            lower = name in judge.reward.lower_is_better or (weight or 0) < 0
-            scores.append(Score(key, judge.type, judge.trained, lower, weight))
+    for scorer in scorers.members:
+        weights = scorer.weights or [None] * len(scorer.keys)
+        for key, name, weight in zip(scorer.keys, scorer.reward.names, weights, strict=True):
+            lower = name in scorer.reward.lower_is_better or (weight or 0) < 0
+            scores.append(Score(key, scorer.type, scorer.trained, lower, weight))
     if sum(bool(score.weight) for score in scores) > 1:
         scores.insert(0, Score(OVERALL, "a weighted sum", True, False))
     return scores
@@ -154,24 +154,26 @@ def check_weights(weights: Mapping[str, float], entries: Sequence[RewardConfig])
             raise ConfigError(f"--weights: there is no score {name!r}; {did_you_mean(name, sorted(known))}")
 
 
-def weighed(panel: Panel, weights: Mapping[str, float]) -> Panel:
-    """Return the same panel with other weights in the overall score."""
+def weighed(scorers: Scorers, weights: Mapping[str, float]) -> Scorers:
+    """Return the same scorers with other weights in the overall score."""
     for name in weights:
-        if name not in panel.keys:
-            raise ConfigError(f"--weights: there is no score {name!r}; {did_you_mean(name, panel.keys)}")
-    judges = [replace(judge, weights=tuple(weights.get(key, 0.0) for key in judge.keys)) for judge in panel.judges]
-    return replace(panel, judges=judges)
+        if name not in scorers.keys:
+            raise ConfigError(f"--weights: there is no score {name!r}; {did_you_mean(name, scorers.keys)}")
+    members = [
+        replace(scorer, weights=tuple(weights.get(key, 0.0) for key in scorer.keys)) for scorer in scorers.members
+    ]
+    return replace(scorers, members=members)
 
 
-def build_panel(entries: list[RewardConfig], trained: list[bool], candidates: Sequence[Candidate]) -> Panel:
+def build_scorers(entries: list[RewardConfig], trained: list[bool], candidates: Sequence[Candidate]) -> Scorers:
     """Loads the scorers."""
     first = next((candidate.config for candidate in candidates if candidate.config.rewards), None)
     weighted = [e for e in entries if first and any(e is reward for reward in first.rewards)]
-    judges = named(entries, [build.build_reward(entry) for entry in entries], weighted)
+    scorers = named(entries, [build.build_reward(entry) for entry in entries], weighted)
     if first and first.policy.reward_weights:  # the trainer heeds these before the weights of the rewards
         given = iter(first.policy.reward_weights)
-        judges = [replace(j, weights=tuple(next(given) for _ in j.weights)) if j.weights else j for j in judges]
-    return Panel([replace(judge, trained=was) for judge, was in zip(judges, trained, strict=True)])
+        scorers = [replace(j, weights=tuple(next(given) for _ in j.weights)) if j.weights else j for j in scorers]
+    return Scorers([replace(scorer, trained=was) for scorer, was in zip(scorers, trained, strict=True)])
 
 
 def read_lines(path: Path) -> dict[str, ScorerLine]:
@@ -184,27 +186,27 @@ def read_lines(path: Path) -> dict[str, ScorerLine]:
 
 
 def score_task(
-    folder: Folder, source: str, task: Task, seeds: Sequence[int], panel: Panel, *, retry: bool = False
+    folder: Folder, source: str, task: Task, seeds: Sequence[int], scorers: Scorers, *, retry: bool = False
 ) -> bool:
     """Ask the scorers for what they have not said yet; `retry` asks again where they failed. Whether any was asked."""
     path = folder.scores(source, task.id)
     lines, kept = read_lines(path), _Kept(folder, source, task, seeds)
     changed = False
-    for judge in panel.judges:
-        key = _key(judge.entry)
+    for scorer in scorers.members:
+        key = _key(scorer.entry)
         before = lines[key].videos if key in lines else {}
         known = {
             seed: video
             for seed, video in before.items()
-            if video.frames == kept.shown(judge, seed) and not (retry and video.masked)
+            if video.frames == kept.shown(scorer, seed) and not (retry and video.masked)
         }
         todo = [seed for seed in seeds if seed not in known]
-        if judge.groupwise and (todo or len(known) != len(seeds)):  # compared with others than before
+        if scorer.groupwise and (todo or len(known) != len(seeds)):  # compared with others than before
             known, todo = {}, list(seeds)
-        for seed, answer in _ask(judge, task, todo, kept).items():
-            known[seed] = _video_scores(judge, answer, kept.shown(judge, seed))
+        for seed, answer in _ask(scorer, task, todo, kept).items():
+            known[seed] = _video_scores(scorer, answer, kept.shown(scorer, seed))
         changed = changed or bool(todo)
-        lines[key] = ScorerLine(key, judge.type, known)
+        lines[key] = ScorerLine(key, scorer.type, known)
     if changed:
         text = "".join(json.dumps(line.to_json(), ensure_ascii=False) + "\n" for line in lines.values())
         atomic_write(path, text.encode())
@@ -220,33 +222,33 @@ class _Kept:
         records = {seed: read_record(folder, source, task.id, seed) for seed in seeds}
         self.records = {seed: record for seed, record in records.items() if record}
 
-    def shown(self, judge: Judge, seed: int) -> str:
+    def shown(self, scorer: Scorer, seed: int) -> str:
         """Hash of what it is given; nothing if there is no such video."""
-        return self.records[seed].shown(judge.uses_audio) if seed in self.records else ""
+        return self.records[seed].shown(scorer.uses_audio) if seed in self.records else ""
 
-    def videos(self, judge: Judge, seed: int) -> Videos:
+    def videos(self, scorer: Scorer, seed: int) -> Videos:
         place, record = (self.folder, self.source, self.task, seed), self.records[seed]
         if seed not in self.frames:
             self.frames[seed] = load_frames(*place, record.frames)
         seen, sound = self.frames[seed][None], record.sound
-        if not judge.uses_audio or sound is None:
+        if not scorer.uses_audio or sound is None:
             return Videos(seen)
         if seed not in self.sounds:
             self.sounds[seed] = torch.from_numpy(load_sound(*place, sound.samples).wave)
         return Videos(seen, sound.frame_rate, self.sounds[seed][None], sound.sample_rate)
 
 
-def _ask(judge: Judge, task: Task, seeds: Sequence[int], kept: _Kept) -> dict[int, Answer]:
+def _ask(scorer: Scorer, task: Task, seeds: Sequence[int], kept: _Kept) -> dict[int, Answer]:
     if not seeds:
         return {}
-    if judge.groupwise:
-        group = joined([kept.videos(judge, seed) for seed in seeds])
-        return dict(zip(seeds, ask(judge, group, [task.prompt] * len(seeds)), strict=True))
-    return {seed: ask(judge, kept.videos(judge, seed), [task.prompt])[0] for seed in seeds}
+    if scorer.groupwise:
+        group = joined([kept.videos(scorer, seed) for seed in seeds])
+        return dict(zip(seeds, ask(scorer, group, [task.prompt] * len(seeds)), strict=True))
+    return {seed: ask(scorer, kept.videos(scorer, seed), [task.prompt])[0] for seed in seeds}
 
 
-def _video_scores(judge: Judge, answer: Answer, frames: str) -> VideoScores:
-    names = dict(zip(judge.keys, judge.reward.names, strict=True))
+def _video_scores(scorer: Scorer, answer: Answer, frames: str) -> VideoScores:
+    names = dict(zip(scorer.keys, scorer.reward.names, strict=True))
     return VideoScores(
         frames,
         {names[key]: value for key, value in answer.scores.items()},
@@ -255,19 +257,19 @@ def _video_scores(judge: Judge, answer: Answer, frames: str) -> VideoScores:
 
 
 def collect(
-    folder: Folder, source: str, tasks: Sequence[Task], seeds: Sequence[int], panel: Panel
+    folder: Folder, source: str, tasks: Sequence[Task], seeds: Sequence[int], scorers: Scorers
 ) -> tuple[dict[str, list[list[float | None]]], dict[str, dict[str, int]]]:
     """Return each score as rows of prompts and columns of seeds, None where masked; and the reasons, counted."""
-    table = {key: [[None] * len(seeds) for _ in tasks] for judge in panel.judges for key in judge.keys}
+    table = {key: [[None] * len(seeds) for _ in tasks] for scorer in scorers.members for key in scorer.keys}
     values: dict[str, list[list[float | None]]] = {key: list(map(list, rows)) for key, rows in table.items()}
     reasons: dict[str, dict[str, int]] = {key: {} for key in values}
     for row, task in enumerate(tasks):
         lines = read_lines(folder.scores(source, task.id))
-        for judge in panel.judges:
-            line = lines.get(_key(judge.entry))
+        for scorer in scorers.members:
+            line = lines.get(_key(scorer.entry))
             for column, seed in enumerate(seeds):
                 video = (line.videos.get(seed) if line else None) or VideoScores("", {}, {})
-                for key, name in zip(judge.keys, judge.reward.names, strict=True):
+                for key, name in zip(scorer.keys, scorer.reward.names, strict=True):
                     values[key][row][column] = video.scores.get(name)
                     if name not in video.scores:
                         reason = video.masked.get(name, "it was not scored")

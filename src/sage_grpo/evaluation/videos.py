@@ -27,7 +27,7 @@ from sage_grpo.evaluation.prompts import Task
 from sage_grpo.evaluation.sources import Candidate, digest
 from sage_grpo.files import atomic_write
 from sage_grpo.inference.sample import open_source
-from sage_grpo.progress import Tell
+from sage_grpo.progress import Emit
 from sage_grpo.videos import DEFAULT_FPS, LAYOUTS, SoundTrack, mp4_bytes, read_sound, sound_of
 
 
@@ -125,7 +125,7 @@ def make_videos(
     folder: Folder,
     candidate: Candidate,
     todo: Sequence[tuple[Task, int]],
-    tell: Tell,
+    emit: Emit,
     *,
     average: bool = True,
     overrides: Sequence[str] = (),
@@ -137,7 +137,7 @@ def make_videos(
     # what candidates may name was decided when they were found
     source = open_source(candidate.path, average=average, overrides=overrides, trust_code=True)
     for i, (task, seed) in enumerate(todo):
-        tell(f"{candidate.name}: {task.short}")
+        emit(f"{candidate.name}: {task.short}")
         with torch.no_grad():
             latents = generate(source.model, [task.prompt], candidate.config, [noise_seed(task.prompt, seed)])
             made = source.model.render(latents)

@@ -19,7 +19,7 @@ from sage_grpo.plan.calibration import Calibration, calibrate, write_calibration
 from sage_grpo.plan.estimate import Plan, estimate
 from sage_grpo.plan.hardware import find_gpu, guess_gpu
 from sage_grpo.plan.show import disk
-from sage_grpo.progress import Tell
+from sage_grpo.progress import Emit
 from sage_grpo.registry import load_plugins
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.runs.redact import clean_recipe, clean_text
@@ -31,7 +31,7 @@ REPORT, CALIBRATION = "first-run.json", "calibration.yaml"
 
 
 def first_run(
-    source: str | Path, overrides: Sequence[str], folder: Path, count: int, gpu: str | None, tell: Tell = print
+    source: str | Path, overrides: Sequence[str], folder: Path, count: int, gpu: str | None, emit: Emit = print
 ) -> dict[str, Any]:
     """The report; it is also in `folder`, and is written there whatever happens."""
     config = recipe_for(source, overrides, folder, count)
@@ -47,15 +47,15 @@ def first_run(
         "error": None,
     }
     try:
-        tell("1 of 4: looking for files")
+        emit("1 of 4: looking for files")
         passed(files_checks(config), report)
-        tell("2 of 4: planning, and looking at the machine")
+        emit("2 of 4: planning, and looking at the machine")
         plan = estimate(config, find_gpu(kind), Calibration())
         passed(machine_checks(config, plan.memory, sum(disk(plan).values())), report)
-        tell("3 of 4: attention, its bits and its seconds")
+        emit("3 of 4: attention, its bits and its seconds")
         report["attention"] = attention_report(device, plan.attention)
         report["attention_advice"] = fastest(report["attention"])
-        run_iterations(config, folder, tell)
+        run_iterations(config, folder, emit)
         report["devices"] = json.loads(RunFolder(folder / "run").speeds.read_text())
         report |= measured(config, folder, plan)
         if gpu or device != HOST:  # of the host there is no plan to calibrate
@@ -85,7 +85,7 @@ def recipe_for(source: str | Path, overrides: Sequence[str], folder: Path, count
     return recipe
 
 
-def run_iterations(config: RecipeConfig, folder: Path, tell: Tell) -> None:
+def run_iterations(config: RecipeConfig, folder: Path, emit: Emit) -> None:
     (folder / worker.RECIPE).write_text(dump_recipe(config))
     log, total = RunFolder(folder / "run").log, config.run.iterations
 
@@ -93,7 +93,7 @@ def run_iterations(config: RecipeConfig, folder: Path, tell: Tell) -> None:
         rows = read_metrics(log) if log.exists() else []
         seconds = sum(row.get(f"seconds/{phase}") or 0.0 for row in rows for phase in PHASES)
         left = f", {seconds / len(rows) * (total - len(rows)):.0f} s left" if rows else ""
-        tell(f"4 of 4: iteration {min(len(rows) + 1, total)} of {total}{left}")
+        emit(f"4 of 4: iteration {min(len(rows) + 1, total)} of {total}{left}")
 
     launch(config.parallel.processes, worker.__name__, [str(folder)], folder, look)
 

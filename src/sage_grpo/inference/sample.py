@@ -43,7 +43,7 @@ def untrained(source: Source) -> Source:
 
 
 def sample_videos(
-    source: Source, prompts: Sequence[Prompt], seed: int, tell: Callable[[], None] = lambda: None
+    source: Source, prompts: Sequence[Prompt], seed: int, emit: Callable[[], None] = lambda: None
 ) -> Videos:
     """One video a prompt; prompt i has seed + i, whatever else is sampled."""
     made = []
@@ -51,7 +51,7 @@ def sample_videos(
         with torch.no_grad():
             one = source.model.render(generate(source.model, [prompt], source.config, [seed + i]))
         made.append(replace(one, frames=one.frames.cpu(), sound=None if one.sound is None else one.sound.cpu()))
-        tell()
+        emit()
     return Videos.joined(made)
 
 

@@ -23,7 +23,7 @@ class Evaluate(Protocol[E_co]):
     """Makes videos of a model and looks at them, telling how many it has."""
 
     def __call__(
-        self, model: VideoModel, config: RecipeConfig, samples: int, *, tell: Callable[[int], None]
+        self, model: VideoModel, config: RecipeConfig, samples: int, *, emit: Callable[[int], None]
     ) -> E_co: ...
 
 
@@ -46,14 +46,14 @@ def train_between(
     started, cpu = time.perf_counter(), time.process_time()
     config = load_recipe(recipe, list(settings))
     console.print(f"1/3 {doing} {samples} videos of the base model", highlight=False)
-    with counting(console, samples) as tell:
-        before = evaluate(build_model(config), config, samples, tell=tell)
+    with counting(console, samples) as emit:
+        before = evaluate(build_model(config), config, samples, emit=emit)
     console.print(f"2/3 training for {config.run.iterations} iterations", highlight=False)
     trainer = Trainer(config=config, console=console)
     trainer.train()
     console.print(f"3/3 {doing} the trained model's videos of the same prompts and seeds", highlight=False)
-    with counting(console, samples) as tell, averaged(trainer.loop):
-        after = evaluate(trainer.loop.model, config, samples, tell=tell)
+    with counting(console, samples) as emit, averaged(trainer.loop):
+        after = evaluate(trainer.loop.model, config, samples, emit=emit)
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
     return BeforeAfter(config, before, after, trainer.loop.iteration, seconds, cpu_seconds)
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sage_grpo.core.protocols import Exchange
+from sage_grpo.core.protocols import SequenceParallel
 
 
 class Block(nn.Module):
@@ -13,7 +13,7 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.exchange: Exchange | None = None  # with the processes that share a clip
+        self.sp: SequenceParallel | None = None  # with the processes that share a clip
         self.norm1 = nn.LayerNorm(width, elementwise_affine=False)
         self.norm2 = nn.LayerNorm(width, elementwise_affine=False)
         self.qkv = nn.Linear(width, 3 * width)
@@ -30,8 +30,8 @@ class Block(nn.Module):
         return out
 
     def attend(self, *qkv: Tensor) -> Tensor:
-        if self.exchange:
-            qkv = tuple(self.exchange.to_heads(x) for x in qkv)
+        if self.sp:
+            qkv = tuple(self.sp.seq_to_head(x) for x in qkv)
         q, k, v = (x.transpose(1, 2) for x in qkv)
         h = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
-        return (self.exchange.to_tokens(h) if self.exchange else h).flatten(2)
+        return (self.sp.head_to_seq(h) if self.sp else h).flatten(2)

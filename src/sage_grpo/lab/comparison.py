@@ -17,8 +17,8 @@ PAGE = "before_after.html"  # another than report.html, which `sage-grpo report`
 
 
 @dataclass(frozen=True)
-class Share:
-    """A share of videos before and after, with Wilson's intervals of 95 %."""
+class Proportion:
+    """A proportion of videos before and after, with Wilson's intervals of 95 %."""
 
     before: float
     before_interval: tuple[float, float]
@@ -26,7 +26,7 @@ class Share:
     after_interval: tuple[float, float]
 
     @classmethod
-    def of(cls, before: Tensor, after: Tensor) -> "Share":
+    def of(cls, before: Tensor, after: Tensor) -> "Proportion":
         was, was_low, was_high = share(before.bool().tolist())
         now, now_low, now_high = share(after.bool().tolist())
         return cls(was, (was_low, was_high), now, (now_low, now_high))

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
 from sage_grpo.config import ConfigError
-from sage_grpo.core.protocols import Condition, Exchange, Prompt, VideoModel
+from sage_grpo.core.protocols import Condition, Prompt, SequenceParallel, VideoModel
 from sage_grpo.lab.autoencoder import Autoencoder
 from sage_grpo.lab.blocks import Block
 from sage_grpo.lab.clips import as_frames, cut, join
@@ -136,12 +136,12 @@ class LabModel(VideoModel):
         blocks = self.module.get_submodule("blocks")
         return list(blocks.children())
 
-    def share_sequence(self, exchange: Exchange) -> None:
+    def share_sequence(self, sp: SequenceParallel) -> None:
         first, *_, last = self.shard_blocks
         for block in self.shard_blocks:
-            block.exchange = exchange  # type: ignore[assignment] # a module takes anything
-        first.register_forward_pre_hook(lambda module, inputs: (exchange.mine(inputs[0], 1), *inputs[1:]))
-        last.register_forward_hook(lambda module, inputs, out: exchange.everything(out, 1))
+            block.sp = sp  # type: ignore[assignment] # a module takes anything
+        first.register_forward_pre_hook(lambda module, inputs: (sp.shard(inputs[0], 1), *inputs[1:]))
+        last.register_forward_hook(lambda module, inputs, out: sp.all_gather(out, 1))
 
     def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
         return self.autoencoder.latent_shape

@@ -104,7 +104,7 @@ def train_autoencoder(
     """What comes back should be what went in, with a little noise on the way."""
     network.requires_grad_(True).train()
     optimizer, schedule = optimizer_of(network, lr, steps)
-    with bar("autoencoder", steps, show) as tell:
+    with bar("autoencoder", steps, show) as emit:
         for _ in range(steps):
             clips = world.render(world.random_scene(CLIPS, generator))
             latents = network.encode(clips)
@@ -112,7 +112,7 @@ def train_autoencoder(
             unlike = F.binary_cross_entropy_with_logits(logits, (clips + 1) / 2)
             loss = unlike + SMALL * latents.square().mean()
             descend(loss, network, optimizer, schedule)
-            tell(loss.item())
+            emit(loss.item())
     network.requires_grad_(False).eval()
     network.standardize(world.render(world.random_scene(16 * CLIPS, generator)))
     for weights in network.state_dict().values():
@@ -144,7 +144,7 @@ def train_generator(
         multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(EMA),  # type: ignore[no-untyped-call]
     )
     optimizer, schedule = optimizer_of(model.module, lr, steps)
-    with bar("generator", steps, show) as tell:
+    with bar("generator", steps, show) as emit:
         for _ in range(steps):
             rows = torch.randint(len(latents), (batch,), generator=generator)
             x0 = latents[rows]
@@ -157,7 +157,7 @@ def train_generator(
             loss = (error / sigma.square().clamp(min=world.floor)).mean()
             descend(loss, model.module, optimizer, schedule)
             average.update_parameters(model.module)
-            smooth = tell(loss.item())
+            smooth = emit(loss.item())
     model.module.load_state_dict(average.module.state_dict())
     return smooth
 
@@ -189,10 +189,10 @@ def bar(name: str, steps: int, show: bool) -> Iterator[Callable[[float], float]]
     with Progress(*columns, disable=not show) as progress:
         task, smooth = progress.add_task("", total=steps, loss=0.0), None
 
-        def tell(loss: float) -> float:
+        def emit(loss: float) -> float:
             nonlocal smooth
             smooth = loss if smooth is None else 0.99 * smooth + 0.01 * loss
             progress.update(task, advance=1, loss=smooth)
             return smooth
 
-        yield tell
+        yield emit

@@ -13,7 +13,7 @@ from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVid
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from sage_grpo.core.protocols import Exchange
+from sage_grpo.core.protocols import SequenceParallel
 from sage_grpo.models.errors import ModelError
 
 
@@ -31,16 +31,16 @@ def check_sharing(size: int, heads: int, tokens: int | None = None) -> None:
         raise ModelError(f"parallel.sequence={size} does not divide the model's {what}; use parallel.sequence={fits}")
 
 
-def share_by_plan(network: Any, attentions: Iterable[Any], exchange: Exchange, plan: Mapping[str, Any]) -> None:
+def share_by_plan(network: Any, attentions: Iterable[Any], sp: SequenceParallel, plan: Mapping[str, Any]) -> None:
     """diffusers' context parallelism: it cuts and gathers as `plan` says, and trades inside the `attentions`."""
     if any(layer._compiled_call_impl is not None for layer in network.modules()):
         raise ModelError(
             "tuning.compile: this model's blocks cannot be compiled while processes share a video, for diffusers hooks "
             "into them; leave tuning.compile out, or use parallel.sequence=1"
         )
-    own = ContextParallelConfig(ring_degree=exchange.ring, ulysses_degree=exchange.ulysses, mesh=exchange.mesh)
+    own = ContextParallelConfig(ring_degree=sp.ring, ulysses_degree=sp.ulysses, mesh=sp.mesh)
     config = ParallelConfig(context_parallel_config=own)
-    config.setup(exchange.rank, exchange.mesh.size(), exchange.device, mesh=exchange.mesh)
+    config.setup(sp.rank, sp.mesh.size(), sp.device, mesh=sp.mesh)
     for attention in attentions:
         name = attention.processor._attention_backend
         backend = AttentionBackendName(name) if name else _AttentionBackendRegistry.get_active_backend()[0]
@@ -54,7 +54,7 @@ def share_by_plan(network: Any, attentions: Iterable[Any], exchange: Exchange, p
         # The library's gather hands each process only its own part of the gradient, as if the others' losses were
         # nothing. Processes take the mean of their gradients, so the parts must count `size` times.
         if outputs[0].requires_grad:
-            outputs[0].register_hook(lambda gradient: gradient * exchange.size)  # type: ignore[no-untyped-call]
+            outputs[0].register_hook(lambda gradient: gradient * sp.size)  # type: ignore[no-untyped-call]
 
     network.register_forward_hook(whole_gradient)
 
@@ -69,8 +69,8 @@ class JointAttention:
 
     _attention_backend: Any = None
 
-    def __init__(self, exchange: Exchange | None = None) -> None:
-        self.exchange = exchange
+    def __init__(self, sp: SequenceParallel | None = None) -> None:
+        self.sp = sp
 
     def __call__(
         self,
@@ -89,7 +89,7 @@ class JointAttention:
         def heads(x: Tensor) -> Tensor:
             return x.view(*x.shape[:2], attn.heads, -1)
 
-        exchange, text = self.exchange, encoder_hidden_states
+        sp, text = self.sp, encoder_hidden_states
         value = heads(attn.to_v(hidden_states))
         # Under autocast the norms compute in float32. Attention casts to the type of `value`, so messages may as well.
         query, key = (
@@ -102,13 +102,13 @@ class JointAttention:
             attn.norm_added_k(heads(attn.add_k_proj(text))),
             heads(attn.add_v_proj(text)),
         )
-        if exchange:
-            video, words = tuple(map(exchange.to_heads, video)), tuple(map(exchange.my_heads, words))
+        if sp:
+            video, words = tuple(map(sp.seq_to_head, video)), tuple(map(sp.local_heads, words))
         out = self._attend([torch.cat(pair, dim=1) for pair in zip(video, words, strict=True)], attention_mask, text)
         tokens = video[0].shape[1]
         video_out, text_out = out[:, :tokens], out[:, tokens:]
-        if exchange:
-            video_out, text_out = exchange.to_tokens(video_out), exchange.all_heads(text_out)
+        if sp:
+            video_out, text_out = sp.head_to_seq(video_out), sp.gather_heads(text_out)
         kind = hidden_states.dtype
         project, dropout = attn.to_out
         return dropout(project(video_out.flatten(2).to(kind))), attn.to_add_out(text_out.flatten(2).to(kind))

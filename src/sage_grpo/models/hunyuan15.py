@@ -9,7 +9,7 @@ import transformers as hf
 from PIL import Image
 from torch import Tensor, nn
 
-from sage_grpo.core.protocols import Exchange, Prompt
+from sage_grpo.core.protocols import Prompt, SequenceParallel
 from sage_grpo.models import hunyuan15_transformer, tiny
 from sage_grpo.models.base import JOINT_ATTENTION, ModelError
 from sage_grpo.models.context_parallel import JointAttention, check_sharing
@@ -81,20 +81,20 @@ class HunyuanVideo15(OwnLengths):
             processor._attention_backend = block.attn.processor._attention_backend
             block.attn.processor = processor
 
-    def share_sequence(self, exchange: Exchange) -> None:
+    def share_sequence(self, sp: SequenceParallel) -> None:
         """Tokens of the video are cut before the first block and gathered after the last; those of the text are not."""
-        if exchange.ring > 1:
+        if sp.ring > 1:
             raise ModelError("parallel.ring: HunyuanVideo-1.5 trades heads only; use parallel.ring=1")
         network = self.pipe.transformer
-        check_sharing(exchange.size, network.config.num_attention_heads)
-        network.rope.register_forward_hook(lambda module, inputs, out: tuple(exchange.mine(x, 0) for x in out))
+        check_sharing(sp.size, network.config.num_attention_heads)
+        network.rope.register_forward_hook(lambda module, inputs, out: tuple(sp.shard(x, 0) for x in out))
 
         def cut_video(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            return exchange.mine(inputs[0], 1), *inputs[1:]
+            return sp.shard(inputs[0], 1), *inputs[1:]
 
         self.shard_blocks[0].register_forward_pre_hook(cut_video)
-        network.proj_out.register_forward_hook(lambda module, inputs, out: exchange.everything(out, 1))
-        self._attend(JointAttention(exchange))
+        network.proj_out.register_forward_hook(lambda module, inputs, out: sp.all_gather(out, 1))
+        self._attend(JointAttention(sp))
 
     def own_guidance(self) -> float:
         return float(self.pipe.guider.guidance_scale) if self.pipe.guider._enabled else 1.0

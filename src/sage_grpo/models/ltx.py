@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sage_grpo.core.protocols import Exchange, Prompt
+from sage_grpo.core.protocols import Prompt, SequenceParallel
 from sage_grpo.models import tiny
 from sage_grpo.models.base import DiffusersModel
 from sage_grpo.models.context_parallel import check_sharing, cut, share_by_plan
@@ -41,16 +41,16 @@ class LTXVideo(DiffusersModel):
         self.decode_timestep, self.decode_noise_scale = decode_timestep, decode_noise_scale
         super().__init__(pipe, **settings)
 
-    def share_sequence(self, exchange: Exchange) -> None:
+    def share_sequence(self, sp: SequenceParallel) -> None:
         """The library's plan cuts the text too, which its masked cross-attention forbids; ours leaves it whole."""
         network = self.pipe.transformer
-        check_sharing(exchange.size, network.config.num_attention_heads, self.latent_shape(Prompt(""))[0])
+        check_sharing(sp.size, network.config.num_attention_heads, self.latent_shape(Prompt(""))[0])
         stock = network._cp_plan
         tokens = {"hidden_states": stock[""]["hidden_states"]}
         if self.needs_image:  # each token has its own noise level
             tokens["timestep"] = cut(dim=1, of=2)
         attentions = (block.attn1 for block in network.transformer_blocks)
-        share_by_plan(network, attentions, exchange, stock | {"": tokens})
+        share_by_plan(network, attentions, sp, stock | {"": tokens})
 
     def own_guidance(self) -> float:
         return 3.0

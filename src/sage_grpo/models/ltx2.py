@@ -15,7 +15,7 @@ from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder
 from torch import Tensor
 
 from sage_grpo.core.latents import LatentParts
-from sage_grpo.core.protocols import Exchange, Prompt, Videos
+from sage_grpo.core.protocols import Prompt, SequenceParallel, Videos
 from sage_grpo.models import tiny
 from sage_grpo.models.context_parallel import check_sharing, cut, share_by_plan
 from sage_grpo.models.errors import ModelError
@@ -130,10 +130,10 @@ class LTX2(LTXVideo):
         )
         return self.parts.pack({VIDEO: video, SOUND: sound})
 
-    def share_sequence(self, exchange: Exchange) -> None:
+    def share_sequence(self, sp: SequenceParallel) -> None:
         """Tokens of the video are shared. Sound is short: every process has all of it, and gathers what it looks at."""
         network = self.pipe.transformer
-        check_sharing(exchange.size, network.config.num_attention_heads, self.parts.shapes[VIDEO][0])
+        check_sharing(sp.size, network.config.num_attention_heads, self.parts.shapes[VIDEO][0])
         stock = network._cp_plan
         tokens = {"hidden_states": stock[""]["hidden_states"]}
         if self.needs_image:  # each token has its own noise level
@@ -141,9 +141,9 @@ class LTX2(LTXVideo):
         whole_rows = {"split": {"dim": 2, "of": 4}, "interleaved": {"dim": 1, "of": 3}}[network.config.rope_type]
         places = {i: cut(**whole_rows, output=True) for i in (0, 1)}
         plan = stock | {"": tokens, "rope": places, "cross_attn_rope": places}
-        share_by_plan(network, (block.attn1 for block in network.transformer_blocks), exchange, plan)
+        share_by_plan(network, (block.attn1 for block in network.transformer_blocks), sp, plan)
         for block in network.transformer_blocks:
-            block.video_to_audio_attn.set_processor(LookAtWholeVideo(exchange))
+            block.video_to_audio_attn.set_processor(LookAtWholeVideo(sp))
 
     # Results -----------------------------------------------------------------------------------------------
 
@@ -266,8 +266,8 @@ class LookAtWholeVideo:
     _attention_backend: Any = None
     _parallel_config: Any = None
 
-    def __init__(self, exchange: Exchange) -> None:
-        self.exchange = exchange
+    def __init__(self, sp: SequenceParallel) -> None:
+        self.sp = sp
 
     def __call__(
         self,
@@ -281,7 +281,7 @@ class LookAtWholeVideo:
         rotate = apply_split_rotary_emb if attn.rope_type == "split" else apply_interleaved_rotary_emb
         query = rotate(attn.norm_q(attn.to_q(hidden_states)), query_rotary_emb)
         key = rotate(attn.norm_k(attn.to_k(encoder_hidden_states)), key_rotary_emb)
-        key, value = (self.exchange.gathered(x, 1) for x in (key, attn.to_v(encoder_hidden_states)))
+        key, value = (self.sp.gather_equal(x, 1) for x in (key, attn.to_v(encoder_hidden_states)))
         heads = (x.unflatten(2, (attn.heads, -1)) for x in (query, key, value))
         out = dispatch_attention_fn(*heads, attn_mask=attention_mask, backend=self._attention_backend)
         if attn.to_gate_logits is not None:

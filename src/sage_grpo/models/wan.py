@@ -10,7 +10,7 @@ import transformers as hf
 from PIL import Image
 from torch import Tensor
 
-from sage_grpo.core.protocols import Exchange, Prompt
+from sage_grpo.core.protocols import Prompt, SequenceParallel
 from sage_grpo.models import tiny
 from sage_grpo.models.base import DiffusersModel, ModelError
 from sage_grpo.models.context_parallel import check_sharing, share_by_plan
@@ -83,15 +83,15 @@ class Wan(DiffusersModel):
                     "each with -i2v for image-to-video"
                 )
 
-    def share_sequence(self, exchange: Exchange) -> None:
+    def share_sequence(self, sp: SequenceParallel) -> None:
         _, *latents = self.latent_shape(Prompt(""))
         for network in self._denoisers():
             patches = zip(latents, network.config.patch_size, strict=True)
             check_sharing(
-                exchange.size, network.config.num_attention_heads, math.prod(size // patch for size, patch in patches)
+                sp.size, network.config.num_attention_heads, math.prod(size // patch for size, patch in patches)
             )
             plan = {module: cut for module, cut in network._cp_plan.items() if module or self.per_token}
-            share_by_plan(network, (block.attn1 for block in network.blocks), exchange, plan)
+            share_by_plan(network, (block.attn1 for block in network.blocks), sp, plan)
 
     def own_guidance(self) -> float:
         return 5.0

@@ -71,11 +71,11 @@ def run_experiment(
             slots.put(environment)
 
     total = len(planned.runs)
-    with progress("training runs") as tell, ThreadPoolExecutor(workers) as pool:
+    with progress("training runs") as emit, ThreadPoolExecutor(workers) as pool:
         waiting = {pool.submit(train, i) for i, recipe in enumerate(planned.recipes) if not is_done(recipe)}
         try:
             while waiting:
-                tell(total - len(waiting), total, f"in {planned.place.out}")
+                emit(total - len(waiting), total, f"in {planned.place.out}")
                 ended, waiting = wait(waiting, timeout=1.0, return_when=FIRST_COMPLETED)
                 for future in ended:
                     future.result()

@@ -63,5 +63,5 @@ def check_layout(config: RecipeConfig) -> None:
         return
     model = build.outline_model(config)
     with pretend(layout.processes, layout.sequence, layout.replicate) as processes:
-        if processes.exchange:
-            build.share_video(model, config, processes.exchange)
+        if processes.sp:
+            build.share_video(model, config, processes.sp)

@@ -99,8 +99,8 @@ def passes(model: VideoModel, config: RecipeConfig, depth: int | None) -> tuple[
     together = pretend(layout.processes, layout.sequence, layout.replicate) if layout.processes > 1 else nullcontext()
     with together as processes, without_values():
         imagine_weights(model.module)
-        if processes and processes.exchange:
-            model.share_sequence(processes.exchange)
+        if processes and processes.sp:
+            model.share_sequence(processes.sp)
         if processes:
             shard(model, processes.weights_mesh, model.autocast_dtype)
 

@@ -10,7 +10,7 @@ from sage_grpo.errors import UserError
 from sage_grpo.plan.calibration import Calibration
 from sage_grpo.plan.estimate import Plan, estimate
 from sage_grpo.plan.hardware import GPU
-from sage_grpo.progress import TellCount, no_count
+from sage_grpo.progress import EmitProgress, no_count
 
 AXES = {"gpus": "processes", "sp": "sequence", "replicate": "replicate"}
 PAYS = 0.7  # videos a GPU-hour below this share of the best do not
@@ -85,14 +85,14 @@ def sweep(
     gpu: GPU,
     known: Calibration,
     axes: dict[str, list[int]],
-    tell: TellCount = no_count,
+    emit: EmitProgress = no_count,
 ) -> list[Cell]:
     layout = config.parallel
     values = [axes.get(axis, [getattr(layout, name)]) for axis, name in AXES.items()]
     places = [(n, s, r) for s in values[1] for r in values[2] for n in values[0]]
     cells = []
     for done, (gpus, sequence, replicate) in enumerate(places):
-        tell(done, len(places), f"{gpus} GPUs, sequence {sequence}")
+        emit(done, len(places), f"{gpus} GPUs, sequence {sequence}")
         try:
             own = laid_out(config, gpus, sequence, replicate)
             plan = estimate(own, gpu, known)

@@ -24,7 +24,7 @@ def rehearse_on_fake_cuda(
     source: str | Path,
     overrides: Sequence[str],
     folder: Path,
-    tell: Callable[[str], None] = print,
+    emit: Callable[[str], None] = print,
     processes: int | None = None,
 ) -> FakeCudaReport:
     """Load, sample, rollout, decode, score, checks, update, anchor, EMA, gauge, save; resume and again; export.
@@ -33,13 +33,13 @@ def rehearse_on_fake_cuda(
     """
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; a rehearsal needs a folder of its own")
-    library = build_shim(tell)
+    library = build_shim(emit)
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", __name__, str(library), str(folder), str(processes or 0), str(source), *overrides]
     with tempfile.TemporaryFile("w+") as noise:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=noise, text=True) as process:
             for line in process.stdout or ():
-                tell(line.strip())
+                emit(line.strip())
         if not (folder / REPORT).exists():
             noise.seek(0)
             last = (noise.read().strip().splitlines() or ["it said nothing"])[-1]
@@ -58,8 +58,8 @@ def main(library: str, folder: str, processes: str, source: str, *overrides: str
         from sage_grpo.models.library_logging import quiet_libraries  # noqa: PLC0415
 
         quiet_libraries()
-    tell = partial(print, flush=True)
-    report = act_out(source, overrides, Path(folder), tell, int(processes) or None)
+    emit = partial(print, flush=True)
+    report = act_out(source, overrides, Path(folder), emit, int(processes) or None)
     atomic_write(Path(folder) / REPORT, json.dumps(report.to_json()).encode())
 
 

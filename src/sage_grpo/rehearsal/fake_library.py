@@ -43,7 +43,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sage-grpo"
 
 
-def build_shim(tell: Callable[[str], None] = lambda text: None) -> Path:
+def build_shim(emit: Callable[[str], None] = lambda text: None) -> Path:
     """The library for the torch that is installed here; whole or not there."""
     torch = torch_folder()
     version = runpy.run_path(str(torch / "version.py"))
@@ -59,7 +59,7 @@ def build_shim(tell: Callable[[str], None] = lambda text: None) -> Path:
             f"--fake-cuda compiles a small library once, and there is no {COMPILER} here; install it: "
             "apt install g++, dnf install gcc-c++ or conda install gxx"
         )
-    tell("compiling a small library, once for this version of torch")
+    emit("compiling a small library, once for this version of torch")
     with draft_of(library) as draft:  # two that compile at the same time write the same
         _compile(compiler, torch, str(draft))
     return library

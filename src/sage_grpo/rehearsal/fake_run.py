@@ -124,18 +124,18 @@ class DevicePlacementCheck(Callback):
 
 
 def act_out(
-    source: str, overrides: Sequence[str], folder: Path, tell: Callable[[str], None], processes: int | None = None
+    source: str, overrides: Sequence[str], folder: Path, emit: Callable[[str], None], processes: int | None = None
 ) -> FakeCudaReport:
     """Faults of the recipe, and whatever a run raises, become errors of the report."""
     report, record, ledger = FakeCudaReport(source), Rehearsal(source), Ledger({})
     try:
-        tell("1 of 4: making a tiny checkpoint of the same classes")
+        emit("1 of 4: making a tiny checkpoint of the same classes")
         config = load_recipe(source, overrides)
         load_plugins(config)
         small = find_monitors(smallest(config, shrink(config, folder, record, processes), record), record)
         report.processes = small.parallel.processes
         ledger.phases = phases(resolve_model(config.model.type))
-        _play(_set_up(config, small, folder, record, report), ledger, folder, record, tell)
+        _play(_set_up(config, small, folder, record, report), ledger, folder, record, emit)
     except Exception as error:
         report.errors.append(_sentence(error))
     report.covered, report.reduced, report.stand_ins = record.covered, record.reduced, record.stand_ins
@@ -190,17 +190,17 @@ def _set_up(
     return Stage(small, rewards, find_prompts(config, folder, record), report)
 
 
-def _play(stage: Stage, ledger: Ledger, folder: Path, record: Rehearsal, tell: Callable[[str], None]) -> None:
+def _play(stage: Stage, ledger: Ledger, folder: Path, record: Rehearsal, emit: Callable[[str], None]) -> None:
     processes = stage.small.parallel.processes
     with pretended_cuda():
         with first_of(processes), FakeDevice(ledger):
             for i, part in enumerate((ITERATION, AGAIN), 1):
-                tell(f"{i + 1} of 4: {part}")
+                emit(f"{i + 1} of 4: {part}")
                 with record.phase(part):
                     stage.iterate(i)
         if processes > 1:
             record.stand_ins.append("export: left out, for the other processes' shards were never written")
             return
-        tell("4 of 4: export")
+        emit("4 of 4: export")
         with record.phase("export"), FakeDevice(ledger):
             export_run(folder / "run", folder / "export", trust_code=True)

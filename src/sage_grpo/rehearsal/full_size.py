@@ -88,7 +88,7 @@ def working(plan: Memory) -> dict[str, int]:
 
 
 def rehearse_full_size(
-    source: str | Path, overrides: Sequence[str], folder: Path, tell: Callable[[str], None] = print
+    source: str | Path, overrides: Sequence[str], folder: Path, emit: Callable[[str], None] = print
 ) -> FullSize:
     """Make, train, resume and export; raises where this computer has not the room."""
     config, record = load_recipe(source, overrides), Rehearsal(str(source))
@@ -97,7 +97,7 @@ def rehearse_full_size(
         raise ConfigError(f"{folder} is not empty; a rehearsal needs a folder of its own")
     folder.mkdir(parents=True, exist_ok=True)
     small = at_full_size(config, folder, record)
-    tell("planning")
+    emit("planning")
     released = small.model_copy(update={"model": small.model.model_copy(update={"path": config.model.path})})
     guess = planned_memory(released)
     check_room(released, max(working(guess).values()) - guess.parts["text encoders"], folder)
@@ -105,9 +105,9 @@ def rehearse_full_size(
     (folder / "released.txt").write_text(str(config.model.path or ""))
     stages = {}
     for i, name in enumerate(STAGES):
-        tell(f"{i + 1} of {len(STAGES)}: {name}")
+        emit(f"{i + 1} of {len(STAGES)}: {name}")
         stages[name] = run_stage(name, folder)
-    tell("planning what was measured")
+    emit("planning what was measured")
     phases, states = working(planned_memory(small)), model_states(small)
     folders = {"checkpoint": folder / "checkpoint", "saved": folder / "run" / CHECKPOINTS, "export": folder / "export"}
     disk = {name: sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) for name, path in folders.items()}

@@ -10,7 +10,7 @@ from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
 from sage_grpo.distributed.launch import launch
 from sage_grpo.inference.export import export_run
 from sage_grpo.inference.sample import open_source, sample_videos, write_samples
-from sage_grpo.progress import Tell
+from sage_grpo.progress import Emit
 from sage_grpo.registry import load_plugins, resolve_model
 from sage_grpo.rehearsal import worker
 from sage_grpo.rehearsal.toy import Rehearsal, find_monitors, find_prompts, find_rewards, shrink
@@ -23,7 +23,7 @@ def rehearse(
     overrides: Sequence[str],
     folder: Path,
     console: Console,
-    tell: Tell = print,
+    emit: Emit = print,
     processes: int | None = None,
 ) -> Rehearsal:
     """Two iterations with a restart between them, then export and a look; raises what a real run would raise.
@@ -38,15 +38,15 @@ def rehearse(
     small = find_monitors(shrink(config, folder, record, processes), record)
     adapter = resolve_model(config.model.type)
     if build.resizable(adapter):
-        tell("1 of 4: making a tiny checkpoint of the same classes")
+        emit("1 of 4: making a tiny checkpoint of the same classes")
         with record.phase("checkpoint of the same classes"):
             adapter.tiny().save_pretrained(str(folder / "checkpoint"))
     if small.parallel.processes == 1:
-        worker.run_iterations(config, small, folder, record, lambda text: tell(f"2 of 4: {text}"), console)
+        worker.run_iterations(config, small, folder, record, lambda text: emit(f"2 of 4: {text}"), console)
     else:
-        _launch(config, small, folder, record, tell)
+        _launch(config, small, folder, record, emit)
 
-    tell("3 of 4: export")
+    emit("3 of 4: export")
     with record.phase("export"):
         # adapters alone are for diffusers; the recipe is the caller's own
         merge = not build.resizable(adapter)
@@ -54,7 +54,7 @@ def rehearse(
     record.facts["export"] = written["kind"]
     with record.phase("load the export"):
         record.facts["export loads"] = _load_export(small, folder)
-    tell("4 of 4: sample")
+    emit("4 of 4: sample")
     with record.phase("sample"):
         opened = open_source(folder / "run", trust_code=True)
         prompts = list(build.build_prompts(small, find_prompts(config, folder, Rehearsal("")))(0, 1))
@@ -62,7 +62,7 @@ def rehearse(
     return record
 
 
-def _launch(config: RecipeConfig, small: RecipeConfig, folder: Path, record: Rehearsal, tell: Tell) -> None:
+def _launch(config: RecipeConfig, small: RecipeConfig, folder: Path, record: Rehearsal, emit: Emit) -> None:
     find_rewards(config, record)  # what is wrong with them comes before anything is started
     find_prompts(config, folder, record)
     (folder / worker.ORIGINAL).write_text(dump_recipe(config))
@@ -71,7 +71,7 @@ def _launch(config: RecipeConfig, small: RecipeConfig, folder: Path, record: Reh
 
     def look() -> None:
         doing = progress.read_text() if progress.exists() else "starting"
-        tell(f"2 of 4, {small.parallel.processes} processes: {doing}")
+        emit(f"2 of 4, {small.parallel.processes} processes: {doing}")
 
     launch(small.parallel.processes, worker.__name__, [str(folder)], folder, look)
     answer = json.loads((folder / worker.RECORD).read_text())

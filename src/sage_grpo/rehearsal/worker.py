@@ -25,7 +25,7 @@ def run_iterations(
     small: RecipeConfig,
     folder: Path,
     record: Rehearsal,
-    tell: Callable[[str], None],
+    emit: Callable[[str], None],
     console: Console,
 ) -> None:
     """Two iterations with a restart between them, in this process and those that were started with it."""
@@ -38,14 +38,14 @@ def run_iterations(
         run = small.run.model_copy(update={"iterations": iterations})
         return Trainer(config=small.model_copy(update={"run": run}), rewards=rewards, prompts=prompts, console=console)
 
-    tell("first iteration: encode, rollout, decode, rewards, update, anchor, checkpoint")
+    emit("first iteration: encode, rollout, decode, rewards, update, anchor, checkpoint")
     with record.phase("load, encode, rollout, decode, rewards, update, anchor, checkpoint"):
         first = trainer(1)
         start = {name: p.detach().clone() for name, p in first.model.module.named_parameters() if p.requires_grad}
         first.train()
     del first
 
-    tell("resume and second iteration")
+    emit("resume and second iteration")
     with record.phase("resume, second iteration"):
         second = trainer(2)
         result = second.train()
@@ -72,13 +72,13 @@ def main() -> None:
     quiet_libraries()
     record = Rehearsal("")
 
-    def tell(text: str) -> None:
+    def emit(text: str) -> None:
         if rank == 0:
             atomic_write(folder / PROGRESS, text.encode())
 
     with recording_failures(folder, rank, launched()):
         config, small = load_recipe(folder / ORIGINAL), load_recipe(folder / SMALL)
-        run_iterations(config, small, folder, record, tell, Console(quiet=True))
+        run_iterations(config, small, folder, record, emit, Console(quiet=True))
         if rank == 0:
             atomic_write(folder / RECORD, json.dumps(asdict(record)).encode())
     leave()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from sage_grpo.config import ConfigError, RecipeConfig
 from sage_grpo.config.load import RENAMED_KEYS
 from sage_grpo.config.yaml_text import YamlError, read_yaml
-from sage_grpo.progress import TellCount, no_count
+from sage_grpo.progress import EmitProgress, no_count
 from sage_grpo.runs.folder import ENVIRONMENT, RECIPE, RunFolder
 from sage_grpo.suggest import nearest
 
@@ -256,7 +256,7 @@ def nearby(folder: Path) -> Iterator[Path]:
     yield from (path.parent for path in recipes[:8])
 
 
-def read_runs(folders: Sequence[Path], now: float | None = None, tell: TellCount = no_count) -> list[RunRecord]:
+def read_runs(folders: Sequence[Path], now: float | None = None, emit: EmitProgress = no_count) -> list[RunRecord]:
     """Each with a name of its own: the folder's, with as many of those above it as tell them apart."""
     paths = [folder.resolve() for folder in folders]
     for i, path in enumerate(paths):
@@ -269,6 +269,6 @@ def read_runs(folders: Sequence[Path], now: float | None = None, tell: TellCount
         names = ["/".join(path.parts[-depth:]) for path in paths]
     runs = []
     for i, (folder, name) in enumerate(zip(folders, names, strict=True)):
-        tell(i, len(folders), name)
+        emit(i, len(folders), name)
         runs.append(read_run(folder, name, now))
     return runs

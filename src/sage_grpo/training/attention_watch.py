@@ -43,7 +43,7 @@ class AttentionWatch(TorchDispatchMode):
         return f"attention runs by {', '.join(parts) or 'plain products, without a fused kernel'}"
 
 
-def watch_first_pass(module: nn.Module, tell: Callable[[str], None]) -> None:
+def watch_first_pass(module: nn.Module, emit: Callable[[str], None]) -> None:
     """Tell which attention kernels the first forward pass of a model uses; later passes are not touched."""
     hooks: list[Any] = []
     watch = AttentionWatch()
@@ -55,7 +55,7 @@ def watch_first_pass(module: nn.Module, tell: Callable[[str], None]) -> None:
         watch.__exit__(None, None, None)
         for hook in hooks:
             hook.remove()
-        tell(watch.sentence)
+        emit(watch.sentence)
 
     for part in networks(module).values():
         hooks.append(part.register_forward_pre_hook(before))

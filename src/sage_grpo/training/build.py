@@ -10,7 +10,7 @@ from sage_grpo import registry
 from sage_grpo.config import ConfigError, ModelConfig, RecipeConfig, RewardConfig
 from sage_grpo.core.anchor import ANCHOR
 from sage_grpo.core.objectives import OLD, chosen_objective
-from sage_grpo.core.protocols import Exchange, PromptSource, Reward, VideoModel
+from sage_grpo.core.protocols import PromptSource, Reward, SequenceParallel, VideoModel
 from sage_grpo.data.prompts import PromptFunction, Prompts, open_prompts
 from sage_grpo.distributed.device import HOST, choose_device
 from sage_grpo.distributed.processes import Processes
@@ -60,11 +60,25 @@ def model_settings(config: ModelConfig) -> dict[str, Any]:
 def build_model(
     config: RecipeConfig, processes: Processes | None = None, *, without_encoders: bool = False
 ) -> VideoModel:
-    """Load, place, prepare for training, and share among processes if there are several.
+    """Return the recipe's model, ready for training, in eight steps.
 
-    `without_encoders`: a model that can leaves them out until a prompt is not stored.
+    Args:
+        config: The recipe.
+        processes: Those that share the work; none means that this process is alone.
+        without_encoders: A model that can leaves its encoders out until a prompt is not stored.
     """
     registry.load_plugins(config)
+    model = load_model(config, processes, without_encoders=without_encoders)  # 1. load
+    device = processes.device if processes else choose_device(config.tuning.device)
+    model.place(device, offload_device=HOST if config.tuning.offload else None)  # 2. place
+    prepare(model, config.tuning, config.seed)  # 3. freeze or adapt, 4. precision, 5. memory, 6. compile
+    if processes:
+        share(model, config, processes)  # 7. sequence parallel, 8. shard
+    return model
+
+
+def load_model(config: RecipeConfig, processes: Processes | None, *, without_encoders: bool) -> VideoModel:
+    """Return the recipe's model as its checkpoint has it; with several processes, weights stay empty if they can."""
     factory = resolve_model(config.model.type)
     settings, load = model_settings(config.model), getattr(factory, "from_pretrained", factory)
     known = accepted(factory, load)
@@ -81,12 +95,7 @@ def build_model(
         settings["empty"] = True  # no process ever holds the weights whole
     if without_encoders and "without_encoders" in known:
         settings["without_encoders"] = True
-    model = as_model(load(config.model.path, **settings))
-    device = processes.device if processes else choose_device(config.tuning.device)
-    model.place(device, offload_device=HOST if config.tuning.offload else None)
-    prepare(model, config.tuning, config.seed)
-    share(model, config, processes)
-    return model
+    return as_model(load(config.model.path, **settings))
 
 
 def as_model(model: Any) -> VideoModel:
@@ -113,12 +122,10 @@ def outline_model(config: RecipeConfig) -> VideoModel:
     return model
 
 
-def share(model: VideoModel, config: RecipeConfig, processes: Processes | None) -> None:
-    """Cut the weights into shards, with the copies that the run will keep of them."""
-    if processes is None:
-        return
-    if processes.exchange:
-        share_video(model, config, processes.exchange)
+def share(model: VideoModel, config: RecipeConfig, processes: Processes) -> None:
+    """Share videos and weights among processes; the copies that the run will keep are sharded as well."""
+    if processes.sp:
+        share_video(model, config, processes.sp)
     reserve_copies(model, copies_of(config))
     shard(model, processes.weights_mesh, model.autocast_dtype)
     if any(p.is_meta for p in model.module.parameters()):
@@ -126,11 +133,11 @@ def share(model: VideoModel, config: RecipeConfig, processes: Processes | None) 
         fill(model, Path(model.folder or ""), processes.device, adapters)
 
 
-def share_video(model: VideoModel, config: RecipeConfig, exchange: Exchange) -> None:
+def share_video(model: VideoModel, config: RecipeConfig, sp: SequenceParallel) -> None:
     """Let the processes of a video have its tokens or heads in parts."""
-    if config.parallel.ring > 1 and exchange.device == HOST:
+    if config.parallel.ring > 1 and sp.device == HOST:
         raise ConfigError("parallel.ring: attention on the CPU cannot go round a ring; use parallel.ring=1")
-    model.share_sequence(exchange)
+    model.share_sequence(sp)
 
 
 def copies_of(config: RecipeConfig) -> list[str]:

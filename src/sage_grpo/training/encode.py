@@ -59,7 +59,7 @@ def encode_ahead(
         return processes.everybody(value) if processes else [value]
 
     held = False
-    with ExitStack() as loaded, progress_of("encoding prompts", console) as tell:
+    with ExitStack() as loaded, progress_of("encoding prompts", console) as emit:
         for first, step in shares(processes):
             mine = range(first, total, step)
             for start in range(0, max(of_all(len(mine))), TURN):
@@ -73,4 +73,4 @@ def encode_ahead(
                                 loaded.enter_context(model.encoding())
                                 held = True
                             model.encode([prompt])
-                tell(min(sum(of_all(len(mine[: start + TURN]))), total), total, "")
+                emit(min(sum(of_all(len(mine[: start + TURN]))), total), total, "")

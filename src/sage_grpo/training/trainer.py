@@ -146,8 +146,8 @@ class Trainer:
         self.random = DeviceRandom(next(self.model.module.parameters()).device)
         # Read from its checkpoint when the gauge asks, not held; a model that was handed over may have other weights.
         base = base_weights(self.model) if model is None and recipe.gauge.every else None
-        lent = {INITIAL: base} if base else {}
-        bank = make_bank(self.model.module, HOST if recipe.tuning.offload_copies else None, lent)
+        lazy_copies = {INITIAL: base} if base else {}
+        bank = make_bank(self.model.module, HOST if recipe.tuning.offload_copies else None, lazy_copies)
         try:
             self.loop = self.loop_type(
                 self.model, self.reward, self.prompts, recipe, optimizer, bank=bank, comm=self.processes
@@ -188,7 +188,8 @@ class Trainer:
             return build.build_model(self.config, self.processes, without_encoders=ahead)
         build.as_model(model)
         prepare(model, self.config.tuning, self.config.seed)  # a model of your own is trained as the recipe says, too
-        build.share(model, self.config, self.processes)
+        if self.processes:
+            build.share(model, self.config, self.processes)
         return model
 
     def _check_groups(self) -> None:

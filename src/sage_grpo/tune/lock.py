@@ -3,17 +3,17 @@
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from sage_grpo.progress import Tell
+from sage_grpo.progress import Emit
 from sage_grpo.runs import lock
 
 PATIENCE = 120.0  # seconds in which a run saves and ends
 
 
-def locked(folder: Path, tell: Tell, patience: float = PATIENCE) -> AbstractContextManager[int]:
+def locked(folder: Path, emit: Emit, patience: float = PATIENCE) -> AbstractContextManager[int]:
     """The descriptor of the lock. Runs keep it open, so that it outlives a search that is killed."""
     return lock.locked(
         folder / "lock",
         f"another search is running in {folder}; wait for it, or use another --out",
         patience=patience,
-        waiting=lambda: tell("waiting until a run of an earlier search has saved and ended"),
+        waiting=lambda: emit("waiting until a run of an earlier search has saved and ended"),
     )

@@ -18,7 +18,7 @@ import torch
 from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
 from sage_grpo.distributed.device import HOST, choose_device
 from sage_grpo.files import atomic_write, write_json
-from sage_grpo.progress import Progress, Tell, no_progress
+from sage_grpo.progress import Emit, Progress, no_progress
 from sage_grpo.tune.candidates import make_candidates, settings_of
 from sage_grpo.tune.halving import KEEP, Rung, Scores, best, cost, rungs, search, whole_within
 from sage_grpo.tune.lock import locked
@@ -95,7 +95,7 @@ class Search:
     def advance(self, goals: dict[str, int], what: str) -> None:
         """Several at a time, as many as there are workers; raises what ends the search when all have saved."""
         total = sum(goals.values())
-        with self.progress(what) as tell, ThreadPoolExecutor(self.workers) as pool:
+        with self.progress(what) as emit, ThreadPoolExecutor(self.workers) as pool:
             waiting = {pool.submit(self._advance, name, goal) for name, goal in goals.items()}
             try:
                 while waiting:
@@ -104,7 +104,7 @@ class Search:
                         future.result()
                     done = {name: min(len(self.runs[name].rows()), goal) for name, goal in goals.items()}
                     now = next((name for name, goal in goals.items() if done[name] < goal), "")
-                    tell(sum(done.values()), total, now)
+                    emit(sum(done.values()), total, now)
             except BaseException:
                 self.stop.set()
                 raise
@@ -168,7 +168,7 @@ def tune(
     keep: int = KEEP,
     workers: int = 1,
     progress: Progress = no_progress,
-    tell: Tell = lambda text: None,
+    emit: Emit = lambda text: None,
 ) -> Found:
     """Search, and write what was found into `folder`. The budget is of the whole search; none: the recipe's own run.
 
@@ -180,7 +180,7 @@ def tune(
     own = load_recipe(source, list(overrides))
     asked = {"recipe": dump_recipe(own), "candidates": [c.name for c in candidates], "keep": keep}
     budget = {"passes": passes, "hours": hours}
-    with locked(folder, tell) as lock, stopping() as stop:
+    with locked(folder, emit) as lock, stopping() as stop:
         before = checked(folder, asked)
         climbing = Search(runs, lock, stop, workers, progress)
         if before.get("budget") == budget:

@@ -22,6 +22,16 @@ def storage_dtypes(config: TuningConfig) -> dict[str, torch.dtype]:
 
 
 def prepare(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
+    """Make a loaded model ready for training, in place: what is trained, precision, memory, compiler."""
+    freeze_or_adapt(model, config, seed)
+    set_precision(model, config)
+    save_memory(model, config)
+    if config.compile:
+        compile_blocks(model, config.compile)
+
+
+def freeze_or_adapt(model: VideoModel, config: TuningConfig, seed: int) -> None:
+    """Add LoRA adapters, or freeze what never gets a gradient; say how the branches of guidance are evaluated."""
     if config.mode == "lora" and not has_adapters(model.module):
         try:
             from sage_grpo.weights.lora_bank import add_lora  # noqa: PLC0415 - peft is an extra
@@ -33,25 +43,31 @@ def prepare(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
         model.branches_in_turn = True  # adapters have small gradients, which may wait
     # a branch without gradient is a pass of its own
     model.branches_together = config.guidance == "together" and model.guidance_gradient == "both"
+
+
+def set_precision(model: VideoModel, config: TuningConfig) -> None:
+    """Compute in bfloat16 where the recipe says so. Weights keep the type in which they were loaded."""
     if config.precision != "float32":
         if not model.autocasts:
             raise TuningError(
                 f"tuning.precision: {type(model).__name__} computes in the precision of its weights; use float32"
             )
         model.autocast_dtype = DTYPES[config.precision]
+
+
+def save_memory(model: VideoModel, config: TuningConfig) -> None:
+    """Switch on gradient checkpointing, another attention kernel and tiles of the VAE, as the recipe says."""
     for part in networks(model.module).values():
         if config.gradient_checkpointing:
             require(part, "enable_gradient_checkpointing", "tuning.gradient_checkpointing")()
         if config.attention:
             set_attention(part, config.attention)
-    if config.compile:
-        compile_blocks(model, config.compile)
     if config.vae_tiling:
         require(model.pipe or model, "vae", "tuning.vae_tiling").enable_tiling()
 
 
 def compile_blocks(model: VideoModel, backend: str) -> None:
-    """The repeated blocks alone: one small graph for all of them. A graph break is an error."""
+    """Compile the repeated blocks alone: one small graph for all of them. A graph break is an error."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
     for part in networks(model.module).values():
         if getattr(part, "_repeated_blocks", None):
@@ -63,7 +79,7 @@ def compile_blocks(model: VideoModel, backend: str) -> None:
 
 
 def freeze_unused(model: VideoModel) -> None:
-    """Parameters that never get a gradient would have no optimizer state, and a checkpoint would not load."""
+    """Freeze parameters that never get a gradient: without optimizer state of theirs a checkpoint would not load."""
     for name, parameter in model.module.named_parameters():
         if any(re.search(pattern, name) for pattern in model.unused):
             parameter.requires_grad_(False)
@@ -95,16 +111,16 @@ def initial_weights(name: str, shape: tuple[int, ...], seed: int) -> torch.Tenso
 
 
 def make_bank(
-    module: nn.Module, copies: torch.device | None = None, lent: Mapping[str, Fill] | None = None
+    module: nn.Module, copies: torch.device | None = None, lazy_copies: Mapping[str, Fill] | None = None
 ) -> WeightsBank:
     """Adapters where there are adapters, copies of the trained weights elsewhere.
 
     `copies` is where those wait; adapters are small and stay. Each adapter would compile the blocks again;
-    there the adapters' values change places. `lent` are copies of all weights that lie elsewhere.
+    there the adapters' values change places. `lazy_copies` are copies of all weights that lie elsewhere.
     """
     compiled = any(layer._compiled_call_impl is not None for layer in module.modules())
     if not compiled and has_adapters(module):
         from sage_grpo.weights.lora_bank import LoraBank  # noqa: PLC0415 - peft is an extra
 
         return LoraBank(module)
-    return CopyBank(module, copies, None if has_adapters(module) else lent)
+    return CopyBank(module, copies, None if has_adapters(module) else lazy_copies)

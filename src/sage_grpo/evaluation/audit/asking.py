@@ -12,8 +12,8 @@ import numpy.typing as npt
 from sage_grpo.evaluation.audit.copies import Clip, degraded
 from sage_grpo.evaluation.audit.degrade_sound import SOUND_DEGRADATIONS
 from sage_grpo.evaluation.clips import Unreadable
-from sage_grpo.evaluation.panel import Answer, Judge, Panel, ask, joined
-from sage_grpo.progress import TellCount
+from sage_grpo.evaluation.scorers import Answer, Scorer, Scorers, ask, joined
+from sage_grpo.progress import EmitProgress
 
 Values = npt.NDArray[np.float64]
 
@@ -23,23 +23,23 @@ class Sense:
     """Scorers that are shown the same, and the kinds of copies that they are asked about."""
 
     uses_audio: bool
-    judges: list[Judge]
+    scorers: list[Scorer]
     kinds: list[str]
 
     @property
-    def alone(self) -> list[Judge]:
-        return [judge for judge in self.judges if not judge.groupwise]
+    def alone(self) -> list[Scorer]:
+        return [scorer for scorer in self.scorers if not scorer.groupwise]
 
     @property
-    def together(self) -> list[Judge]:
-        return [judge for judge in self.judges if judge.groupwise]
+    def together(self) -> list[Scorer]:
+        return [scorer for scorer in self.scorers if scorer.groupwise]
 
 
-def senses_of(panel: Panel, names: Sequence[str]) -> list[Sense]:
+def senses_of(scorers: Scorers, names: Sequence[str]) -> list[Sense]:
     """Degraded sound is nothing to those that do not hear: they are not asked about it."""
-    deaf = Sense(False, [judge for judge in panel.judges if not judge.uses_audio], list(names))
-    hearing = Sense(True, [judge for judge in panel.judges if judge.uses_audio], [*names, *SOUND_DEGRADATIONS])
-    return [sense for sense in (deaf, hearing) if sense.judges]
+    deaf = Sense(False, [scorer for scorer in scorers.members if not scorer.uses_audio], list(names))
+    hearing = Sense(True, [scorer for scorer in scorers.members if scorer.uses_audio], [*names, *SOUND_DEGRADATIONS])
+    return [sense for sense in (deaf, hearing) if sense.scorers]
 
 
 @dataclass
@@ -58,12 +58,12 @@ class Sheet:
 
 
 def asked(
-    clips: Sequence[Clip], panel: Panel, senses: Sequence[Sense], seed: int, megapixels: float, tell: TellCount
+    clips: Sequence[Clip], scorers: Scorers, senses: Sequence[Sense], seed: int, megapixels: float, emit: EmitProgress
 ) -> Sheet:
     """One clip in memory, unless a scorer compares clips."""
-    width = {key: 1 + len(sense.kinds) for sense in senses for judge in sense.judges for key in judge.keys}
-    values = {key: np.full((len(clips), width[key]), np.nan) for key in panel.keys}
-    sheet = Sheet(values, {key: Counter() for key in panel.keys})
+    width = {key: 1 + len(sense.kinds) for sense in senses for scorer in sense.scorers for key in scorer.keys}
+    values = {key: np.full((len(clips), width[key]), np.nan) for key in scorers.keys}
+    sheet = Sheet(values, {key: Counter() for key in scorers.keys})
     steps = sum(1 + len(sense.kinds) for sense in senses)
     for i, clip in enumerate(clips):
         step = count(i * steps)
@@ -74,12 +74,12 @@ def asked(
                 sheet.unreadable[clip.name] = str(error)
                 break
             for column, name in enumerate([None, *sense.kinds]):
-                tell(next(step), len(clips) * steps, f"{clip.name} {name or 'as it is'}")
+                emit(next(step), len(clips) * steps, f"{clip.name} {name or 'as it is'}")
                 if (copy := degraded(name, videos, seed + i)) is None:
                     continue
-                for judge in sense.alone:
-                    sheet.note(ask(judge, copy, [clip.prompt], unheard)[0], i, column)
-    tell(len(clips) * steps, len(clips) * steps, "")
+                for scorer in sense.alone:
+                    sheet.note(ask(scorer, copy, [clip.prompt], unheard)[0], i, column)
+    emit(len(clips) * steps, len(clips) * steps, "")
     readable = [(i, clip) for i, clip in enumerate(clips) if clip.name not in sheet.unreadable]
     for sense in senses:
         if readable and sense.together:
@@ -98,15 +98,15 @@ def _compare(clips: Sequence[tuple[int, Clip]], sense: Sense, seed: int, megapix
     same = len({videos.frames.shape for videos in loaded}) == 1 and len(loaded) > 1
     if not same or sum(videos.frames.numel() for videos in loaded) / 3e6 > megapixels:
         reason = "it compares clips, which needs several of one size and within --megapixels together"
-        for judge in sense.together:
-            sheet.note(Answer({}, dict.fromkeys(judge.keys, reason)), first, 0)
+        for scorer in sense.together:
+            sheet.note(Answer({}, dict.fromkeys(scorer.keys, reason)), first, 0)
         return
     prompts = [clips[0][1].prompt] * len(loaded)
     for column, name in enumerate([None, *sense.kinds]):
         copies = [degraded(name, videos, seed + i) for (i, _), videos in zip(clips, loaded, strict=True)]
         group = [copy for copy in copies if copy is not None]
-        for judge in sense.together if len(group) == len(loaded) else []:
-            answers = ask(judge, joined(group), prompts, unheard)
-            scores = {key: [a.scores[key] for a in answers if key in a.scores] for key in judge.keys}
+        for scorer in sense.together if len(group) == len(loaded) else []:
+            answers = ask(scorer, joined(group), prompts, unheard)
+            scores = {key: [a.scores[key] for a in answers if key in a.scores] for key in scorer.keys}
             missing = {key: reason for a in answers for key, reason in a.masked.items() if not scores[key]}
             sheet.note(Answer({key: fmean(some) for key, some in scores.items() if some}, missing), first, column)

@@ -17,8 +17,8 @@ from sage_grpo.evaluation.audit.asking import Values, asked, senses_of
 from sage_grpo.evaluation.audit.copies import Clip
 from sage_grpo.evaluation.audit.degrade import DEGRADATIONS
 from sage_grpo.evaluation.clips import MEGAPIXELS
-from sage_grpo.evaluation.panel import Panel
-from sage_grpo.progress import TellCount, no_count
+from sage_grpo.evaluation.scorers import Scorers
+from sage_grpo.progress import EmitProgress, no_count
 
 SUM = "sum"
 LEAST_SPREAD = 0.005  # of the range over clips and copies
@@ -128,26 +128,28 @@ def spread_of(values: Values) -> float:
 
 def audit(
     clips: Sequence[Clip],
-    panel: Panel,
+    scorers: Scorers,
     degradations: Sequence[str] = (),
     *,
     seed: int = 0,
     megapixels: float = MEGAPIXELS,
-    tell: TellCount = no_count,
+    emit: EmitProgress = no_count,
 ) -> AuditResult:
     """Every scorer on every clip and every degraded copy of it; those that hear on degraded sound as well."""
-    names, keys = list(degradations or DEGRADATIONS), panel.keys
-    senses = senses_of(panel, names)
-    kinds = {key: sense.kinds for sense in senses for judge in sense.judges for key in judge.keys}
-    sheet = asked(clips, panel, senses, seed, megapixels, tell)
+    names, keys = list(degradations or DEGRADATIONS), scorers.keys
+    senses = senses_of(scorers, names)
+    kinds = {key: sense.kinds for sense in senses for scorer in sense.scorers for key in scorer.keys}
+    sheet = asked(clips, scorers, senses, seed, megapixels, emit)
     values, masked, unreadable = sheet.values, sheet.masked, sheet.unreadable
     if len(unreadable) == len(clips):
         name, reason = next(iter(unreadable.items()))
         raise ConfigError(f"none of the {len(clips)} videos can be read; {name}: {reason}")
     readable = [(i, clip) for i, clip in enumerate(clips) if clip.name not in unreadable]
-    weighted = [pair for judge in panel.judges if judge.weights for pair in zip(judge.keys, judge.weights, strict=True)]
+    weighted = [
+        pair for scorer in scorers.members if scorer.weights for pair in zip(scorer.keys, scorer.weights, strict=True)
+    ]
     if len(weighted) > 1 and SUM not in keys:
-        values[SUM] = _sum(values, weighted, panel.advantages)
+        values[SUM] = _sum(values, weighted, scorers.advantages)
         kinds[SUM] = max((kinds[key] for key, _ in weighted), key=len)
         keys = [*keys, SUM]
     if all(np.isnan(table[:, 0]).all() for table in values.values()):

@@ -23,7 +23,7 @@ from sage_grpo.evaluation.study.plan import ANSWERS, NAME, VIDEOS, Clip, Compari
 from sage_grpo.evaluation.texts import NoPrompt, find_prompts
 from sage_grpo.evaluation.videos import Folder as EvaluationFolder
 from sage_grpo.files import atomic_write
-from sage_grpo.progress import TellCount, no_count
+from sage_grpo.progress import EmitProgress, no_count
 from sage_grpo.videos import mp4_bytes
 
 DIMENSIONS = {
@@ -141,8 +141,8 @@ def degraded(path: Path, kind: str, seed: int) -> bytes:
 class Folder:
     """Videos of a study, named by their content."""
 
-    def __init__(self, out: Path, total: int, tell: TellCount) -> None:
-        self.out, self.total, self.tell = out / VIDEOS, total, tell
+    def __init__(self, out: Path, total: int, emit: EmitProgress) -> None:
+        self.out, self.total, self.emit = out / VIDEOS, total, emit
         self.hashes: dict[str, str] = {}
         self.done = 0
 
@@ -152,7 +152,7 @@ class Folder:
         atomic_write(self.out / name, data)
         self.hashes[name] = digest
         self.done += 1
-        self.tell(self.done, self.total, what)
+        self.emit(self.done, self.total, what)
         return name
 
 
@@ -170,7 +170,7 @@ def make_study(
     seed: int,
     title: str,
     contact: str = "",
-    tell: TellCount = no_count,
+    emit: EmitProgress = no_count,
 ) -> StudyPlan:
     """Writes the videos, then the plan: a folder with a plan is whole."""
     if (out / NAME).exists() or (out / ANSWERS).exists():
@@ -182,7 +182,7 @@ def make_study(
     missing = [version[name] for version in versions for name in used if not version[name].is_file()]
     if missing:
         raise ConfigError(f"{missing[0]} is missing; every source needs a video of every prompt")
-    folder = Folder(out, len(chosen) * len(used) + checks, tell)
+    folder = Folder(out, len(chosen) * len(used) + checks, emit)
     drawn = [
         DrawnItem(item, version, {name: folder.keep(stripped(version[name]), item.id) for name in used})
         for item, version in zip(chosen, versions, strict=True)

@@ -47,7 +47,7 @@ class Evaluation:
 
 
 def evaluate(
-    model: VideoModel, config: RecipeConfig, samples: int, tell: Callable[[int], None] = lambda done: None
+    model: VideoModel, config: RecipeConfig, samples: int, emit: Callable[[int], None] = lambda done: None
 ) -> Evaluation:
     """`samples` videos by the plain ODE, of numbers that no training saw."""
     reader = OCRReward(frames=2, detect=False)
@@ -60,7 +60,7 @@ def evaluate(
         videos = model.decode(x0)
         readings += [[reader.read(video[0]), reader.read(video[-1])] for video in videos.numpy()]
         parts.append(videos)
-        tell(len(readings))
+        emit(len(readings))
     videos = torch.cat(parts)
     fitted = text.fit(as_clips(videos), texts)
     scenes = [text.parse_prompt(t) for t in texts]

@@ -13,7 +13,15 @@ from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_rng
 from sage_grpo.files import atomic_write
 from sage_grpo.lab.before_after import BeforeAfter, train_between
-from sage_grpo.lab.comparison import PAGE, Share, curve_reader, diversity_row, most_telling, paired_rows, policy_charts
+from sage_grpo.lab.comparison import (
+    PAGE,
+    Proportion,
+    curve_reader,
+    diversity_row,
+    most_telling,
+    paired_rows,
+    policy_charts,
+)
 from sage_grpo.lab.digits.evaluate import Evaluation, evaluate
 from sage_grpo.report.animation import Shown, before_after
 from sage_grpo.report.page import Headline, Page, PageTable, Picture, VideoPair, write_page
@@ -38,7 +46,7 @@ CONTROL = "A control: the same post-training with a lottery for a reward. What i
 class TextResult:
     """Shares of 0 to 1; intervals of 95 %."""
 
-    exact: Share  # numbers that OCR reads as asked for
+    exact: Proportion  # numbers that OCR reads as asked for
     exact_delta: float
     exact_delta_interval: tuple[float, float]  # paired t
     gained: int
@@ -47,8 +55,8 @@ class TextResult:
     characters_before: float
     characters_after: float
     characters_delta_interval: tuple[float, float]
-    last_frame: Share
-    second_reader: Share
+    last_frame: Proportion
+    second_reader: Proportion
     distance_before: float
     distance_after: float
     colour_before: float
@@ -110,7 +118,7 @@ def compare(made: BeforeAfter[Evaluation], report: Path) -> TextResult:
         return values.double().mean().item()
 
     return TextResult(
-        Share.of(old, new),
+        Proportion.of(old, new),
         gain.mean,
         (gain.low, gain.high),
         changes.gained,
@@ -119,8 +127,8 @@ def compare(made: BeforeAfter[Evaluation], report: Path) -> TextResult:
         mean(before.characters()),
         mean(after.characters()),
         (letters.low, letters.high),
-        Share.of(before.exact(-1), after.exact(-1)),
-        Share.of(before.second.all(1), after.second.all(1)),
+        Proportion.of(before.exact(-1), after.exact(-1)),
+        Proportion.of(before.second.all(1), after.second.all(1)),
         mean(before.distance),
         mean(after.distance),
         mean(before.colour),

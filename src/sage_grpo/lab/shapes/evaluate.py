@@ -52,7 +52,7 @@ def evaluate(
     config: RecipeConfig,
     samples: int = 240,
     first_seed: int = FIRST_SEED,
-    tell: Callable[[int], None] = lambda done: None,
+    emit: Callable[[int], None] = lambda done: None,
     also: Callable[[Videos, Fit], None] = lambda videos, fitted: None,
 ) -> Evaluation:
     """`samples` videos by the plain ODE, over the 48 prompts in turn, or fewer so that each comes twice.
@@ -75,7 +75,7 @@ def evaluate(
         opened.append(as_asked(fitted.scene, [prompt.text for prompt in part]))
         distances.append(fitted.distance.double())
         correct.append(got == expected)
-        tell(first + len(part))
+        emit(first + len(part))
     frames = torch.cat(videos)
     scores = ShapesReward().score(frames, prompts).values.double()
     return Evaluation(

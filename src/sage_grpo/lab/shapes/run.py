@@ -9,7 +9,15 @@ from torch import Tensor
 from sage_grpo.config import RecipeConfig
 from sage_grpo.files import atomic_write
 from sage_grpo.lab.before_after import BeforeAfter, train_between
-from sage_grpo.lab.comparison import PAGE, Share, curve_reader, diversity_row, most_telling, paired_rows, policy_charts
+from sage_grpo.lab.comparison import (
+    PAGE,
+    Proportion,
+    curve_reader,
+    diversity_row,
+    most_telling,
+    paired_rows,
+    policy_charts,
+)
 from sage_grpo.lab.shapes.evaluate import Evaluation, evaluate
 from sage_grpo.report.animation import Shown, before_after
 from sage_grpo.report.page import Headline, Page, PageTable, Picture, VideoPair, write_page
@@ -39,8 +47,8 @@ class Rewards:
 
 @dataclass(frozen=True)
 class LabResult:
-    followed: Share  # shape, colour and direction as asked, all prompts
-    never_seen: Share  # of prompts that post-training was not given
+    followed: Proportion  # shape, colour and direction as asked, all prompts
+    never_seen: Proportion  # of prompts that post-training was not given
     gained: int  # videos that became right
     lost: int  # and wrong
     mcnemar_p: float
@@ -82,8 +90,8 @@ def compare(made: BeforeAfter[Evaluation], rewards: Rewards, report: Path) -> La
     gain, new = effect(rewards.gains.tolist()), before.never_seen
     changes = mcnemar(before.accuracy.bool().tolist(), after.accuracy.bool().tolist())
     return LabResult(
-        Share.of(before.accuracy, after.accuracy),
-        Share.of(before.accuracy[new], after.accuracy[new]),
+        Proportion.of(before.accuracy, after.accuracy),
+        Proportion.of(before.accuracy[new], after.accuracy[new]),
         changes.gained,
         changes.lost,
         changes.p,

@@ -32,7 +32,7 @@ class Evaluation:
 
 
 def evaluate(
-    model: VideoModel, config: RecipeConfig, samples: int, tell: Callable[[int], None] = lambda done: None
+    model: VideoModel, config: RecipeConfig, samples: int, emit: Callable[[int], None] = lambda done: None
 ) -> Evaluation:
     """`samples` videos by the plain ODE, over all prompts in turn."""
     made: list[Videos] = []
@@ -44,7 +44,7 @@ def evaluate(
         made.append(videos)
         found.append(gaps(videos.sound, fitted.scene))
 
-    pictures = shapes.evaluate(model, config, samples, tell=tell, also=listen)
+    pictures = shapes.evaluate(model, config, samples, emit=emit, also=listen)
     videos, prompts = Videos.joined(made), [Prompt(text) for text in pictures.prompts]
     scores = TonesReward().submit(videos, prompts)().values[:, 0].double()
     return Evaluation(pictures, videos, torch.cat(found), scores)

@@ -8,7 +8,15 @@ from rich.console import Console
 
 from sage_grpo.config import RecipeConfig
 from sage_grpo.lab.before_after import BeforeAfter, train_between
-from sage_grpo.lab.comparison import PAGE, Share, curve_reader, diversity_row, most_telling, paired_rows, policy_charts
+from sage_grpo.lab.comparison import (
+    PAGE,
+    Proportion,
+    curve_reader,
+    diversity_row,
+    most_telling,
+    paired_rows,
+    policy_charts,
+)
 from sage_grpo.lab.tones.evaluate import NEAR, Evaluation, evaluate
 from sage_grpo.report.page import Headline, Page, PageTable, VideoPair, write_page
 from sage_grpo.report.svg import Chart, Curve
@@ -26,8 +34,8 @@ SUMMARY = (
 class SoundResult:
     """Gaps are octaves between what is heard and what the picture asks for; never part of the reward."""
 
-    fits: Share  # heard within NEAR octaves of what is seen
-    never_seen: Share  # the same of prompts that post-training was not given
+    fits: Proportion  # heard within NEAR octaves of what is seen
+    never_seen: Proportion  # the same of prompts that post-training was not given
     gap_before: float
     gap_after: float
     gap_delta: float
@@ -36,7 +44,7 @@ class SoundResult:
     distance_before: float
     distance_after: float
     distance_delta_interval: tuple[float, float]  # paired t, 95 %
-    followed: Share
+    followed: Proportion
     diversity_before: float
     diversity_after: float
     samples: int
@@ -69,8 +77,8 @@ def compare(made: BeforeAfter[Evaluation], report: Path) -> SoundResult:
     fell, unseen = (effect((before.gap - after.gap)[rows].tolist()) for rows in (torch.ones_like(new), new))
     further = effect((after.pictures.distance - before.pictures.distance).tolist())
     return SoundResult(
-        Share.of(before.fits, after.fits),
-        Share.of(before.fits[new], after.fits[new]),
+        Proportion.of(before.fits, after.fits),
+        Proportion.of(before.fits[new], after.fits[new]),
         before.gap.mean().item(),
         after.gap.mean().item(),
         -fell.mean,
@@ -79,7 +87,7 @@ def compare(made: BeforeAfter[Evaluation], report: Path) -> SoundResult:
         before.pictures.distance.mean().item(),
         after.pictures.distance.mean().item(),
         (further.low, further.high),
-        Share.of(before.pictures.accuracy, after.pictures.accuracy),
+        Proportion.of(before.pictures.accuracy, after.pictures.accuracy),
         before.pictures.diversity,
         after.pictures.diversity,
         len(before.gap),

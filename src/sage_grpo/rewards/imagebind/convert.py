@@ -45,21 +45,21 @@ def convert(
     target: Path,
     *,
     sizes: Mapping[str, Any] | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    emit: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Write `target`, whole or not at all; returns its settings. sizes: of the network, if not the released one's."""
     if target.exists():
         raise RewardError(f"{target} is there already; choose another folder or remove it")
     if not source.is_file():
         raise RewardError(f"{source} is not there: it is imagebind_huge.pth, as it was downloaded")
-    tell("reading the weights")
+    emit("reading the weights")
     state = kept(unpickle_tensors(source))
     sizes = dict(sizes or RELEASED)
     check_places(state, empty_network(sizes))
-    tell("hashing the source")
+    emit("hashing the source")
     settings = {"format": FORMAT, **sizes, "source": {source.name: sha256(source)}}
     with new_folder(target) as work:
-        tell("writing")
+        emit("writing")
         save_file(state, work / WEIGHTS, metadata={"format": "pt"})
         (work / SETTINGS).write_text(json.dumps(settings, indent=1))
     return settings

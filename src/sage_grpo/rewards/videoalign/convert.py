@@ -36,7 +36,7 @@ def convert(
     base: Path | None = None,
     rubric: Path | None = None,
     dtype: str = "float32",
-    tell: Callable[[str], None] = lambda text: None,
+    emit: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Write `target`, whole or not at all; returns its settings.
 
@@ -51,9 +51,9 @@ def convert(
     trained, checkpoint = release.read_settings(source), release.find_checkpoint(source)
     text = release.read_rubric(source, rubric)
     tokenizer = release.find_tokenizer(source, checkpoint, base)
-    tell("reading the weights")
+    emit("reading the weights")
     state, files = release.read_weights(checkpoint, base)
-    tell("merging the adapters")
+    emit("merging the adapters")
     state = merge(state, trained.get("peft_lora_config") or {}, dtype=DTYPES[dtype])
     config = release.network_config(source, checkpoint, base, state)
     head = check_state(state, config)
@@ -61,7 +61,7 @@ def convert(
     ids = tokenizer.convert_tokens_to_ids(list(TOKENS))
     if any(i is None or i >= limit or i == tokenizer.unk_token_id for i in ids):
         raise RewardError(f"the tokenizer has no {', '.join(TOKENS)} among its first {limit} tokens")
-    tell("hashing the source")
+    emit("hashing the source")
     data = trained.get("data_config") or {}
     settings = {
         "format": FORMAT,
@@ -73,7 +73,7 @@ def convert(
         "rubric": hashlib.sha256(text.encode()).hexdigest(),
     }
     with new_folder(target) as work:
-        tell("writing")
+        emit("writing")
         save_file(state, work / WEIGHTS, metadata={"format": "pt"})
         config.save_pretrained(work)
         tokenizer.save_pretrained(work)

@@ -23,10 +23,10 @@ UNLIKE = "it compares sounds, so every video needs one of the same length and ra
 
 
 @dataclass(frozen=True)
-class Judge:
+class Scorer:
     reward: Reward
     entry: RewardConfig
-    keys: tuple[str, ...]  # names of its scores, each its own among all judges
+    keys: tuple[str, ...]  # names of its scores, each its own among all scorers
     weights: tuple[float, ...] | None = None  # none: not part of the recipe's sum
     trained: bool = False  # some policy was trained on it
 
@@ -52,19 +52,19 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Panel:
+class Scorers:
     """The chosen scorers."""
 
-    judges: list[Judge]
+    members: list[Scorer]
     left_out: Mapping[str, str] = field(default_factory=dict)  # not asked for by name, and cannot work here
     advantages: bool = False  # the recipe compares each score on its own before it sums
 
     @property
     def keys(self) -> list[str]:
-        return [key for judge in self.judges for key in judge.keys]
+        return [key for scorer in self.members for key in scorer.keys]
 
 
-def choose(names: Sequence[str], recipe: Path | None) -> Panel:
+def choose(names: Sequence[str], recipe: Path | None) -> Scorers:
     """Those named, those of the recipe (rewards and monitors), or, if neither is given, all that work as they are."""
     entries = [RewardConfig(type=name) for name in names]
     trained: list[RewardConfig] = []
@@ -77,11 +77,11 @@ def choose(names: Sequence[str], recipe: Path | None) -> Panel:
             raise ConfigError(f"{recipe} names no rewards; write such as `rewards: [{{type: motion}}]`")
     if entries:
         rewards = [build.build_reward(entry) for entry in entries]
-        return Panel(named(entries, rewards, trained), advantages=advantages)
+        return Scorers(named(entries, rewards, trained), advantages=advantages)
     return _ready_ones()
 
 
-def _ready_ones() -> Panel:
+def _ready_ones() -> Scorers:
     left_out, entries, rewards = {}, [], []
     for known in catalogue():
         if not known.ready:
@@ -92,7 +92,7 @@ def _ready_ones() -> Panel:
             entries.append(RewardConfig(type=known.name))
         except (ValueError, OSError, ImportError) as error:  # not asked for by name, so it may stay away
             left_out[known.name] = str(error)
-    return Panel(named(entries, rewards, []), left_out)
+    return Scorers(named(entries, rewards, []), left_out)
 
 
 def _why_not(known: Entry) -> str:
@@ -103,17 +103,17 @@ def _why_not(known: Entry) -> str:
     return "for the laboratory only" if known.laboratory else "fetches weights: ask for it by name"
 
 
-def named(entries: Sequence[RewardConfig], rewards: Sequence[Reward], trained: Sequence[RewardConfig]) -> list[Judge]:
-    """Judges whose scores have each a name of its own; those of `trained`, by identity, have their weights."""
+def named(entries: Sequence[RewardConfig], rewards: Sequence[Reward], trained: Sequence[RewardConfig]) -> list[Scorer]:
+    """Scorers whose scores have each a name of its own; those of `trained`, by identity, have their weights."""
     count = Counter(name for reward in rewards for name in set(reward.names))
-    judges: list[Judge] = []
+    scorers: list[Scorer] = []
     for entry, reward in zip(entries, rewards, strict=True):
         own = [name if count[name] == 1 else f"{entry.type}.{name}" for name in reward.names]
-        used = {key for judge in judges for key in judge.keys}
-        keys = tuple(key if key not in used else f"{key}.{len(judges) + 1}" for key in own)
+        used = {key for scorer in scorers for key in scorer.keys}
+        keys = tuple(key if key not in used else f"{key}.{len(scorers) + 1}" for key in own)
         part = any(entry is reward_config for reward_config in trained)
-        judges.append(Judge(reward, entry, keys, tuple(build.reward_weights(entry, reward)) if part else None))
-    return judges
+        scorers.append(Scorer(reward, entry, keys, tuple(build.reward_weights(entry, reward)) if part else None))
+    return scorers
 
 
 @contextmanager
@@ -136,39 +136,39 @@ def logged_messages() -> Iterator[list[str]]:
         log.propagate = before
 
 
-def ask(judge: Judge, videos: Videos, prompts: Sequence[Prompt], unheard: str = "") -> list[Answer]:
+def ask(scorer: Scorer, videos: Videos, prompts: Sequence[Prompt], unheard: str = "") -> list[Answer]:
     """Scores of videos, asked as a run asks. A scorer that fails is a mask with its reason, for these videos alone.
 
     One that does not hear is given frames alone. `unheard` is why a sound cannot be had: those that hear are not asked.
     """
-    if unheard and judge.uses_audio:
-        return [Answer({}, dict.fromkeys(judge.keys, unheard)) for _ in prompts]
-    if isinstance(judge.reward, FunctionReward):  # hands all texts over, wanted or not
+    if unheard and scorer.uses_audio:
+        return [Answer({}, dict.fromkeys(scorer.keys, unheard)) for _ in prompts]
+    if isinstance(scorer.reward, FunctionReward):  # hands all texts over, wanted or not
         prompts = [Prompt("") if isinstance(prompt, NoPrompt) else prompt for prompt in prompts]
     reasons: dict[int, str] = {}
     with logged_messages() as messages, torch.no_grad():
         try:
-            scores = judge.reward.submit(videos if judge.uses_audio else Videos(videos.frames), prompts)()
+            scores = scorer.reward.submit(videos if scorer.uses_audio else Videos(videos.frames), prompts)()
             values, valid = scores.values.tolist(), scores.valid.tolist()
-            reasons = dict(judge.reward.reasons)
-            general = messages[-1] if messages and not reasons else _why_masked(judge, videos)
+            reasons = dict(scorer.reward.reasons)
+            general = messages[-1] if messages and not reasons else _why_masked(scorer, videos)
         except Exception as error:
-            values = valid = [[False] * len(judge.keys)] * len(videos)
+            values = valid = [[False] * len(scorer.keys)] * len(videos)
             if isinstance(error, MissingPrompt):  # it may have failed before it came to look at the prompt
-                known = dict(judge.reward.reasons)
+                known = dict(scorer.reward.reasons)
                 reasons = {i: reason for i, reason in known.items() if i == 0 and len(videos) == 1}
             general = str(error) if isinstance(error, MissingPrompt) else _message(error)
     answers = []
     for i, (row, good) in enumerate(zip(values, valid, strict=True)):
-        scored = {key: float(value) for key, value, ok in zip(judge.keys, row, good, strict=True) if ok}
+        scored = {key: float(value) for key, value, ok in zip(scorer.keys, row, good, strict=True) if ok}
         reason = reasons.get(i, general)
-        answers.append(Answer(scored, {key: reason for key in judge.keys if key not in scored}))
+        answers.append(Answer(scored, {key: reason for key in scorer.keys if key not in scored}))
     return answers
 
 
-def _why_masked(judge: Judge, videos: Videos) -> str:
-    if judge.uses_audio and videos.sound is None:
-        return UNLIKE if judge.groupwise else NO_SOUND
+def _why_masked(scorer: Scorer, videos: Videos) -> str:
+    if scorer.uses_audio and videos.sound is None:
+        return UNLIKE if scorer.groupwise else NO_SOUND
     return NO_REASON
 
 
