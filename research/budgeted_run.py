@@ -1,4 +1,4 @@
-"""Reward against passes of the network: one run of the laboratory, measured on its way."""
+"""One run of the laboratory that ends when its passes of the network are spent, with its reward measured on the way."""
 
 import shutil
 import time
@@ -22,7 +22,10 @@ REFERENCE = "lab-paper"
 
 
 class PassCounter:
-    """Videos times passes, as the network sees them; one with gradient counts three, for its backward pass is two."""
+    """A count of the network's forward passes times the videos in each.
+
+    A pass with gradient counts three, because its backward pass costs two.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.passes, self._off = 0, False
@@ -42,9 +45,9 @@ class PassCounter:
 
 
 class RewardProbe(Callback):
-    """Looks at the reward of fresh videos every so many passes, and ends the run when its budget is spent.
+    """A callback that measures the reward of fresh videos every so many passes, and ends the run at its budget.
 
-    All runs are looked at through the sampler of the reference, whatever their rollouts use.
+    All runs are measured with the sampler of the reference recipe, whatever sampler their rollouts use.
     """
 
     def __init__(self, counter: PassCounter, run: "BudgetedRun") -> None:
@@ -78,7 +81,7 @@ class RewardProbe(Callback):
 
 @dataclass(frozen=True)
 class BudgetedRun:
-    """A setting and a seed, run until a number of passes is spent."""
+    """A run of one setting and seed that ends when a number of passes is spent."""
 
     name: str
     overrides: tuple[str, ...]
@@ -106,7 +109,7 @@ class BudgetedRun:
 
     @property
     def key(self) -> str:
-        """Says all that decides its result, so that a changed setting is run again."""
+        """The name of the run and a digest of all that decides its result, so that a changed setting is run again."""
         settings = load_recipe(metrics_of(self.world).recipe, list(self.overrides))
         more = self.budget, self.looks, self.samples, self.target, self.staleness
         return key_of(f"{self.name}-{self.seed}", settings, *more)
@@ -119,7 +122,10 @@ class BudgetedRun:
         return trainer
 
     def run(self) -> dict[str, Any]:
-        """Train, look on the way, evaluate at the end."""
+        """Train until the passes are spent, and return the rewards on the way.
+
+        Where `samples` is above 0, the result also has an evaluation at the end, and one when `target` was reached.
+        """
         torch.set_num_threads(1)
         began, config = time.process_time(), self.config
         trainer = self._trainer(config)

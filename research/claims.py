@@ -42,16 +42,16 @@ class Claim:
     test: str
     verdict: str
     rests_on: tuple[str, ...] = ()
-    """Experiments of which more seeds may decide it."""
+    """Experiments whose further seeds may decide the claim."""
     measured_on: tuple[str, ...] = ()
-    """Direct measures of which more rollouts may decide it."""
+    """Direct measurements whose further rollouts may decide the claim."""
     against_margin: str = "–"
     p: float | None = None
-    """That there is no effect; corrected by Holm among the claims about training."""
+    """The p of there being no effect, corrected by Holm among the claims about training."""
 
     @property
     def ours(self) -> bool:
-        """Whether the paper does not say it."""
+        """Whether the claim is our own, and not the paper's."""
         return self.source.startswith("ours")
 
     def row(self) -> str:
@@ -61,7 +61,7 @@ class Claim:
 
 
 class Results:
-    """Runs by experiment and seed, against the base model on the same fresh samples."""
+    """The results of runs by experiment and seed, with the base model's on the same fresh samples."""
 
     def __init__(self, runs: Sequence[dict[str, Any]], base: dict[str, Any]) -> None:
         self.runs: dict[str, dict[int, dict[str, Any]]] = {}
@@ -70,7 +70,7 @@ class Results:
         self.base = base
 
     def common(self, names: Collection[str]) -> "Results":
-        """These experiments, on the seeds that all of them have."""
+        """Return the results of these experiments on the seeds that all of them have."""
         seeds = set.intersection(*(set(self.runs[name]) for name in names))
         runs = [run for name in names for seed, run in self.runs[name].items() if seed in seeds]
         return Results(runs, self.base)
@@ -82,22 +82,22 @@ class Results:
         return {seed: value - self.base["reward"] for seed, value in self._per_seed(name, "reward").items()}
 
     def accuracy(self, name: str) -> dict[int, float]:
-        """Share of prompts followed."""
+        """Return the share of prompts followed, by seed."""
         return self._per_seed(name, "accuracy")
 
     def drift(self, name: str) -> dict[int, float]:
-        """Rise of the distance to the manifold."""
+        """Return the rise of the distance to the manifold above the base's, by seed."""
         return {seed: value - self.base["distance"] for seed, value in self._per_seed(name, "distance").items()}
 
     def diversity(self, name: str) -> dict[int, float]:
         return {seed: value / self.base["diversity"] for seed, value in self._per_seed(name, "diversity").items()}
 
     def std(self, name: str) -> dict[int, float]:
-        """Return the spread of rewards in the last rollouts: what is still explored."""
+        """Return the spread of rewards in the last rollouts, by seed: what is still explored."""
         return self.late(name, "reward/std")
 
     def late(self, name: str, curve: str, last: int = 10) -> dict[int, float]:
-        """Mean of the last points of a curve."""
+        """Return the mean of the last `last` points of a curve, by seed."""
         out = {}
         for seed, run in sorted(self.runs[name].items()):
             values = [value for _, value in run["curves"][curve][-last:]]
@@ -106,7 +106,7 @@ class Results:
 
 
 def differences(measure: Measure, a: str, b: str) -> list[float]:
-    """On the seeds that both have."""
+    """Return the measure of experiment `a` less that of `b`, on each seed that both have."""
     first, second = measure(a), measure(b)
     return [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
 
@@ -116,21 +116,24 @@ def compare(measure: Measure, a: str, b: str) -> Effect:
 
 
 def size(found: Effect, margin: float) -> str:
-    """How an effect compares with the smallest one that matters."""
+    """Return `smaller`, `larger` or `open`: how an effect compares with the smallest one that matters."""
     if equivalent(found, margin):
         return "smaller"
     return "larger" if found.low > margin or found.high < -margin else "open"
 
 
 def p_of(found: Effect) -> float:
-    """Two-sided, by Student's t, that the mean is 0."""
+    """Return the two-sided p, by Student's t, that the mean of an effect is 0."""
     return float(2 * stats.t.sf(abs(found.standard_errors), found.n - 1))
 
 
 def claim(
     statement: str, source: str, a: str, b: str, measure: Measure, unit: str, *, expected: str = "positive"
 ) -> Claim:
-    """That experiment a is above b, or below where that is expected, in a unit of `MARGINS`."""
+    """Return the claim that experiment `a` is above `b` in a measure, or below if `expected` is `negative`.
+
+    `unit` names the measure and, in `MARGINS`, the smallest effect that matters.
+    """
     difference = compare(measure, a, b)
     margin = MARGINS[unit]
     found = verdict(difference, expected=expected, margin=margin)
@@ -139,12 +142,12 @@ def claim(
 
 
 def judge(results: Results, direct: dict[str, Any]) -> list[Claim]:
-    """Every claim that the data can settle."""
+    """Return every claim that the data can settle, each with its verdict."""
     return [*_direct(direct), *judge_runs(results)]
 
 
 def judge_runs(results: Results) -> list[Claim]:
-    """Those about training, with each p corrected for the number of claims."""
+    """Return the claims about training, with each p corrected for the number of claims."""
     parts = (_equalizer, _kernels, _trust, _weight, _gauge, _best)
     claims = [claim for part in parts for claim in part(results)]
     corrected = iter(holm([claim.p for claim in claims if claim.p is not None]))
@@ -317,7 +320,10 @@ def _weight(results: Results) -> list[Claim]:
 
 
 def _gauge(results: Results) -> list[Claim]:
-    """A run that is paid for visual quality alone and held by nothing, next to `lab-paper`."""
+    """Return the claim that the drift gauge sees a run that hacks its reward, and is silent on `lab-paper`.
+
+    The first is rewarded for visual quality alone, and no KL holds it back.
+    """
     paid = effect(
         [run["evaluation"]["scores"][0] - results.base["scores"][0] for run in results.runs["hacking"].values()], LEVEL
     )
@@ -352,7 +358,10 @@ def _best(results: Results) -> list[Claim]:
 
 
 def counted(claims: Sequence[Claim]) -> str:
-    """How many claims have each verdict: the paper's apart from ours, and how many are checks of the implementation."""
+    """Return in words how many claims have each verdict, and how many are checks of the implementation.
+
+    The paper's claims and ours are counted apart.
+    """
 
     def of(whose: str, those: Sequence[Claim]) -> str:
         verdicts = ", ".join(f"{count} {name}" for name, count in Counter(c.verdict for c in those).most_common())

@@ -69,13 +69,16 @@ OBJECTIVE_NAMES = (*LIMITS, *(name for name in OWN if name not in LIMITS))
 
 @dataclass(frozen=True)
 class Group:
-    """A comparison: what is changed for all of its objectives. What the search found for each is kept."""
+    """A comparison of objectives under one condition, such as older rollouts.
+
+    `changed` applies to all of its objectives. What the search found for each is kept.
+    """
 
     said: str
     changed: Overrides
     members: tuple[str, ...]
     limits: str | None = None
-    """The group in which limits were searched, if they matter."""
+    """The group in which the limits of `LIMITS` were searched; None where limits do not matter."""
     staleness: int = 0
     world: str = "shapes"
 
@@ -109,7 +112,7 @@ def setting(name: str, group: str = "once") -> Overrides:
 
 
 def candidates(name: str) -> list[Overrides]:
-    """As many for every objective."""
+    """Return the overrides that the search tries for an objective: as many for every objective."""
     return [(own, f"optimizer.lr={rate}") for own in OWN[name] for rate in RATES]
 
 
@@ -130,7 +133,7 @@ def a_race(
 
 @dataclass
 class Search:
-    """Settings of each objective, found on seeds of their own and once for all groups that need them."""
+    """A search for the settings of each objective, on seeds of its own and once for all groups that need them."""
 
     names: Sequence[str]
     out: Path
@@ -139,7 +142,7 @@ class Search:
     _limited: dict[str, dict[str, Overrides]] = field(default_factory=dict)
 
     def found(self, group: str) -> dict[str, Overrides]:
-        """Return what the searches of a group found."""
+        """Return the overrides that the searches found for each objective of a group."""
         limits = GROUPS[group].limits
         found = self._with_limits(limits) if limits else self._first
         return {name: found[name] for name in self.names if name in GROUPS[group].members}
@@ -162,7 +165,10 @@ class Search:
     def _best_of(
         self, tries: Mapping[str, Sequence[Overrides]], group: str, keep: Sequence[int]
     ) -> dict[str, Overrides]:
-        """The one with most reward when the passes are spent, summed over seeds; `keep` of them continue after each."""
+        """Return each objective's candidate with the most reward at the end of its passes, summed over seeds.
+
+        After each seed of `SEARCHED`, `keep` says how many of the best candidates continue.
+        """
         left = {name: list(its) for name, its in tries.items()}
         ends: dict[tuple[str, Overrides], float] = defaultdict(float)
         for seed, number in zip(SEARCHED, keep, strict=True):
@@ -185,7 +191,10 @@ def compare(
     workers: int | None = None,
     console: Console | None = None,
 ) -> dict[str, list[Compared]]:
-    """Runs, results.json, compare.md and figures into `out` after each group. After a kill, call it again."""
+    """Compare objectives, and return their outcomes by group.
+
+    Runs, results.json, compare.md and figures are written into `out` after each group. After a kill, call it again.
+    """
     console = console or Console()
 
     def run(races: Sequence[BudgetedRun]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What `reproduce` measures on the base model itself, without training; each measure is a run of the grid."""
+"""What `reproduce` measures on the base model itself, without training. Each measurement is a run of the grid."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,7 +34,10 @@ class Measure:
 def measure_directly(
     out: Path, again: Mapping[str, int], workers: int | None = None, console: Console | None = None
 ) -> dict[str, Any]:
-    """again: how many further looks ask for more rollouts of a kernel and ending, such as `flow-clean`."""
+    """Measure the base model, and return what was found by kind of measurement and by name.
+
+    `again` says how many further looks need more rollouts, by kernel and ending, such as `flow-clean`.
+    """
     measures = {
         "noise": {kernel: Measure(f"noise-{kernel}", noise_after_a_step, {"kernel": kernel}) for kernel in KERNELS},
         "gradient": {
@@ -57,7 +60,10 @@ def measure_directly(
 
 
 def distances(name: str, look: int = 0) -> Measure:
-    """Every look doubles what the ones before it had."""
+    """Return the measurement of rollout distances of a kernel and ending, such as `flow-clean`.
+
+    Every further look doubles the rollouts that the ones before it had.
+    """
     kernel, _, ending = name.partition("-")
     before = ROLLOUTS * 2 ** (look - 1) if look else 0
     settings = {"kernel": kernel, "noisy_end": ending == "noisy", "first": before, "count": before or ROLLOUTS}

@@ -77,7 +77,7 @@ SAID = {
 
 
 def whole_budget(recipe: str = REFERENCE) -> int:
-    """Passes of a recipe's run."""
+    """Return the passes of the network that a recipe's whole run takes."""
     config = load_recipe(recipe)
     return round(forward_passes(config) * config.run.iterations)
 
@@ -97,7 +97,10 @@ def found_rates(out: Path, names: Sequence[str], workers: int | None, console: C
 
 
 def crossing(passes: Sequence[float], reward: Sequence[float], target: float) -> float | None:
-    """After how many passes the reward first reached the target, on straight lines between the looks."""
+    """Return after how many passes the reward first reached the target, or None.
+
+    Between the looks, the reward is taken to follow straight lines.
+    """
     if reward[0] >= target:
         return passes[0]
     for (before, low), (after, high) in pairwise(zip(passes, reward, strict=True)):
@@ -108,7 +111,7 @@ def crossing(passes: Sequence[float], reward: Sequence[float], target: float) ->
 
 @dataclass(frozen=True)
 class Outcome:
-    """A setting over its seeds, against the whole runs of `lab-paper` with equal seeds."""
+    """A setting over its seeds, compared with the whole runs of `lab-paper` with equal seeds."""
 
     name: str
     rate: float
@@ -165,7 +168,7 @@ def judge(runs: Runs, rates: Mapping[str, float]) -> list[Outcome]:
 
 
 def as_markdown(outcomes: Sequence[Outcome]) -> str:
-    """Two tables: what it takes to reach the paper's reward, and where runs end."""
+    """Return two Markdown tables: what it takes to reach the paper's reward, and where runs end."""
     until = ["| setting | passes per video | times fewer passes | distance then | diversity then |", "|---" * 5 + "|"]
     ends = ["| setting | learning rate | reward | followed | distance | diversity |", "|---" * 6 + "|"]
     for o in outcomes:
@@ -181,7 +184,7 @@ def as_markdown(outcomes: Sequence[Outcome]) -> str:
 
 
 def with_error(found: Effect, sign: str = "") -> str:
-    """A mean and half of its interval, which no line break parts."""
+    """Return a mean ± half of its interval, as text that no line break parts."""
     return f"{found.mean:{sign}.3f}\u00a0±\u00a0{found.high - found.mean:.3f}"
 
 
@@ -195,7 +198,10 @@ COLOURS = dict(
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """Reward against passes, mean over seeds; the first and the last setting with their 95 % intervals."""
+    """Draw the reward against passes, as the mean over seeds.
+
+    The first and the last setting are drawn with their 95 % intervals.
+    """
     with against_passes(path, "What a reward costs") as ax:
         for name, colour in COLOURS.items():
             if name in runs:
@@ -215,7 +221,10 @@ def efficiency(
     workers: int | None = None,
     console: Console | None = None,
 ) -> list[Outcome]:
-    """Runs, results.json, efficiency.md and efficiency.png into `out`; called again after a kill, it continues."""
+    """Measure what each saving brings, and return an outcome for each setting.
+
+    Runs, results.json, efficiency.md and efficiency.png are written into `out`. After a kill, call it again.
+    """
     console = console or Console()
     names = [PAPER, *(name for name in SETTINGS if name != PAPER and (not only or name in only))]
     console.print(f"learning rates, on seeds {SEARCHED[0]} and {SEARCHED[1]}", highlight=False)

@@ -37,7 +37,7 @@ COLOURS = {"proportional": BLUE, "lagrangian": GREEN, "paper": VERMILION}
 
 
 def experiments(rules: Sequence[str] = RULES) -> dict[str, Experiment]:
-    """Return the runs by name, `rule-start`."""
+    """Return the experiments by name, `rule-start`."""
     return {
         f"{rule}-{name}": Experiment((*COMMON, f"kl.feedback={rule}", f"kl.start={start}"))
         for rule in rules
@@ -47,21 +47,21 @@ def experiments(rules: Sequence[str] = RULES) -> dict[str, Experiment]:
 
 @dataclass(frozen=True)
 class Held:
-    """How one run kept to the band in its last half."""
+    """How well one run kept its KL in the band, in the last half of the run."""
 
     name: str
     seed: int
     kl: float
-    """Mean over the last half."""
+    """Mean KL over the last half."""
     lowest: float
     highest: float
-    """Extremes of the means over `HISTORY` updates that lie in the last half."""
+    """Extremes, with `lowest`, of the means over `HISTORY` updates within the last half."""
     weight: float
     """λ at the end."""
 
     @property
     def inside(self) -> bool:
-        """Whether every such mean is within the band."""
+        """Whether every mean over `HISTORY` updates in the last half is within the band."""
         return self.lowest >= (1 - BAND) * TARGET and self.highest <= (1 + BAND) * TARGET
 
 
@@ -73,7 +73,7 @@ def kl_means(run: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _rows() -> int:
-    """Iterations of `HISTORY` updates."""
+    """Return how many iterations `HISTORY` updates take."""
     return HISTORY // load_recipe("lab-paper").policy.updates_per_rollout
 
 
@@ -145,7 +145,10 @@ def feedback(
     workers: int | None = None,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
-    """Write runs, results.json and feedback.png into `out`; called again after a kill, it continues."""
+    """Run every rule from every start, and return the results.
+
+    Runs, results.json and feedback.png are written into `out`. Called again after a kill, it continues.
+    """
     grid = experiments(rules)
     chosen = range(FIRST_SEED, FIRST_SEED + seeds)
     jobs = [Job(name, grid[name], seed, iterations, samples, out) for name in grid for seed in chosen]

@@ -16,7 +16,7 @@ COLOURS = (GREY, ORANGE, GREEN, SKY, BLUE)
 
 
 def _band(ax: Axes, runs: dict[int, dict[str, Any]], key: str, label: str, colour: str, smooth: int = 5) -> None:
-    """Mean over seeds of a running mean, with the standard error as band."""
+    """Draw the mean over seeds of a curve's running mean, with the standard error as band."""
     curves = [run["curves"][key] for run in runs.values()]
     length = min(len(c) for c in curves)
     if not length:
@@ -32,7 +32,7 @@ def _band(ax: Axes, runs: dict[int, dict[str, Any]], key: str, label: str, colou
 
 
 def seeds_of(results: Results) -> str:
-    """The number of seeds of experiments that share all of theirs."""
+    """Return the number of seeds as text, such as `20 seeds`. All experiments must have the same number."""
     (count,) = {len(runs) for runs in results.runs.values()}
     return f"{count} seeds"
 
@@ -121,7 +121,10 @@ def figure_9(direct: dict[str, Any], path: Path) -> None:
 
 
 def _points(ax: Axes, results: Results, measure: Measure, marks: dict[str, tuple[str, str, str]]) -> None:
-    """One point an experiment with its standard errors, of a measure against drift; marks: label, colour, shape."""
+    """Draw one point per experiment with its standard errors: a measure against drift.
+
+    `marks` has the label, colour and marker of each experiment.
+    """
     for name, (label, colour, marker) in marks.items():
         gain, drift = (list(found.values()) for found in (measure(name), results.drift(name)))
         root = np.sqrt(len(gain))
@@ -131,7 +134,10 @@ def _points(ax: Axes, results: Results, measure: Measure, marks: dict[str, tuple
 
 
 def frontier(results: Results, path: Path) -> None:
-    """Reward and accuracy against drift: which setting matters most. The run that hacks its reward is not drawn."""
+    """Draw reward and accuracy against drift, to show which setting matters most.
+
+    The run that hacks its reward is not drawn.
+    """
     strategies = {name: (f"KL {label}", colour, "o") for (name, label), colour in zip(KL.items(), COLOURS, strict=True)}
     strategies["best"] = ("recipe lab-fast", VERMILION, "D")
     sizes = {

@@ -35,14 +35,14 @@ NO_KL = ["kl.anchor=none", "kl.old_weight=0"]
 
 @dataclass(frozen=True)
 class Experiment:
-    """What differs from a recipe. Those of equal cost run for as many passes as `lab-paper` does."""
+    """What differs from a recipe. An experiment of equal cost runs for as many passes as `lab-paper` does."""
 
     overrides: tuple[str, ...] = ()
     recipe: str = "lab-paper"
     equal_cost: bool = False
 
     def config(self, seed: int, iterations: int, folder: Path) -> RecipeConfig:
-        """Its recipe; `iterations` are those of `lab-paper`."""
+        """Return the recipe of one run. `iterations` are those of `lab-paper`."""
         own = load_recipe(self.recipe, list(self.overrides))
         if self.equal_cost:
             iterations = max(1, iterations * cost(load_recipe("lab-paper")) // cost(own))
@@ -59,7 +59,7 @@ class Experiment:
 
 
 def experiments(matched: Mapping[str, float]) -> dict[str, Experiment]:
-    """By name; `matched` has the η of equal exploration."""
+    """Return the experiments by name. `matched` has the η of equal exploration, by kernel."""
     grid: dict[str, Experiment] = {}
 
     def vary(name: str, *overrides: str, equal_cost: bool = False) -> None:
@@ -118,7 +118,7 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Says all that decides its result, so that a changed experiment is run again."""
+        """Name of the job and a digest of all that decides its result, so that a changed experiment is run again."""
         settings = self.experiment.config(self.seed, self.iterations, Path("any"))
         return key_of(f"{self.name}-{self.seed}", settings, self.samples)
 
@@ -127,7 +127,7 @@ class Job:
         return self.experiment.config(self.seed, self.iterations, self.out / "work" / self.key)
 
     def run(self) -> dict[str, Any]:
-        """Train, evaluate on fresh seeds."""
+        """Train, and return the curves of the run and its evaluation on fresh seeds."""
         torch.set_num_threads(1)
         began, config = time.process_time(), self.config
         trainer = Trainer(config=config, console=Console(quiet=True))
@@ -157,7 +157,7 @@ def cost(config: RecipeConfig) -> int:
 
 
 def summary(evaluation: Evaluation) -> dict[str, Any]:
-    """Means over its videos."""
+    """Return the measures of an evaluation by name, as means over its videos."""
     return {
         "reward": evaluation.reward(SETTING_B).mean().item(),
         "scores": evaluation.scores.mean(0).tolist(),
@@ -170,7 +170,7 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Base:
-    """The model before any training."""
+    """An evaluation of the model before any training."""
 
     samples: int
 
@@ -188,15 +188,15 @@ class Base:
 
 
 class Run(Protocol):
-    """What a grid is made of."""
+    """What a grid is made of: some work with a result."""
 
     @property
     def key(self) -> str:
-        """Under which its result is kept."""
+        """The key under which the result is kept."""
         ...
 
     def run(self) -> dict[str, Any]:
-        """Its result, in a process of its own."""
+        """Do the work, in a process of its own, and return its result."""
         ...
 
 
@@ -207,7 +207,10 @@ def _run(job: Run) -> tuple[str, dict[str, Any]]:
 def run_grid(
     jobs: Sequence[Run], out: Path, workers: int | None = None, console: Console | None = None
 ) -> list[dict[str, Any]]:
-    """All jobs in parallel processes; those that an earlier, killed call finished are in `runs.jsonl` already."""
+    """Run all jobs in parallel processes, and return their results in the same order.
+
+    Results are kept in `runs.jsonl`. Jobs that an earlier, killed call finished are read from there.
+    """
     console = console or Console()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     run_log = RunLog(out / "runs.jsonl")

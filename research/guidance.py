@@ -30,7 +30,7 @@ BASE = "base"
 
 @dataclass(frozen=True)
 class Judged:
-    """The base, or a run of recipe `lab` with a seed, on fresh videos at every guidance scale."""
+    """The base, or a run of recipe `lab` with a seed, evaluated on fresh videos at every guidance scale."""
 
     seed: int | None  # none for the base
     samples: int
@@ -67,7 +67,10 @@ class Judged:
 
 
 def judged(model: Any, config: RecipeConfig, samples: int) -> dict[str, dict[str, Any]]:
-    """By guidance scale: which videos follow their prompts, as a row of 1 and 0, and means of the other measures."""
+    """Evaluate a model, and return its measures by guidance scale.
+
+    Which videos follow their prompts is a row of 1 and 0; the other measures are means.
+    """
     assert isinstance(model, LabModel)
     found = {}
     for scale in SCALES:
@@ -83,7 +86,10 @@ def judged(model: Any, config: RecipeConfig, samples: int) -> dict[str, dict[str
 
 
 def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """A row for each model and scale; the base comes first, and diversity is relative to it without guidance."""
+    """Return a Markdown table with a row for each model and scale, the base first.
+
+    Diversity is relative to that of the base without guidance.
+    """
     head = ["model", "guidance", "followed", "held-out prompts", "became right, wrong", "distance", "diversity"]
     table = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     base = rows[0]["guidance"]
@@ -105,12 +111,12 @@ def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def flags(found: dict[str, Any]) -> list[bool]:
-    """Which videos follow their prompts."""
+    """Return which videos follow their prompts, from the row of 1 and 0 that `judged` returns."""
     return [mark == "1" for mark in found["followed"]]
 
 
 def held_out(right: Sequence[bool]) -> list[bool]:
-    """Those of prompts that training is not given."""
+    """Return the flags of prompts that training is not given."""
     texts = all_prompts()
     return [hit for i, hit in enumerate(right) if kept_out(texts[i % len(texts)])]
 
@@ -123,7 +129,10 @@ def percent(found: tuple[float, float, float]) -> str:
 def guidance(
     out: Path, *, seeds: int, samples: int, workers: int | None = None, console: Console | None = None
 ) -> list[dict[str, Any]]:
-    """Runs and guidance.md into `out`; called again after a kill, it continues."""
+    """Evaluate the base and a run of each seed, and return a row of results for each.
+
+    Runs and guidance.md are written into `out`. Called again after a kill, it continues.
+    """
     jobs = [Judged(seed, samples, out) for seed in (None, *range(seeds))]
     rows = run_grid(jobs, out, workers, console)
     atomic_write(out / "guidance.md", as_markdown(rows).encode())

@@ -32,7 +32,10 @@ def table_of(config: RecipeConfig, kernel: str, eta: float, *, noisy_end: bool =
 
 
 def noise_after_a_step(kernel: str, clips: int = 256) -> dict[str, list[float]]:
-    """Noise in x' after one step from exact states of real clips: by the model, and for a perfect denoiser."""
+    """Measure the noise in x' after one step from exact states of real clips.
+
+    Return the noise that the model leaves and that of a perfect denoiser, for each inner step, relative to the next σ.
+    """
     config = load_recipe("lab-paper")
     model, table = ShapesModel.from_pretrained(), table_of(config, kernel, 0.7)
     generator = torch.Generator().manual_seed(0)
@@ -55,7 +58,10 @@ def noise_after_a_step(kernel: str, clips: int = 256) -> dict[str, list[float]]:
 def rollouts(
     kernel: str, eta: float, count: int, *, first: int = 0, group: int = 1, noisy_end: bool = False
 ) -> Iterator[Tensor]:
-    """Clips of SDE rollouts of the base model, over all prompts in turn; a group shares prompt and initial noise."""
+    """Yield clips (N, 3, F, H, W) of SDE rollouts of the base model, over all prompts in turn.
+
+    The rollouts of a group share prompt and initial noise.
+    """
     config = load_recipe("lab-paper")
     model, table = build_model(config), table_of(config, kernel, eta, noisy_end=noisy_end)
     texts = all_prompts()
@@ -74,12 +80,12 @@ def rollout_distances(kernel: str, *, noisy_end: bool, count: int, first: int = 
 
 
 def spread(kernel: str, eta: float, count: int = 960) -> float:
-    """How far apart rollouts end that begin at one noise."""
+    """Return how far apart rollouts end that begin with the same noise."""
     return diversity(torch.cat(list(rollouts(kernel, eta, count, group=4))), 4)
 
 
 def match_exploration(kernel: str, reference: str) -> float:
-    """η at which a kernel spreads rollouts as far apart as the reference does at its own.
+    """Return the η at which a kernel spreads rollouts as far apart as the reference does at its own.
 
     The spread is flat in η: with few rollouts the answer is anywhere.
     """
@@ -101,7 +107,7 @@ class _Norms(Callback):
 
 
 def gradient_by_step(kernel: str, *, equalize: bool, iterations: int = 3) -> dict[str, Any]:
-    """Norm of the parameter gradient at each timestep alone, with the weights held still."""
+    """Return the norm of the parameter gradient at each timestep alone, with the weights held still."""
     base = load_recipe("lab-paper", [f"sampling.kernel={kernel}"])
     trained = base.sampling.stochastic_steps
     config = load_recipe(

@@ -19,14 +19,14 @@ FIRST_SEED = 2_000_000  # away from the seeds of evaluations
 
 @dataclass(frozen=True)
 class WorldMetrics:
-    """Metrics of one world. Both apply to any run, whatever its rollouts use."""
+    """The metrics of one world. Both apply to any run, whatever sampler its rollouts use."""
 
     recipe: str
-    """Whose choices runs vary, and whose sampler they are measured by."""
+    """The recipe whose settings the runs vary, and whose sampler measures them."""
     reward: Callable[[Loop, RecipeConfig], float]
-    """At a glance."""
+    """A quick look: the mean reward of `WATCHED` fresh videos."""
     evaluate: Callable[[Loop, RecipeConfig, int], dict[str, Any]]
-    """On so many videos: reward, accuracy, distance and diversity at least."""
+    """An evaluation on so many videos: reward, accuracy, distance and diversity at least."""
 
 
 def metrics_of(world: str) -> WorldMetrics:
@@ -36,7 +36,7 @@ def metrics_of(world: str) -> WorldMetrics:
 
 
 def watched(loop: Loop, config: RecipeConfig, texts: Sequence[str]) -> tuple[Tensor, list[Prompt]]:
-    """Videos for a glance, of these prompts in turn."""
+    """Return fresh videos (N, F, H, W, 3), uint8, for a quick look, and their prompts: these texts in turn."""
     prompts = [Prompt(texts[i % len(texts)]) for i in range(WATCHED)]
     with averaged(loop):
         x0 = generate(loop.model, prompts, config, range(FIRST_SEED, FIRST_SEED + WATCHED))

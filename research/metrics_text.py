@@ -16,7 +16,7 @@ def reward(loop: Loop, config: RecipeConfig) -> float:
 
 
 def evaluate(loop: Loop, config: RecipeConfig, samples: int) -> dict[str, Any]:
-    """What OCR and a second reader find, which no reward knows."""
+    """Return what OCR and a second reader find in fresh videos. No reward knows the second reader."""
     found = evaluate_run(loop, config, samples)
     return {
         "reward": found.characters().mean().item(),

@@ -1,4 +1,4 @@
-"""Objectives over their seeds: what is concluded, and how it is drawn."""
+"""What is concluded from the runs of objectives over their seeds, and how it is drawn."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Runs = Mapping[str, Sequence[Mapping[str, Any]]]  # by objective, in the order o
 
 @dataclass(frozen=True)
 class Compared:
-    """An objective over its seeds, when its passes are spent."""
+    """What an objective reached over its seeds, when its passes are spent."""
 
     name: str
     found: Overrides
@@ -50,7 +50,7 @@ class Compared:
 
 
 def judge(runs: Runs, found: Mapping[str, Overrides], passes: Mapping[str, float]) -> list[Compared]:
-    """Judge one group; `passes` are counted per video."""
+    """Judge the runs of one group, and return the comparison of each objective. `passes` are counted per video."""
 
     def ends(name: str, key: str) -> list[float]:
         return [float(run["evaluation"][key]) for run in runs[name]]
@@ -83,7 +83,10 @@ def judge(runs: Runs, found: Mapping[str, Overrides], passes: Mapping[str, float
 
 
 def as_markdown(outcomes: Sequence[Compared]) -> str:
-    """A star marks a difference to the first objective whose corrected p is below 0.05."""
+    """Return a Markdown table of the objectives, and the settings that were found.
+
+    A star marks a difference to the first objective whose corrected p is below 0.05.
+    """
     head = [
         "objective",
         "passes per video",
@@ -104,7 +107,7 @@ def as_markdown(outcomes: Sequence[Compared]) -> str:
 
 
 def short(override: str) -> str:
-    """Without the places of its setting but the last one, and with a number as people write it."""
+    """Return an override as people write it: `optimizer.lr=3e-4` becomes `learning rate 0.0003`."""
     place, _, value = override.partition("=")
     name = {"high": "KL weight", "lr": "learning rate"}.get(place.rpartition(".")[2], place.rpartition(".")[2])
     return f"{name} {float(value):g}"
@@ -120,7 +123,7 @@ COLOURS = dict(
 
 
 def draw(runs: Runs, said: str, path: Path) -> None:
-    """Reward against passes, mean over seeds with its 95 % interval."""
+    """Draw the reward against passes, as the mean over seeds with its 95 % interval."""
     with against_passes(path, f"Objectives at equal passes: {said}") as ax:
         for name, own in runs.items():
             reward_curve(ax, own, COLOURS[name], name, width=2, band=0.12)
@@ -133,7 +136,7 @@ PANELS = {
 
 
 def draw_conditions(outcomes: Mapping[str, Sequence[Compared]], path: Path) -> None:
-    """Reward when the passes are spent, with its 95 % interval, against updates of a rollout and its age."""
+    """Draw the reward when the passes are spent, with its 95 % interval, against updates of a rollout and its age."""
     with drawn(path, 4.0, "Rollouts used more than once, and rollouts of an older policy") as figure:
         axes = figure.subplots(1, len(PANELS), sharey=True)
         for ax, (title, groups) in zip(axes, PANELS.items(), strict=True):

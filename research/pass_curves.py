@@ -14,7 +14,7 @@ from sage_grpo.statistics import effect
 
 @contextmanager
 def against_passes(path: Path, title: str) -> Iterator[Axes]:
-    """Axes for `reward_curve`, written with their legend at the end of the block."""
+    """Yield axes for `reward_curve`. At the end of the block the figure is written, with a legend."""
     with drawn(path, 5.2, title) as figure:
         ax = figure.subplots()
         ax.set_xlabel("passes of the network (a video and step each; a trained one counts three)")
@@ -27,7 +27,7 @@ def against_passes(path: Path, title: str) -> Iterator[Axes]:
 def reward_curve(
     ax: Axes, runs: Sequence[Mapping[str, Any]], colour: str, label: str, *, width: float, band: float
 ) -> None:
-    """The mean over runs, as far as all of them went, and its 95 % interval where `band` is above 0."""
+    """Draw the mean over runs, as far as all of them reach. Its 95 % interval is drawn where `band` is above 0."""
     grid = np.linspace(0, min(run["passes"][-1] for run in runs), 60)
     curves = np.array([np.interp(grid, run["passes"], run["reward"]) for run in runs])
     bands = [effect(column.tolist()) for column in curves.T]

@@ -26,7 +26,9 @@ def reproduce(
     workers: int | None = None,
     console: Console | None = None,
 ) -> list[Claim]:
-    """Runs, results.json, claims.md and figures into `out`; called again after a kill, it continues.
+    """Check the paper's claims, and return each with its verdict.
+
+    Runs, results.json, claims.md and figures are written into `out`. Called again after a kill, it continues.
 
     A quarter of the seeds and rollouts decides what it can. More are made for claims that are open then, and all for
     the experiments of `ALL_SEEDS`.

@@ -1,4 +1,7 @@
-"""Results of runs, a line each in one file: what is there is done, and stays next to what is concluded from it."""
+"""Results of runs in one file, a line each. A run that is in it is done.
+
+The file stays next to what is concluded from it.
+"""
 
 import json
 from hashlib import blake2b
@@ -11,13 +14,13 @@ DIGITS = 6  # significant ones: more are noise
 
 
 class RunLog:
-    """Written by one process, and read again when that was killed."""
+    """A file of results that one process writes, and that is read again when that process was killed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> dict[str, dict[str, Any]]:
-        """Results by key. A line that a killed writer left unfinished counts for nothing."""
+        """Return the results by key. A line that a killed writer left unfinished counts for nothing."""
         found: dict[str, dict[str, Any]] = {}
         for line in self.path.read_text().splitlines() if self.path.exists() else ():
             try:
@@ -41,15 +44,15 @@ class RunLog:
 def key_of(name: str, config: RecipeConfig, *more: object) -> str:
     """Return the key of a run: its name, and a digest of all that decides its result.
 
-    Settings that stand at their default are not in it: one that is added later, and leaves runs as they were, would
-    else take every run off the record.
+    Settings at their default are not in the digest. Otherwise a setting that is added later, and leaves runs as they
+    were, would make all of them run again.
     """
     decides = " ".join([config.model_dump_json(exclude_defaults=True), *map(str, more)])
     return f"{name}-{blake2b(decides.encode(), digest_size=4).hexdigest()}"
 
 
 def rounded(value: Any) -> Any:
-    """All numbers of what JSON can hold."""
+    """Return a value of JSON with all of its numbers rounded to `DIGITS` significant digits."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, dict):

@@ -28,7 +28,7 @@ SMOOTH = 12  # iterations that a point of a curve is the mean of
 
 @dataclass(frozen=True)
 class Setting:
-    """Values of one setting, from too low to too high, and what goes along with each."""
+    """The values of one setting, from too low to too high, and the overrides that go along with each."""
 
     key: str
     title: str
@@ -43,7 +43,7 @@ class Setting:
         return self.key + self.suffix
 
     def overrides(self, place: int) -> tuple[str, ...]:
-        """None for the recipe's own value, so that its run is made once."""
+        """Return the overrides of a value; none for the recipe's own value, so that its run is made once."""
         changed = (*self.under, f"{self.key}={self.values[place]:g}", *(self.along[place] if self.along else ()))
         return () if load_recipe(RECIPE, list(changed)) == load_recipe(RECIPE) else changed
 
@@ -77,13 +77,13 @@ SETTINGS = (
 
 
 def iterations_of(config: RecipeConfig, of_base: int) -> int:
-    """As many passes as so many iterations of the recipe make."""
+    """Return how many iterations of `config` make as many passes as `of_base` iterations of the recipe."""
     return max(2, round(of_base * forward_passes(BASE) / forward_passes(config)))
 
 
 @dataclass(frozen=True)
 class SettingRun:
-    """A value of a setting, on one seed; as a `Run` of a grid."""
+    """A `Run` of a grid: one value of a setting, on one seed."""
 
     overrides: tuple[str, ...]
     seed: int
@@ -110,7 +110,7 @@ class SettingRun:
 
 
 def choice(runs: dict[str, Sequence[float]]) -> str:
-    """What successive halving chooses among runs whose rewards are known whole."""
+    """Return the name of the run that successive halving chooses, from the whole rewards of each run."""
     length = min(len(rewards) for rewards in runs.values())
     ladder = rungs(len(runs), length)
     done = search(ladder, list(runs), lambda names, rung: {n: tail_mean(runs[n][: round(rung.passes)]) for n in names})
@@ -126,7 +126,10 @@ def settings(
     workers: int | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Run all values on all seeds; figures, results.json, and how far `tune` is from the best of the whole grid."""
+    """Run all values on all seeds, and write results.json and figures into `out`.
+
+    Return the results, with how far the choice of `tune` is from the best of the whole grid.
+    """
     values = {(setting.name, i): setting.overrides(i) for setting in SETTINGS for i in range(len(setting.values))}
     asked = {
         (which, seed): SettingRun(overrides, seed, iterations or BASE.run.iterations, samples, out)
@@ -169,7 +172,10 @@ def tuned(done: dict[Any, dict[str, Any]], seeds: int) -> list[dict[str, Any]]:
 
 
 def draw(setting: Setting, runs: Sequence[Sequence[dict[str, Any]]], path: Path) -> None:
-    """Reward, KL and diversity over a run: a line for each value, the mean of its seeds."""
+    """Draw reward, KL and diversity over a run.
+
+    Each value has a thin line for each seed, and a thick one for their mean.
+    """
     places = setting.drawn or tuple(range(len(setting.values)))
     panels = (
         ("reward/mean", "reward of rollouts"),
@@ -192,7 +198,7 @@ def draw(setting: Setting, runs: Sequence[Sequence[dict[str, Any]]], path: Path)
 
 
 def smoothed(curve: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Places between 0 and 1, and means over the iterations around each."""
+    """Return places between 0 and 1, and the means of a curve over the iterations around each."""
     width = min(SMOOTH, max(1, len(curve) // 4))
     means = np.convolve(curve, np.ones(width) / width, mode="valid") if len(curve) else np.array([])
     return np.linspace(0, 1, len(means)), means

@@ -1,4 +1,4 @@
-"""Rollouts of a policy of some iterations ago: what a trainer gets whose videos are made elsewhere."""
+"""Training on rollouts of a policy of some iterations ago, as when videos are made elsewhere."""
 
 from collections import deque
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ from sage_grpo.training.trainer import Trainer
 
 
 class StaleLoop(Loop):
-    """Trains on what was prepared `staleness` iterations before. Until then it trains on nothing.
+    """A loop that trains on what was prepared `staleness` iterations before. Until then it trains on nothing.
 
     Nothing is approximated: old velocities are those of the policy that made the videos, from when it made them.
     """
@@ -37,7 +37,7 @@ class StaleLoop(Loop):
 
 
 class StaleTrainer(Trainer):
-    """A run of the laboratory, which is never resumed: what waits is not saved."""
+    """A trainer with a `StaleLoop`. It never resumes a run, because rollouts that wait are not saved."""
 
     loop: StaleLoop
     loop_type: ClassVar[type[Loop]] = StaleLoop

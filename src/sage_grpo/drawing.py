@@ -1,4 +1,4 @@
-"""One look for every figure: width, letters, grid, and colours that every kind of colour vision tells apart."""
+"""The common style of all figures: width, letters, grid, and colours that every kind of colour vision tells apart."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -42,7 +42,7 @@ LOOK = {
 
 @contextmanager
 def drawn(path: Path, height: float, title: str = "", *, width: float = WIDTH) -> Iterator[Figure]:
-    """A figure to draw on, written whole at the end of the block, in the format that the file's name ends with."""
+    """Yield a figure to draw on. The end of the block writes it whole, in the format that the file's name ends with."""
     with style.context(LOOK):
         figure = Figure(figsize=(width, height), layout="constrained")
         if title:
@@ -53,12 +53,12 @@ def drawn(path: Path, height: float, title: str = "", *, width: float = WIDTH) -
 
 
 def legend_below(figure: Figure, axes: Sequence[Axes] | None = None) -> None:
-    """One legend for all panels; a name that several of them have stands there once."""
+    """Add one legend for all panels below them. A name that several panels have stands there once."""
     panels = figure.axes if axes is None else axes
     handles = {label: line for ax in panels for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=len(handles))
 
 
 def in_order(count: int) -> list[tuple[float, ...]]:
-    """Colours of values that have an order, dark to bright."""
+    """Return `count` colours for values that have an order, dark to bright."""
     return [tuple(colour) for colour in colormaps["viridis"](np.linspace(0.05, 0.88, count))]

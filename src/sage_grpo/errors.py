@@ -2,4 +2,4 @@
 
 
 class UserError(Exception):
-    """Something outside the program is wrong; the message says what, what is needed and the nearest fix."""
+    """Raised when something outside the program is wrong; the message says what, what is needed and the nearest fix."""

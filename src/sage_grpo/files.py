@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""Writing of files that are either whole or not there."""
 
 import json
 import os
@@ -14,9 +14,9 @@ NEW = ".new"  # ends the name of a file that is not whole yet
 
 @contextmanager
 def draft_of(path: Path, *, private: bool = False) -> Iterator[Path]:
-    """A file to write, which takes its place in the end if nothing went wrong. Of several writers the last one wins.
+    """Yield the path of a draft, which replaces `path` at the end of the block if nothing went wrong.
 
-    A private file can be read by its owner only.
+    If there are several writers, the last one wins. A private file can be read by its owner only.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}{NEW}")
@@ -32,7 +32,7 @@ def draft_of(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 
 def atomic_write(path: Path, data: bytes, *, private: bool = False) -> None:
-    """A reader, or a restart after a kill, finds the old file or the new one, never a half."""
+    """Write a file so that a reader, or a restart after a kill, finds the old one or the new one, never a half."""
     with draft_of(path, private=private) as draft:
         draft.write_bytes(data)
 
@@ -43,13 +43,13 @@ def write_json(path: Path, content: Any, *, private: bool = False) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what writers that were killed left; nobody may be writing there."""
+    """Remove the drafts that killed writers left in a folder. Nobody may be writing there."""
     for left in folder.glob(f".*{NEW}"):
         left.unlink(missing_ok=True)
 
 
 def why_not_writable(folder: Path) -> str | None:
-    """What keeps a folder, or one that has to be made, from being written; None: nothing does."""
+    """Return what keeps a folder, or one that has to be made, from being written, or None if nothing does."""
     try:
         place = nearest_folder(folder)
         if not place.is_dir():
@@ -61,6 +61,6 @@ def why_not_writable(folder: Path) -> str | None:
 
 
 def nearest_folder(path: Path) -> Path:
-    """The folder, or the first one above it that is there."""
+    """Return the folder `path`, or the first one above it that exists."""
     path = path.absolute()
     return next(folder for folder in (path, *path.parents) if folder.exists())

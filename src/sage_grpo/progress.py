@@ -1,4 +1,4 @@
-"""How long work reports its progress. Whoever starts it decides what is shown, if anything."""
+"""Progress reports of long work. The caller that starts the work decides what is shown, if anything."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,25 +10,28 @@ from rich.table import Column
 
 LINE_EVERY = 5.0  # seconds, between plain lines
 Emit = Callable[[str], None]
-"""Takes a message: what is done now."""
+"""A function that takes a message about what is done now."""
 EmitProgress = Callable[[int, int, str], None]
-"""Takes what is done, how much there is in all, and what is done now."""
+"""A function that takes how much is done, how much there is in all, and what is done now."""
 Progress = Callable[[str], AbstractContextManager[EmitProgress]]
-"""Begins to show the progress of what is named."""
+"""A function that takes the name of some work, and returns a context in which its progress is shown."""
 
 
 def no_count(done: int, total: int, what: str) -> None:
-    """Shows nothing."""
+    """Show nothing."""
 
 
 def no_progress(what: str) -> AbstractContextManager[EmitProgress]:
-    """Shows nothing."""
+    """Return a context that shows nothing."""
     return nullcontext(no_count)
 
 
 @contextmanager
 def progress_of(what: str, console: Console) -> Iterator[EmitProgress]:
-    """A bar with the time left on a terminal, a line now and then anywhere else. Yields `emit(done, in all, what)`."""
+    """Yield `emit(done, in all, what)`, which shows the progress of some work and the time left.
+
+    It is a bar on a terminal, and a line every few seconds anywhere else.
+    """
     if console.is_terminal and not console.is_dumb_terminal:
         now = bars.TextColumn("{task.fields[now]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
         columns = (

@@ -39,7 +39,7 @@ def model(name: str, *, extra: str | None = None) -> Callable[[C], C]:
     """Register a class, or a function that makes a model, under a name of recipes: put `@model("mine")` above it.
 
     Args:
-        name: As it stands in `model.type`.
+        name: The name that recipes give in `model.type`.
         extra: For a built-in one, the extra of our package that brings its libraries.
     """
     return lambda made: _register("model", name, made)
@@ -49,7 +49,7 @@ def reward(name: str, *, extra: str | None = None, install: str | None = None) -
     """Register a class or function under a name of recipes: put `@reward("mine")` above it.
 
     Args:
-        name: As it stands in `rewards[].type`.
+        name: The name that recipes give in `rewards[].type`.
         extra: For a built-in one, the extra of our package that brings its libraries.
         install: Its install line, where an extra would bring too much along.
 
@@ -136,7 +136,7 @@ class Registered:
 
     @property
     def missing(self) -> str | None:
-        """The first package that it needs and that is not installed."""
+        """The first package that it needs and that is not installed, or None."""
         needed = [Requirement(self.install.split()[-1]).name] if self.install else packages_of(self.extra)
         return next((name for name in needed if installed_version(name) is None), None)
 
@@ -152,17 +152,20 @@ def rewards() -> dict[str, Registered]:
 
 
 def resolve_model(name: str) -> Any:
-    """What makes a model: a built-in name, or `package.module:attribute` of an installed package."""
+    """Return the class or function that makes a model, by its name in a recipe.
+
+    The name is built in, registered, that of a plug-in, or `package.module:attribute` of an installed package.
+    """
     return _resolve("model", name, models())
 
 
 def resolve_reward(name: str) -> Any:
-    """What makes a reward, or is one."""
+    """Return the class or function that makes a reward, or is one, by its name in a recipe; see `resolve_model`."""
     return _resolve("reward", name, rewards())
 
 
 def packages_of(extra: str | None) -> list[str]:
-    """What our package asks for under that extra; nothing where it runs without being installed."""
+    """Return the packages that our package needs for an extra; none where it runs without being installed."""
     try:
         asked = [Requirement(line) for line in requires("sage-grpo") or ()] if extra else []
     except PackageNotFoundError:
@@ -171,7 +174,7 @@ def packages_of(extra: str | None) -> list[str]:
 
 
 def installed_version(package: str) -> str | None:
-    """None: it is not installed."""
+    """Return the version of a package, or None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -244,7 +247,10 @@ def _checked(kind: Kind, name: str, made: Any, *, own: bool) -> Any:
 
 
 def makes(function: Any, wanted: type) -> bool:
-    """Whether a function says that it returns an object of that class: it is a factory, and may be called for one."""
+    """Return whether a function's annotation says that it returns an object of the class `wanted`.
+
+    Such a function is a factory, and may be called for one.
+    """
     try:
         own = inspect.isfunction(function) or inspect.ismethod(function)
         returned = typing.get_type_hints(function).get("return") if own else None
@@ -254,7 +260,7 @@ def makes(function: Any, wanted: type) -> bool:
 
 
 def _refuse_strangers(kind: Kind, name: str, made: Any) -> None:
-    """What a recipe names is called with options of the recipe, so it must be what it is called as."""
+    """Refuse what neither is nor makes a `kind`, because it would be called with options of the recipe."""
     from sage_grpo.core.protocols import Reward, VideoModel  # noqa: PLC0415 - torch, which the names alone do not need
 
     wanted = {"model": VideoModel, "reward": Reward}[kind]

@@ -13,7 +13,7 @@ DRAWS = 9999  # of a bootstrap
 
 @dataclass(frozen=True)
 class Effect:
-    """A mean with its standard error and interval, of 95 % unless another level is asked for."""
+    """A mean of n values with its standard error and interval, of 95 % unless `level` is another."""
 
     mean: float
     se: float
@@ -24,7 +24,7 @@ class Effect:
 
     @property
     def standard_errors(self) -> float:
-        """How many the mean is from 0; where all values are equal, none or infinitely many."""
+        """The mean in standard errors; where all values are equal, 0 or infinite."""
         if self.se:
             return self.mean / self.se
         return math.copysign(math.inf, self.mean) if self.mean else 0.0
@@ -34,7 +34,7 @@ class Effect:
 
 
 def effect(values: Sequence[float], level: float = 0.95) -> Effect:
-    """Return mean and interval of independent values, such as the differences of pairs."""
+    """Return the mean of independent values, such as the differences of pairs, with its t interval."""
     n = len(values)
     if n < 2:
         raise ValueError(f"{n} values have no interval; at least two are needed")
@@ -45,21 +45,21 @@ def effect(values: Sequence[float], level: float = 0.95) -> Effect:
 
 
 def paired(treated: Sequence[float], control: Sequence[float], level: float = 0.95) -> Effect:
-    """Return the effect of the differences of two runs with equal seeds."""
+    """Return the mean difference, treated minus control, of two runs with equal seeds, with its t interval."""
     return effect([a - b for a, b in zip(treated, control, strict=True)], level)
 
 
 def equivalent(found: Effect, margin: float) -> bool:
-    """Whether two one-sided t tests, each at 5 % for a level of 95 %, say that the mean lies within ± margin."""
+    """Return whether two one-sided t tests, each at 5 % for a level of 95 %, place the mean within ± margin."""
     half = float(stats.t.ppf(found.level, found.n - 1)) * found.se
     return -margin < found.mean - half and found.mean + half < margin
 
 
 def verdict(found: Effect, *, expected: str = "positive", margin: float | None = None) -> str:
-    """`equivalent` if the mean is known to lie within ± margin, whatever its sign.
+    """Return `equivalent` if the mean is known to be within ± margin, whatever its sign.
 
-    Else `reproduced` if the interval lies on the expected side of 0, `not reproduced` on the other, and `undecided`
-    between them.
+    Else return `reproduced` if the interval is on the expected side of 0, `not reproduced` if it is on the other, and
+    `undecided` if it contains 0.
     """
     if margin is not None and equivalent(found, margin):
         return "equivalent"
@@ -70,7 +70,7 @@ def verdict(found: Effect, *, expected: str = "positive", margin: float | None =
 
 
 def share(hits: Sequence[bool]) -> tuple[float, float, float]:
-    """A share with its 95 % interval by Wilson."""
+    """Return the share of hits with its 95 % interval by Wilson, as (share, low, high)."""
     found = stats.binomtest(sum(hits), len(hits))
     interval = found.proportion_ci(method="wilson")
     return float(found.statistic), float(interval.low), float(interval.high)
@@ -78,7 +78,7 @@ def share(hits: Sequence[bool]) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class Changes:
-    """Pairs that went from wrong to right and from right to wrong, and McNemar's exact p of it."""
+    """The numbers of pairs that went from wrong to right and from right to wrong, and McNemar's exact p."""
 
     gained: int
     lost: int
@@ -86,7 +86,7 @@ class Changes:
 
 
 def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> Changes:
-    """Two-sided; with no pair changed there is nothing to test, and p is 1."""
+    """Return how pairs changed, with a two-sided p. If none changed there is nothing to test, and p is 1."""
     gained = sum(b and not a for a, b in zip(before, after, strict=True))
     lost = sum(a and not b for a, b in zip(before, after, strict=True))
     p = float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
@@ -94,7 +94,7 @@ def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> Changes:
 
 
 def bootstrap(values: Sequence[float], *, draws: int = DRAWS, seed: int = 0) -> Effect:
-    """A mean with its 95 % interval (BCa) by drawing the values, such as those of prompts, with replacement.
+    """Return a mean with its 95 % interval (BCa) by drawing the values, such as those of prompts, with replacement.
 
     The same values always have the same interval. Equal values have one without width: BCa is not defined for them.
     """
@@ -111,19 +111,19 @@ def bootstrap(values: Sequence[float], *, draws: int = DRAWS, seed: int = 0) -> 
 
 
 def p_of_zero(values: Sequence[float]) -> float:
-    """Two-sided p, by Student's t, that the mean is 0. Equal values are certain: 1 where they are 0, else 0."""
+    """Return the two-sided p of a t test that the mean is 0. Equal values are certain: 1 where they are 0, else 0."""
     if np.ptp(values) == 0:
         return 1.0 if values[0] == 0 else 0.0
     return float(stats.ttest_1samp(values, 0.0).pvalue)
 
 
 def discoveries(ps: Sequence[float], rate: float = 0.05) -> list[bool]:
-    """Which of many tests stand when at most a share `rate` of those that do may be false (Benjamini-Hochberg)."""
+    """Return which of many tests stand, if at most a share `rate` of those may be false (Benjamini-Hochberg)."""
     return [bool(p <= rate) for p in stats.false_discovery_control(ps)] if len(ps) else []
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Each p corrected for the number of tests, so that the chance of any false one stays what it is (Holm)."""
+    """Return each p corrected for the number of tests: the chance of any false one is that of a single test (Holm)."""
     order = np.argsort(ps)
     steps = [ps[i] * (len(ps) - place) for place, i in enumerate(order)]
     corrected = np.empty(len(ps))

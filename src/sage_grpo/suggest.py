@@ -1,4 +1,4 @@
-"""One way to answer a name that nobody knows: with the nearest one that is known."""
+"""Answers to an unknown name, with the nearest one that is known."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -9,7 +9,7 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """A sentence: the nearest name, or all of them."""
+    """Return a sentence that suggests the nearest known name, or lists all of them."""
     names = sorted(known)
     close = nearest(name, names, cutoff)
     return f"did you mean {close!r}?" if close else f"known: {', '.join(names) or 'none'}."

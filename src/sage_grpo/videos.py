@@ -1,4 +1,4 @@
-"""Videos to files and back, and many videos on one page."""
+"""Writing and reading of video files, and pictures of many videos on one page."""
 
 import io
 from collections.abc import Sequence
@@ -37,27 +37,30 @@ def as_frames(frames: Frames | Tensor) -> Frames:
 
 
 def _enlarged(frames: Frames, scale: int | None) -> Frames:
-    """Whole pixels repeated, so that a tiny video stays exactly what it is, only larger."""
+    """Return frames with whole pixels repeated, so that a tiny video stays exactly what it is, only larger."""
     scale = scale or max(1, -(-VIEWABLE // min(frames.shape[1:3])))
     return frames.repeat(scale, axis=1).repeat(scale, axis=2)
 
 
 class SoundTrack(NamedTuple):
-    """The sound of the frames."""
+    """The sound of one video."""
 
     wave: npt.NDArray[np.float32]  # (channels, samples) from -1 to 1
     rate: int  # samples a second
 
 
 def sound_of(sounds: Tensor | None, rate: int | None, i: int) -> SoundTrack | None:
-    """That of one video, where the model makes any."""
+    """Return the sound of video `i` from that of all (B, channels, samples), or None where the model makes none."""
     return None if sounds is None or rate is None else SoundTrack(sounds[i].float().cpu().numpy(), rate)
 
 
 def mp4_bytes(
     frames: Frames | Tensor, fps: float | None = None, scale: int | None = None, sound: SoundTrack | None = None
 ) -> bytes:
-    """H.264 and AAC that every browser plays. `scale` enlarges; by default until the smaller side has 128 pixels."""
+    """Return uint8 frames (F, H, W, 3) and their sound as an MP4 that every browser plays: H.264 and AAC.
+
+    `scale` enlarges the video; by default until its smaller side has 128 pixels.
+    """
     array = _enlarged(as_frames(frames), scale)
     height, width = array.shape[1:3]
     # yuv420p halves both sides; an odd side gets its last line twice rather than losing it.
@@ -105,7 +108,10 @@ def write_mp4(
 def write_frames(
     path: Path, frames: Frames | Tensor, fps: float | None = None, sound: SoundTrack | None = None
 ) -> Path:
-    """`path` with the right ending: a picture if there is one frame, else a video."""
+    """Write uint8 frames (F, H, W, 3) as a PNG if there is one, else as an MP4.
+
+    Return `path` with the ending of the file that was written.
+    """
     array = as_frames(frames)
     if len(array) > 1:
         write_mp4(path.with_suffix(".mp4"), array, fps, sound=sound)
@@ -127,7 +133,7 @@ def read_mp4(path: Path) -> Frames:
 
 
 def read_sound(path: Path, limit: int | None = None) -> SoundTrack | None:
-    """Read the sound of a file, from its first picture on; more than `limit` numbers is a ValueError."""
+    """Return the sound of a file from its first picture on, or None. More than `limit` numbers raise a ValueError."""
     with av.open(str(path)) as container:
         if not container.streams.audio:
             return None
@@ -151,7 +157,7 @@ def read_sound(path: Path, limit: int | None = None) -> SoundTrack | None:
 
 
 def _start(container: av.container.InputContainer) -> float:
-    """When the first picture is shown, in seconds."""
+    """Return when the first picture is shown, in seconds."""
     pictures = container.streams.video
     return float((pictures[0].start_time or 0) * (pictures[0].time_base or 0)) if pictures else 0.0
 
@@ -168,7 +174,7 @@ def font_of(size: int) -> ImageFont.FreeTypeFont:
 
 
 def wrap(text: str, font: ImageFont.FreeTypeFont, width: int, lines: int) -> list[str]:
-    """`text` in at most `lines` lines of `width` pixels; what does not fit ends in an ellipsis."""
+    """Return `text` in at most `lines` lines of `width` pixels. What does not fit ends in an ellipsis."""
     out: list[str] = []
     rest = " ".join(text.split())
     while rest:
@@ -187,7 +193,7 @@ def wrap(text: str, font: ImageFont.FreeTypeFont, width: int, lines: int) -> lis
 
 
 def _cells(frames: Frames, columns: int) -> list[tuple[int, Image.Image]]:
-    """Evenly spread frames with their numbers, first and last included, each brought to a viewable size."""
+    """Return evenly spread frames with their numbers, first and last included, each brought to a viewable size."""
     count = len(frames)
     numbers = np.unique(np.linspace(0, count - 1, min(columns, count)).round().astype(int))
     enlarged = _enlarged(frames[numbers], None)
@@ -200,7 +206,7 @@ def _cells(frames: Frames, columns: int) -> list[tuple[int, Image.Image]]:
 def contact_sheet(
     path: Path, rows: Sequence[tuple[str, Frames | Tensor]], *, columns: int = 8, title: str = ""
 ) -> None:
-    """A PNG with one labelled row per video, time from left to right, the frame's number under each frame."""
+    """Write a PNG with one labelled row per video, time from left to right, the frame's number under each frame."""
     if not rows or columns < 1:
         raise ValueError(f"a contact sheet needs a video and a column; given {len(rows)} videos, columns={columns}")
     font, small, large = font_of(TEXT), font_of(TEXT - 3), font_of(TEXT + 4)

@@ -204,6 +204,17 @@ def test_remote_folders(name, damage):
     assert equal(state, STATE)
 
 
+def test_an_unfinished_checkpoint_takes_no_place_of_a_whole_one():
+    """A process that is killed while it writes to a remote folder leaves files without a manifest."""
+    root = f"memory://bucket/{uuid4()}"
+    save_checkpoint(root, 1, STATE)
+    storage = Storage(root)
+    storage.write(f"{step_name(2)}/state.json", b"{}")
+    save_checkpoint(root, 3, STATE)
+    assert checkpoints(root) == [step_name(1), step_name(3)]
+    assert equal(load_newest(root)[1], STATE)
+
+
 @pytest.mark.parametrize("root", ["memory", "folder"])
 def test_what_cannot_be_removed_takes_nothing_with_it(root, tmp_path, caplog):
     root = tmp_path if root == "folder" else f"memory://bucket/{uuid4()}"

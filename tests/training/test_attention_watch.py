@@ -23,6 +23,20 @@ def test_the_first_pass_tells_and_later_ones_do_not():
     assert not block._forward_pre_hooks
 
 
+def test_the_largest_query_is_told():
+    """A short one of more videos does not hide the long one, whichever comes first."""
+    both, said = nn.ModuleList([Block(), Block()]), []
+
+    def forward(shapes):
+        for block, shape in zip(both, shapes, strict=True):
+            block(torch.randn(shape))
+
+    both.forward = forward
+    watch_first_pass(both, said.append)
+    both([(2, 3, 64, 8), (4, 3, 8, 8)])
+    assert said == ["attention runs by torch's kernel for CPUs at 2 × 3 × 64 × 8"]
+
+
 def test_a_network_without_attention_and_one_that_fails():
     plain, said = nn.Linear(2, 2), []
     watch_first_pass(plain, said.append)

@@ -8,7 +8,7 @@ LARGEST_SEED = 2**63 - 1  # generators take 64 bits, and some seeds are this one
 
 
 class Settings(BaseModel):
-    """Frozen, and an unknown key is an error."""
+    """The base of all sections of settings: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -47,7 +47,7 @@ class WindowConfig(Settings):
 
 
 class SamplingConfig(Settings):
-    """How a rollout turns noise into a video."""
+    """Settings of a rollout, which turns noise into a video."""
 
     kernel: str = Field("sage", description="SDE of the rollout; `sage-grpo explain` shows them all")
     eta: float = Field(0.5, ge=0, le=100, description="exploration noise; 0 is the plain ODE")
@@ -81,23 +81,23 @@ class SamplingConfig(Settings):
 
     @property
     def window_range(self) -> range:
-        """Which steps a window may cover."""
+        """The steps that a window may cover."""
         first, last = (round(share * self.stochastic_steps) for share in self.window.range)
         return range(first, last)
 
     @property
     def window_size(self) -> int:
-        """Stochastic steps of a rollout."""
+        """The number of stochastic steps in a rollout."""
         return self.window.size or len(self.window_range)
 
     @property
     def window_starts(self) -> range:
-        """Where a window may begin."""
+        """The steps at which a window may begin."""
         return self.window_range[: len(self.window_range) - self.window_size + 1]
 
 
 class PolicyConfig(Settings):
-    """How rollouts become an update."""
+    """Settings of how rollouts become an update."""
 
     prompts_per_iteration: int = Field(
         4, ge=1, description="prompts of one rollout; raise it for what other trainers call gradient accumulation"
@@ -227,7 +227,10 @@ class AlgorithmConfig(Settings):
         return self
 
     def _check_renoised(self) -> None:
-        """Objectives on renoised videos sample with the plain ODE, each video from noise of its own."""
+        """Refuse settings of the rollout that do not suit an objective on renoised videos.
+
+        It samples with the plain ODE, each video from noise of its own.
+        """
         sampling, given = self.sampling, f"policy.points={self.policy.points} trains on videos with fresh noise"
         if sampling.eta > 0 and sampling.kernel != "ode":
             raise ValueError(f"{given}: the rollout needs none along its way; use sampling.eta=0")
@@ -238,7 +241,7 @@ class AlgorithmConfig(Settings):
             )
 
     def check_layout(self, replicas: int) -> None:
-        """An iteration's rollouts must divide into replicas and batches."""
+        """Refuse an iteration whose rollouts do not divide into replicas and batches."""
         chunk, rollouts = replicas * self.policy.batch_size, self.rollouts
         if rollouts % chunk:
             fits = sorted({max(n, 1) * chunk for n in (rollouts // chunk, rollouts // chunk + 1)})
@@ -252,7 +255,7 @@ class AlgorithmConfig(Settings):
 
     @property
     def trained_steps(self) -> int:
-        """Points of a video at which an update's pass trains."""
+        """The number of points of a video at which one pass over its rollout trains."""
         share = self.policy.timestep_fraction
         return max(round(share * (self.policy.points or self.sampling.window_size)), 1)
 

@@ -28,7 +28,7 @@ class ScorerConfig(Settings):
 
 
 class FleetConfig(Settings):
-    """What `sage-grpo serve` runs."""
+    """All settings of `sage-grpo serve`: its scorers, its address and its limits."""
 
     scorers: tuple[ScorerConfig, ...] = Field(min_length=1, description="one or more, each with the keys below")
     host: str = Field("127.0.0.1", description="0.0.0.0 answers other machines too")

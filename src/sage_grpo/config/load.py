@@ -1,4 +1,4 @@
-"""Recipes from YAML with `key=value` overrides, and mistakes told in one line each."""
+"""Reading of recipes from YAML with `key=value` overrides. Each mistake in them is reported in one line."""
 
 import logging
 import os
@@ -35,24 +35,24 @@ RENAMED_KEYS = {  # old names, which are read until the next release
 
 
 class ConfigError(UserError, ValueError):
-    """The recipe is wrong; the message says where, why and what is nearest."""
+    """Raised when a recipe is wrong; the message says where, why and what is nearest."""
 
 
 def load_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> RecipeConfig:
-    """Read, override and validate.
+    """Read a recipe, apply the overrides, and return it validated.
 
     Args:
         source: The name of a shipped recipe, a path to a YAML file, or settings.
-        overrides: Settings in a line each, like `policy.clip=1e-5`.
+        overrides: One setting each, such as `policy.clip=1e-5`.
 
     Raises:
-        ConfigError: With what is wrong, where, and the nearest fix.
+        ConfigError: The recipe is wrong; the message says what, where, and the nearest fix.
     """
     return validate(read_settings(source, overrides), RecipeConfig)
 
 
 def read_settings(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """As they are written, not yet validated."""
+    """Return the settings of a recipe with what it extends and the overrides, not yet validated."""
     values = _extended(dict(source), Path(), ()) if isinstance(source, Mapping) else _read(Path(source))
     for text in overrides:
         _override(values, text)
@@ -60,7 +60,7 @@ def read_settings(source: str | Path | Mapping[str, Any], overrides: Sequence[st
 
 
 def load_fleet(path: str | Path) -> FleetConfig:
-    """What `sage-grpo serve` runs."""
+    """Read the settings of `sage-grpo serve` from a YAML file, and return them validated."""
     if not Path(path).is_file():
         near = ", ".join(sorted(str(p) for p in Path(path).parent.glob("*.y*ml"))) or "none"
         raise ConfigError(f"there is no file {path}; YAML files there: {near}")
@@ -80,7 +80,7 @@ def dump_recipe(config: RecipeConfig) -> str:
 
 
 def shipped_recipes() -> dict[str, Traversable]:
-    """The recipes inside the package, by name."""
+    """Return the recipes inside the package, by name."""
     found = [item for item in files("sage_grpo").joinpath("recipes").iterdir() if item.name.endswith(".yaml")]
     return {item.name.removesuffix(".yaml"): item for item in sorted(found, key=lambda item: item.name)}
 
@@ -129,7 +129,7 @@ def _with_current_options(entry: Any) -> Any:
 
 
 def _extended(values: dict[str, Any], folder: Path, before: tuple[Path, ...]) -> dict[str, Any]:
-    """Fill in what it leaves out from the recipe that it `extends`: a shipped one, or a file next to it."""
+    """Return settings, filled up from the recipe that they extend: a shipped one, or a file in `folder`."""
     values = _with_current_keys(values)
     if "extends" not in values:
         return values
@@ -144,7 +144,7 @@ def _extended(values: dict[str, Any], folder: Path, before: tuple[Path, ...]) ->
 
 
 def _merged(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections are filled up; values and lists take the place of others."""
+    """Return `base` with `values` put over it. Sections are merged; values and lists replace those of `base`."""
     both = {key: (base[key], value) for key, value in values.items() if key in base}
     sections = {key: _merged(*pair) for key, pair in both.items() if all(isinstance(part, dict) for part in pair)}
     return {**base, **values, **sections}
@@ -217,7 +217,7 @@ def _fields_at(schema: type[BaseModel], location: Sequence[int | str]) -> list[s
 
 
 def _find(schema: type[BaseModel], name: str) -> str | None:
-    """The full key of a setting that the user put on the wrong level."""
+    """Return the full key of a setting that the user put on the wrong level, or None."""
     known = {}
     for section, field in schema.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):

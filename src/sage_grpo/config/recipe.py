@@ -10,7 +10,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ModelConfig(Settings):
-    """What is post-trained, and the videos that it makes."""
+    """The model that is post-trained, and the videos that it makes."""
 
     type: str = Field("shapes", description="a built-in model, or package.module:Class of your own")
     path: str | None = Field(None, description="checkpoint folder or hub name; none means the one that ships")
@@ -27,7 +27,7 @@ class ModelConfig(Settings):
 
 
 class TuningConfig(Settings):
-    """What is trained, and how it fits into memory."""
+    """Settings of what is trained, and how it fits into memory."""
 
     mode: Literal["full", "lora"] = Field("full", description="all weights, or low-rank adapters on frozen ones")
     rank: int = Field(64, ge=1, description="of the adapters")
@@ -78,12 +78,12 @@ class ParallelConfig(Settings):
 
     @property
     def replicas(self) -> int:
-        """Groups of GPUs that work on videos of their own."""
+        """The number of replicas: groups of GPUs that work on videos of their own."""
         return self.processes // self.sequence
 
 
 class RewardConfig(Settings):
-    """One scorer; a list of them under `rewards` or `monitors`."""
+    """One scorer in the list under `rewards` or `monitors`."""
 
     type: str = Field(description="a built-in reward, or package.module:factory of your own")
     weights: dict[str, float] | str = Field(
@@ -101,7 +101,7 @@ class PromptsConfig(Settings):
 
 
 class OptimizerConfig(Settings):
-    """How a gradient moves the weights."""
+    """Settings of how a gradient moves the weights."""
 
     type: Literal["adamw", "muon"] = Field("adamw", description="muon for matrices, with adamw for the rest")
     lr: float = Field(
@@ -113,7 +113,7 @@ class OptimizerConfig(Settings):
 
 
 class RunConfig(Settings):
-    """How long, and what is written where."""
+    """Settings of how long a run takes, and what it writes where."""
 
     out: str = Field("runs/latest", description="folder of the run")
     iterations: int = Field(100, ge=1, description="rollouts in all, each with its updates")
@@ -146,13 +146,13 @@ class RunConfig(Settings):
 
     @property
     def sample_size(self) -> dict[str, int]:
-        """What sample videos have in another size than those of training: frames, height and width by name."""
+        """The frames, height and width of the sample videos, by name, where the recipe sets them."""
         size = {"frames": self.sample_frames, "height": self.sample_height, "width": self.sample_width}
         return {name: value for name, value in size.items() if value is not None}
 
 
 class GaugeConfig(Settings):
-    """Limits are relative to the start of the run; crossing one warns or stops."""
+    """Limits of the drift gauge, relative to the start of the run. Crossing one warns or stops."""
 
     every: int = Field(5, ge=0, description="iterations between measurements; 0 for none")
     action: Literal["warn", "stop"] = Field("warn", description="what crossing a limit does to the run")
@@ -167,7 +167,7 @@ class GaugeConfig(Settings):
 
 
 class RecipeConfig(AlgorithmConfig):
-    """A run in full: frozen, and checked when it is made. Make one by `load_recipe`."""
+    """All settings of a run, frozen and checked when they are made. Make them by `load_recipe`."""
 
     model: ModelConfig = Field(ModelConfig(), description="what is post-trained")
     rewards: tuple[RewardConfig, ...] = Field((), description="scorers whose weighted sum is trained on")

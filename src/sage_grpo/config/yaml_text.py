@@ -1,4 +1,4 @@
-"""YAML as plain data, within limits: a small file cannot stand for endless settings."""
+"""Reading of YAML as plain data, within limits, so that a small file cannot stand for endless settings."""
 
 from typing import Any
 
@@ -11,22 +11,22 @@ DIGITS = 100  # of a whole number
 
 
 class YamlError(ValueError):
-    """A text that is not YAML, or more of it than settings can be."""
+    """Raised when a text is not YAML, or holds more than settings can."""
 
 
 class _Loader(yaml.SafeLoader):
     def fetch_flow_collection_start(self, TokenClass: Any) -> None:
-        """Looked at while the text is scanned, because the time for that grows with the square of the depth."""
+        """Refuse deep nesting during the scan of the text, because its time grows with the square of the depth."""
         if self.flow_level >= DEEPEST:
             raise RecursionError
         super().fetch_flow_collection_start(TokenClass)
 
 
 def read_yaml(text: str) -> Any:
-    """Mappings, lists and plain values; nothing else can be made.
+    """Return the mappings, lists and plain values of a text. No other objects can be made.
 
     Raises:
-        YamlError: With what is wrong, and where.
+        YamlError: The text is refused; the message says what is wrong, and where.
     """
     if len(text) > LONGEST:
         raise YamlError(f"it has more than {LONGEST:,} characters")
@@ -50,7 +50,7 @@ def read_yaml(text: str) -> Any:
 
 
 def _measure(node: yaml.Node, sizes: dict[int, int], above: tuple[int, ...]) -> int:
-    """Values in a node, those behind aliases as often as they are meant."""
+    """Return the number of values in a node. Those behind an alias count each time that it is used."""
     if id(node) in above:
         raise YamlError("an alias goes round in circles")
     if len(above) > DEEPEST:

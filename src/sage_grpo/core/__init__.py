@@ -1,1 +1,1 @@
-"""The algorithm: rollout, reward, advantage, update, anchor. Knows no files, processes or model library."""
+"""The algorithm: rollout, reward, advantage, update, anchor. It uses no files, process groups or model library."""

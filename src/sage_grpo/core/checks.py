@@ -1,5 +1,7 @@
-"""What is checked before a run trains: replay equals rollout, the velocity leads from data to noise, and a gradient
-reaches what is to be trained."""
+"""The checks before a run trains.
+
+Replay equals rollout, the velocity leads from data to noise, and a gradient reaches everything that is to be trained.
+"""
 
 import math
 import re
@@ -25,15 +27,15 @@ BACKWARDS = -0.5
 
 
 class ReplayError(UserError, RuntimeError):
-    """Replaying a rollout with unchanged weights did not give the rollout's own velocities."""
+    """Raised when replaying a rollout with unchanged weights does not give the rollout's own velocities."""
 
 
 class BackwardVelocity(UserError, RuntimeError):
-    """The model's velocity leads from noise to data."""
+    """Raised when the model's velocity leads from noise to data."""
 
 
 class SilentTraining(UserError, RuntimeError):
-    """Something that the recipe says is trained would not be."""
+    """Raised when something that the recipe trains would silently not be trained."""
 
 
 def check_replay(
@@ -44,11 +46,24 @@ def check_replay(
     *,
     exact: bool = True,
 ) -> float:
-    """The step-0 gate: with unchanged weights replay gives the rollout's velocities, or the run must not start.
+    """Refuse a model whose replay of a rollout with unchanged weights gives other velocities: the step-0 gate.
 
-    Bit for bit where a rollout serves several updates (`exact`). Where it serves one, that update takes its own
-    velocities for old: its ratios are 1 by construction, and kernels may round differently with and without gradient.
-    Returns the largest relative deviation; `together` timesteps share a pass.
+    The first, the middle and the last trained steps are replayed with gradient, as in training.
+
+    Args:
+        model: Has the weights with which the stored velocities were evaluated.
+        trajectory: A batch of the rollout, with a velocity at each of its points.
+        together: Timesteps that share a forward pass.
+        comm: Finds the largest deviation of all replicas, so that they stop together.
+        exact: Demand equality bit for bit, for a rollout that serves several updates. One that serves a single update
+            has ratios of 1 by construction, because the update takes its own velocities as the old ones. Rounding is
+            then allowed: kernels may round differently with and without gradient.
+
+    Returns:
+        The largest relative deviation of a velocity, over the replayed steps and all replicas.
+
+    Raises:
+        ReplayError: A deviation exceeds the limit; the message names the likely cause.
     """
     stored, worst = list(trajectory.points), 0.0
     chosen = sorted({0, len(stored) // 2, max(len(stored) - together, 0)})
@@ -73,16 +88,22 @@ def check_replay(
 
 
 def rounding(model: VideoModel, velocity: Tensor) -> float:
-    """What arithmetic alone may move a velocity by. Guidance g·v - (g-1)·v' makes its noise larger."""
+    """Return the relative deviation that arithmetic alone may cause in a velocity.
+
+    Guidance g·v - (g-1)·v' enlarges the rounding of both branches.
+    """
     kinds = (velocity.dtype, next(model.module.parameters()).dtype, model.autocast_dtype)
     scale = model.guidance_scale
     return max(ROUNDING.get(kind, 0.0) for kind in kinds if kind) * math.hypot(scale, scale - 1)
 
 
 def _worst(value: Tensor, comm: Comm | None) -> float:
-    """Over all processes: what one of them finds wrong stops all of them, and none waits for the others."""
-    mine = value.double().reshape(1).cpu()
-    return (comm.gather(mine) if comm else mine).max().item()
+    """Return the largest `value` of all processes, or NaN if one has it: they then stop together."""
+    if comm is None:
+        return value.item()
+    row = torch.zeros(comm.sp_size, dtype=torch.float64)  # of the processes that share this video
+    row[comm.sp_rank] = value.double()
+    return comm.gather(comm.sum_sp(row)).max().item()
 
 
 def _cause(model: VideoModel, trajectory: Trajectory, steady: bool, exact: bool, small: bool) -> str:
@@ -110,9 +131,16 @@ def _cause(model: VideoModel, trajectory: Trajectory, steady: bool, exact: bool,
 
 
 def check_direction(model: VideoModel, trajectory: Trajectory, comm: Comm | None = None) -> float:
-    r"""At pure noise $v = x - E[x_0]$, so it points along $x$: a model that points against it was wrapped wrongly.
+    """Refuse a model whose velocity points from noise to data.
 
-    Returns the smallest cosine of the two.
+    At pure noise $v = x - E[x_0]$, so the velocity points along $x$. A model that points against it was wrapped
+    wrongly.
+
+    Returns:
+        The cosine of velocity and pure noise, the smallest of all replicas.
+
+    Raises:
+        BackwardVelocity: The cosine is below `BACKWARDS`.
     """
     noise, sigma = next(iter(trajectory.points.values())).noise, trajectory.table.sigma[0].item()
     with torch.no_grad():
@@ -134,7 +162,14 @@ def check_training(
     config: AlgorithmConfig,
     comm: Comm | None = None,
 ) -> None:
-    """Probe the way from the loss to every trained parameter, and name where it is cut."""
+    """Refuse a run in which a part of the loss or a trained parameter gets no gradient.
+
+    Every part of the loss must have a gradient by the velocity, and the velocity one by every trained parameter.
+    Gradients are cleared at the end.
+
+    Raises:
+        SilentTraining: The message names the parameters or the part of the loss, and where to look.
+    """
     trained = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
     if not trained:
         raise SilentTraining("nothing is trained: every parameter of the model is frozen (requires_grad is False)")
@@ -165,7 +200,11 @@ def check_training(
 
 
 def _check_loss(path: Trajectory, step: int, v: Tensor, objective: Objective, config: AlgorithmConfig) -> None:
-    """Every part of the loss pulls at the velocity; the references stand a little aside, where no part is 0."""
+    """Refuse a loss with a part that has no gradient by the velocity `v` (B, …), or with the wrong sign.
+
+    The references of the KLs are moved aside by 0.1, because all KLs and their gradients are 0 where the velocities
+    agree.
+    """
     aside, sides = v.detach() + 0.1, 1.0 - 2.0 * (torch.arange(len(v), device=v.device) % 2)
     moved = replace(path, points={step: replace(path.points[step], velocity=aside)})
     batch = TrainBatch(path, sides, torch.ones_like(sides))
@@ -191,7 +230,10 @@ def _check_loss(path: Trajectory, step: int, v: Tensor, objective: Objective, co
 
 
 def _uneven_blocks(blocks: Sequence[nn.Module], module: nn.Module, unused: Sequence[str]) -> str:
-    """Blocks of one kind train the same parameters; a block that was left out is named."""
+    """Return a message that names a block which trains fewer parameters than others of its kind.
+
+    It is empty if all blocks of a kind train the same parameters.
+    """
     places = {id(m): name for name, m in module.named_modules()}
     by_kind: dict[type, list[nn.Module]] = {}
     for block in blocks:

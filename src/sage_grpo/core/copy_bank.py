@@ -1,4 +1,4 @@
-"""Plain copies of the trainable weights: the bank of a run that trains all of them."""
+"""Named copies of the trainable weights as plain tensors: the bank of a run that trains all of them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,10 +11,13 @@ Fill = Callable[[Mapping[str, nn.Parameter]], None]
 
 
 class CopyBank:
-    """A `WeightsBank` of plain copies of the trainable parameters, on their own device or on another.
+    """A `WeightsBank` of plain copies of the trainable parameters.
 
-    `lazy_copies` lie elsewhere, by name. Each writes its values into parameters whenever it is used, and is neither
-    held nor saved.
+    Args:
+        module: Its parameters with `requires_grad` are copied.
+        device: Where copies are kept; None: each on the device of its parameter.
+        lazy_copies: Copies that are kept elsewhere, by name. Each is a function that writes its values into the
+            parameters whenever it is used. They are neither held in memory nor saved.
     """
 
     def __init__(
@@ -43,10 +46,10 @@ class CopyBank:
 
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
-        """Put copy `name` into the module for a while.
+        """Replace the module's weights by copy `name` inside the block.
 
-        One that is held changes places with the weights, one parameter at a time; for a lazy one they are set
-        aside.
+        A copy that is held changes places with the weights, one parameter at a time. For a lazy copy the weights are
+        set aside and restored.
         """
         if name in self._copies:
             self._exchange(name)
@@ -79,5 +82,5 @@ class CopyBank:
         self._copies = {name: self._kept(copy) for name, copy in state.items()}
 
     def _kept(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Each in its place, wherever it came from: a checkpoint comes on the host."""
+        """Return copies of the tensors on the devices of this bank; those of a checkpoint come from the host."""
         return {key: x.detach().to(self._places[key], copy=True) for key, x in values.items()}

@@ -1,6 +1,6 @@
-"""Latents of several tensors, such as video and sound: one row of numbers to the algorithm, parts to the network.
+"""Latents of several tensors, such as video and sound. The algorithm sees one row of numbers, the network the parts.
 
-Sampling, ratios and KL treat every number of a latent alike, so nothing else has to know of the parts.
+Sampling, ratios and KL treat every number of a latent alike, so no other module needs to know of the parts.
 """
 
 import math
@@ -13,20 +13,20 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LatentParts:
-    """By name the shape of one sample's part; their order is that of the row."""
+    """The parts of a latent: the shape of each in one sample, by name, in the order of the row."""
 
     shapes: Mapping[str, tuple[int, ...]]
 
     @property
     def shape(self) -> tuple[int]:
-        """What `latent_shape` says."""
+        """The shape (N,) of one sample's row, for a model's `latent_shape`."""
         return (sum(map(math.prod, self.shapes.values())),)
 
     def pack(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """(B, …) by name → (B, N)."""
+        """Pack parts (B, …), given by name, into rows (B, N)."""
         return torch.cat([parts[name].flatten(1) for name in self.shapes], 1)
 
     def unpack(self, x: Tensor) -> dict[str, Tensor]:
-        """(B, N) → (B, …) by name."""
+        """Split rows (B, N) into parts (B, …) by name."""
         rows = torch.split(x, [math.prod(shape) for shape in self.shapes.values()], 1)
         return {name: row.reshape(-1, *shape) for (name, shape), row in zip(self.shapes.items(), rows, strict=True)}

@@ -1,4 +1,4 @@
-"""The whole algorithm: rollout → reward → advantage → update → anchor. Callbacks see every part of it."""
+"""The whole algorithm: rollout → reward → advantage → update → anchor, with callbacks along the way."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,25 +41,28 @@ Metrics = dict[str, float]
 
 
 class RewardFailure(UserError, RuntimeError):
-    """More rewards failed than the configuration allows."""
+    """Raised when more rewards failed than `policy.max_failed_rewards` allows."""
 
 
 @dataclass
 class Rollouts:
-    """This rank's share of an iteration."""
+    """The rollouts of one iteration on this replica: one prompt per video, trajectories and videos in batches."""
 
     prompts: list[Prompt]
     trajectories: list[Trajectory] = field(default_factory=list)
     videos: list[Videos] = field(default_factory=list)
-    """Batches that this process decoded: those that share a video deal them out."""
+    """Batches of videos that this process decoded. Processes that share videos each decode a part."""
     scores: list[tuple[slice, Callable[[], Scores]]] = field(default_factory=list)
-    """Rows of those videos among the prompts, and what to call for their scores."""
+    """For each batch that is being scored, its rows in `prompts` and a function that waits for its scores."""
     dealt: int = 0
-    """Videos whose decoding has begun, here or on another process."""
+    """Number of videos assigned for decoding so far, to this process or to others that share them."""
 
 
 class Callback:
-    """Logging, gauges and saving are callbacks; the core knows none of them. Override the events that you need."""
+    """The base class of logging, gauges and saving, none of which the core knows.
+
+    Override the events that you need.
+    """
 
     def __init_subclass__(cls) -> None:
         for name in vars(cls):
@@ -67,26 +70,33 @@ class Callback:
                 raise TypeError(f"{cls.__name__}.{name}: there is no such event; {did_you_mean(name, vars(Callback))}")
 
     def on_start(self, loop: "Loop") -> None:
-        """Before the first iteration."""
+        """Run before the first iteration, also when a run is resumed."""
 
     def on_scores(self, loop: "Loop", scores: Scores) -> None:
-        """One batch of this rank is scored."""
+        """Run when a batch of this process's videos is scored."""
 
     def on_rollout(self, loop: "Loop", rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None:
-        """All videos are made and scored; `scores` and `valid` are those of all ranks."""
+        """Run when all videos are made and scored.
+
+        Args:
+            loop: The loop that calls.
+            rollouts: The rollouts of this replica.
+            scores: (N, R), those of all ranks: a row per video, a column per score.
+            valid: (N, R), boolean: which scores are valid.
+        """
 
     def on_update(self, loop: "Loop", result: UpdateResult) -> None:
-        """The optimizer has stepped, or refused to."""
+        """Run after an update. `result.stepped` is false if the loss or the gradient was not finite."""
 
     def on_iteration(self, loop: "Loop", metrics: Metrics) -> None:
-        """An iteration is done. What is added to `metrics` is logged, by those that come later."""
+        """Run after an iteration. Entries added to `metrics` are logged by the callbacks that come later."""
 
     def on_end(self, loop: "Loop") -> None:
-        """All iterations are done, or someone called `stop`; not after an error."""
+        """Run after the last iteration, or after the one in which `stop` was called; not after an error."""
 
 
 class Loop:
-    """The iterations of a run, with everything that they change."""
+    """The training loop of a run, with all state that its iterations change."""
 
     def __init__(
         self,
@@ -123,7 +133,10 @@ class Loop:
         return balanced if policy.equalizer else table.stochastic.double()
 
     def rollout(self) -> Rollouts:
-        """This rank's part of P prompts × G rollouts. Noise is keyed by the global sample, never by rank."""
+        """Sample and decode this rank's part of P prompts × G rollouts, and start to score it.
+
+        Noise is keyed by the global index of a sample, never by rank.
+        """
         config, iteration, size = self.config, self.iteration, self.config.policy.batch_size
         group = config.policy.num_generations
         prompts = self.prompts(iteration * config.policy.prompts_per_iteration, config.policy.prompts_per_iteration)
@@ -146,16 +159,20 @@ class Loop:
         return out
 
     def _pad_forward_passes(self, trajectory: Trajectory) -> None:
-        """Run as many forward passes as the rank that needs most, because FSDP's all-gathers are collective."""
+        """Add forward passes until this rank has run as many as the one that needs most.
+
+        FSDP's all-gathers are collective, so all ranks must run the same number.
+        """
         one = {name: value[:1] for name, value in trajectory.condition.items()}
         with torch.no_grad():
             for _ in range(self.windows.padding_passes(self.iteration, self.comm.replica)):
                 velocity_at(self.model, trajectory.x0[:1], 1.0, one)
 
     def _decode(self, rollouts: Rollouts) -> None:
-        """Decode what can be scored, and hand it over: a fleet works on it while the next videos are made.
+        """Decode new videos and submit them for scoring; remote scorers work while the next videos are made.
 
-        Those that share a video have the same latents. They wait until each of them has a part to decode.
+        Processes that share a video have the same latents, and each decodes a part. They wait until the new videos
+        divide into equal parts, or until the rollout ends.
         """
         batch, sharers = self.config.policy.batch_size, self.comm.sp_size
         unit = self.config.policy.num_generations if self.reward.groupwise else 1
@@ -179,7 +196,10 @@ class Loop:
             rollouts.scores.append((part, self.reward.submit(scored, rollouts.prompts[part])))
 
     def score(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
-        """Scores of all ranks (N, R) and which of them are valid."""
+        """Wait for the scores, and return those of all ranks (N, R) with a mask (N, R) of the valid ones.
+
+        Rows are in the order of the iteration's rollouts, and values are float64 on the host.
+        """
         names = self.reward.names
         values = torch.zeros(len(rollouts.prompts), len(names), dtype=torch.float64)
         valid = torch.zeros_like(values)
@@ -196,7 +216,7 @@ class Loop:
         return self.comm.gather(self.comm.sum_sp(values)), self.comm.gather(self.comm.sum_sp(valid)).bool()
 
     def iterate(self) -> Metrics:
-        """One rollout and all its updates."""
+        """Run one iteration, which is a rollout and all its updates, and return its metrics."""
         policy = self.config.policy
         group, limit = policy.num_generations, policy.advantage_limit
         rollouts = self.rollout()
@@ -249,11 +269,11 @@ class Loop:
 
     @property
     def needs_old_velocity(self) -> bool:
-        """Whether the policy that made the videos is evaluated again at the trained points."""
+        """Whether the policy that made the videos is evaluated at the trained points before the first update."""
         return needs_old_velocity(self.objective, self.config)
 
     def _old(self) -> AbstractContextManager[None]:
-        """Load the policy that makes the rollouts, inside the block."""
+        """Use the weights of the policy that makes the rollouts inside the block."""
         return self.bank.using(OLD) if self.objective.averages else nullcontext()
 
     def _as_trained(self) -> AbstractContextManager[None]:
@@ -261,7 +281,10 @@ class Loop:
         return unguided(self.model) if self.objective.renoised else nullcontext()
 
     def _renoise(self, paths: list[Trajectory]) -> list[Trajectory]:
-        """Return all videos with fresh noise, keyed by the global sample; both of a pair have that of their group."""
+        """Return the trajectories with renoised points in place of steps, with noise keyed by the global sample.
+
+        For a paired objective the noise is keyed by the group instead, so both videos of a pair get the same.
+        """
         seed, iteration, size = self.config.seed, self.iteration, self.config.policy.batch_size
         group = self.config.policy.num_generations if self.objective.paired else 1
         levels = noise_levels(self.config, iteration)
@@ -271,7 +294,7 @@ class Loop:
         return [renoise(self.model, path, levels, its) for path, its in zip(paths, keys, strict=False)]
 
     def _check(self, first: Trajectory) -> float:
-        """The gates of the first iteration. Returns how far a replay was off."""
+        """Run the checks of the first iteration on a batch, and return the largest relative deviation of a replay."""
         policy, exact = self.config.policy, self.config.policy.updates_per_rollout > 1
         with self._as_trained():
             if not self.objective.renoised:
@@ -289,16 +312,17 @@ class Loop:
         return off
 
     def prepare(self, paths: list[Trajectory], advantage: Tensor, used: Tensor) -> tuple[list[TrainBatch], int]:
-        """Select the videos of a rollout that are trained on.
+        """Select the videos of a rollout that are trained on, and pack them into batches.
 
         Args:
             paths: This rank's rollouts, in batches.
             advantage: (P, G), of all ranks.
-            used: (P, G), videos that are not masked.
+            used: (P, G), boolean: which videos are not masked.
 
         Returns:
-            This rank's batches, as many as every other rank's, and the videos of all ranks that the loss is a mean
-            over. Flat groups that are left out still count in it.
+            This rank's batches, as many as every other rank's, and the number of videos that the loss is a mean over.
+            That number covers the selected videos of all ranks, flat groups that are left out included. Without a video
+            to train on it is 0, and there are no batches.
         """
         chosen = best_and_worst(advantage, used, self.config.policy.select)
         skip = self.config.policy.flat_groups == "skip" or self.objective.paired
@@ -319,7 +343,10 @@ class Loop:
         return batches, int(chosen.sum())
 
     def _updates(self, batches: list[TrainBatch], samples: int) -> Iterator[tuple[list[TrainBatch], UpdateStep]]:
-        """Yield the updates of a rollout, each with the timesteps that it trains; renew the anchor before each."""
+        """Yield each update of a rollout: its batches, with the timesteps to train, and its `UpdateStep`.
+
+        The anchor is renewed before each update if that is due.
+        """
         kl, before = self.config.kl, self.updates
         for epoch in range(self.config.policy.num_iterations if batches else 0):
             orders = [
@@ -371,14 +398,14 @@ class Loop:
         return metrics
 
     def run(self, iterations: int) -> None:
-        """Train until `iterations` are done or a callback called `stop`."""
+        """Train until `iterations` are done, those before a resume included, or until `stop` is called."""
         self._call("on_start")
         while self.iteration < iterations and self.stop_reason is None:
             self.iterate()
         self._call("on_end")  # not after an error: a run that failed must not save
 
     def stop(self, reason: str) -> None:
-        """Let this iteration be the last one."""
+        """End the run after the current iteration, and keep the reason in `stop_reason`."""
         self.stop_reason = reason
 
     def _call(self, event: str, *details: object) -> None:
@@ -386,7 +413,10 @@ class Loop:
             getattr(callback, event)(self, *details)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that shapes the future. Noise and order follow from seed and position alone."""
+        """Return all state that the next iterations depend on.
+
+        Noise and order are not part of it, because they follow from seed and position alone.
+        """
         trained = {n: p.detach() for n, p in self.model.module.named_parameters() if p.requires_grad}
         return {
             "model": trained | dict(self.model.module.named_buffers()),

@@ -1,4 +1,4 @@
-"""The objective that a recipe names, with its settings."""
+"""Builds the objective that a recipe names, and refuses settings that do not fit it."""
 
 from sage_grpo.config import AlgorithmConfig, ConfigError
 from sage_grpo.math.objectives import OBJECTIVES, Objective, make_objective
@@ -8,7 +8,12 @@ OLD = "old"  # in a bank: the policy that makes the rollouts, where it is an ave
 
 
 def chosen_objective(config: AlgorithmConfig, replicas: int = 1) -> Objective:
-    """Mistakes are named with what there is."""
+    """Return the objective that a recipe names, with its settings.
+
+    Raises:
+        ConfigError: The name or a setting is unknown, or the objective does not fit the rest of the recipe. The message
+            names what there is.
+    """
     policy = config.policy
     if policy.objective not in OBJECTIVES:
         raise ConfigError(
@@ -35,10 +40,10 @@ def chosen_objective(config: AlgorithmConfig, replicas: int = 1) -> Objective:
 
 
 def needs_old_velocity(objective: Objective, config: AlgorithmConfig) -> bool:
-    """Return whether the old policy is evaluated at the points of a rollout before the first update.
+    """Return whether the old policy is evaluated at the trained points before the first update.
 
-    Steps of a rollout have its velocity already. At other points the old policy is the policy itself, unless it is an
-    average or a second update follows.
+    The steps of a rollout already have its velocity. At renoised points the old policy is the trained policy itself,
+    unless it is an average or the rollout serves more than one update.
     """
     return objective.renoised and (objective.averages or config.policy.updates_per_rollout > 1)
 
@@ -75,7 +80,7 @@ def _fits(objective: Objective, config: AlgorithmConfig, replicas: int) -> None:
 
 
 def _pairs_fit(config: AlgorithmConfig, replicas: int) -> None:
-    """The two videos of a pair come into one batch, and whole groups to a replica."""
+    """Refuse a recipe that separates the two videos of a pair into batches, or a group into replicas."""
     policy = config.policy
     group, batch, name = policy.num_generations, policy.batch_size, policy.objective
     if policy.select != 1:

@@ -1,4 +1,4 @@
-"""How often rollout, anchor and training evaluate the network, from the settings alone."""
+"""Counts of network evaluations in rollout, anchor and training, from the settings alone."""
 
 import math
 from itertools import product
@@ -12,14 +12,21 @@ ITERATIONS = 100  # that are counted
 
 
 def rollout_passes(config: RecipeConfig, experts: int = 1) -> float:
-    """Videos times passes of a rollout: the mean of the run's own iterations, for windows move."""
+    """Return the forward passes of a rollout, counted in videos: the sum of their batch sizes over all replicas.
+
+    Windows move, so it is the mean over the run's first iterations (`ITERATIONS` at most). A pass of guidance with two
+    branches counts as one.
+    """
     windows = Windows(config, config.parallel.replicas, experts)
     seen = range(min(config.run.iterations, ITERATIONS))
     return sum(sum(map(sum, windows.passes(i))) for i in seen) / len(seen)
 
 
 def trained_videos(config: RecipeConfig) -> int:
-    """Rows of a training pass over all videos that are selected, with those that fill up batches."""
+    """Return the number of videos in one training pass over a rollout, on all replicas.
+
+    Those that fill up batches are included.
+    """
     policy, world = config.policy, config.parallel.replicas
     if policy.select is None or 2 * policy.select >= policy.num_generations:
         return config.rollouts
@@ -29,7 +36,10 @@ def trained_videos(config: RecipeConfig) -> int:
 
 
 def anchor_steps(config: RecipeConfig) -> float:
-    """Return the steps per video at which the anchor is evaluated: none in the update that begins with its renewal."""
+    """Return the mean number of steps per video and iteration at which the anchor is evaluated.
+
+    An update that begins with a fresh copy of the policy has none.
+    """
     policy, seen, asked = config.policy, range(min(config.run.iterations, ITERATIONS)), 0
     lengths = [len(range(part, config.trained_steps, policy.num_minibatches)) for part in range(policy.num_minibatches)]
     for i, epoch, (n, steps) in product(seen, range(policy.num_iterations), enumerate(lengths)):
@@ -40,14 +50,18 @@ def anchor_steps(config: RecipeConfig) -> float:
 
 
 def old_steps(config: RecipeConfig) -> int:
-    """Return the points per video at which the old policy is evaluated before training; steps have its velocity."""
+    """Return the number of points per video at which the old policy is evaluated before training.
+
+    It is 0 for steps of a rollout, which have its velocity.
+    """
     return (config.policy.points or 0) if needs_old_velocity(chosen_objective(config), config) else 0
 
 
 def forward_passes(config: RecipeConfig, branches: int = 1) -> float:
-    """Videos times passes of an iteration, without recomputation; a backward pass counts two.
+    """Return the forward passes of an iteration, counted in videos: rollout, anchor, old policy and training.
 
-    Guidance asks with two `branches`, except for points on videos with fresh noise.
+    A backward pass counts as two, and recomputation is left out. With guidance, `branches` is 2: each evaluation then
+    counts twice, except at points of renoised videos.
     """
     trained = trained_videos(config) * config.trained_steps * config.policy.num_iterations
     references = trained_videos(config) * (anchor_steps(config) + old_steps(config))

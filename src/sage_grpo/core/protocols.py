@@ -1,4 +1,4 @@
-"""The seams: what the algorithm asks of a model, a reward, a bank of weights and a group of processes."""
+"""The interfaces through which the algorithm uses models, rewards, prompts, banks of weights and processes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,24 +19,24 @@ Condition = Mapping[str, Tensor]  # inputs of the network; every tensor has the 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a video is asked for, with whatever else its row of the prompt file says."""
+    """A prompt: its text, and the other columns of its row in the prompt file."""
 
     text: str
-    """What a video is made from."""
+    """The text that the video is made from."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """`image` for image-to-video, anything for rewards."""
+    """The other columns by name: `image` for image-to-video, anything for rewards."""
 
 
 @dataclass(frozen=True)
 class Videos:
-    """What a model made of latents: frames, how fast they go, and the sound if there is any."""
+    """Decoded videos: their frames, the frame rate, and the sound if there is any."""
 
     frames: Tensor
-    """uint8 (B, F, H, W, 3)."""
+    """(B, F, H, W, 3), uint8."""
     frame_rate: float | None = None
-    """A second; none: the model does not say."""
+    """Frames per second; None if the model does not say."""
     sound: Tensor | None = None
-    """(B, channels, samples) from -1 to 1."""
+    """(B, channels, samples), from -1 to 1; None without sound."""
     sample_rate: int | None = None
     """Samples of sound per second."""
 
@@ -44,14 +44,14 @@ class Videos:
         return len(self.frames)
 
     def split(self, size: int) -> list["Videos"]:
-        """Batches of `size` videos: views, so that none is held twice."""
+        """Return batches of `size` videos. They are views, so no video is in memory twice."""
         frames = torch.split(self.frames, size)
         sounds = torch.split(self.sound, size) if self.sound is not None else [None] * len(frames)
         return [replace(self, frames=f, sound=s) for f, s in zip(frames, sounds, strict=True)]
 
     @classmethod
     def joined(cls, parts: Sequence["Videos"]) -> "Videos":
-        """Several batches of the same model as one."""
+        """Join several batches of the same model into one."""
         if len(parts) == 1:
             return parts[0]
         sounds = [part.sound for part in parts if part.sound is not None]
@@ -87,86 +87,89 @@ class SequenceParallel(Protocol):
 class VideoModel(ABC):
     """A flow-matching generator: no sampling loop, no scheduler, no optimizer inside.
 
-    Derive from it, give `module` and what is abstract here; the rest are capabilities, with the answer of a model that
-    has none.
+    Derive from it, set `module` and implement the abstract methods. All other members are capabilities, and their
+    defaults say that the model lacks them.
     """
 
     module: nn.Module
-    """What is trained: its parameters with `requires_grad`."""
+    """The network to train, by its parameters with `requires_grad`. A mixture of experts is a `ModuleDict`."""
     lora_targets: Sequence[str] = ()
-    """Names of the layers that LoRA is put on."""
+    """Names of the layers that get LoRA adapters, unless the recipe names others."""
     unused: Sequence[str] = ()
-    """Parameters that never get a gradient, as regular expressions."""
+    """Regular expressions for the names of parameters that never get a gradient."""
     needs_image: bool = False
-    """Starts from the first frame."""
+    """Whether videos start from a first frame that the prompt gives."""
 
     # Guidance and precision: rollout and replay must agree on them.
     guidance_scale: float = 1.0
-    """1 is no guidance: the prompt alone is asked."""
+    """Scale of guidance; 1 is no guidance, and only the prompt itself is evaluated."""
     guidance_gradient: Literal["both", "conditional"] = "both"
-    """Which branches of guidance a gradient goes through."""
+    """The branches of guidance that a gradient flows through."""
     negative_prompt: str = ""
-    """What guidance leads away from."""
+    """The prompt that guidance leads away from."""
     branches_together: bool = False
-    """Both branches of guidance in one pass of twice the batch, where the model can do that."""
+    """Whether both branches of guidance run in one pass of twice the batch, where the model can do that."""
     branches_in_turn: bool = False
-    """Backward passes of guidance: together, or one after the other."""
+    """Whether the two branches of guidance run their backward passes one after the other."""
     autocasts: bool = False
-    """Can compute in another precision than that of its weights."""
+    """Whether it can compute in another precision than that of its weights."""
     autocast_dtype: torch.dtype | None = None
-    """What to compute in, if not in the precision of the weights."""
+    """Type to compute in; None for that of the weights."""
     dtype: torch.dtype = torch.float32
     """Type of its velocities."""
     frame_rate: float | None = None
-    """Frames of its videos per second."""
+    """Frames per second of its videos; None if unknown."""
 
     # Where it comes from, and what a plan or a rehearsal may know of it without its weights.
     pipe: Any = None
-    """The pipeline of diffusers, if it is one."""
+    """Its diffusers pipeline, if it has one."""
     folder: str | None = None
-    """Folder of its checkpoint."""
+    """Folder of its checkpoint, if it was loaded from one."""
     resizable: bool = False
-    """Has `tiny()` and `outline()`: the same classes at toy size, or whole without weights."""
+    """Whether it has `tiny()` and `outline()`: the same classes at toy size, or at full size without weights."""
     left_out: object | None = None
-    """Encoders that stay on disk until `encoding`; none: they are in memory, or there are none."""
+    """Loader of encoders that stay on disk until `encoding`; None if they are in memory, or there are none."""
     encoders: Sequence[str] = ()
-    """Components that are only needed to encode."""
+    """Names of the components that are only needed to encode."""
     decoders: Sequence[str] = ()
-    """Components that are only needed to decode."""
+    """Names of the components that are only needed to decode."""
     blocks: str | None = None
-    """Name of the repeated layers inside a network."""
+    """Name of the submodule with the repeated layers of a network."""
     typical_text: int | None = None
-    """Tokens of a prompt that a plan counts, where it is not always the same."""
+    """Tokens per prompt that a plan assumes, if the model computes with as many as a prompt has; else None."""
     own_monitors: Sequence[str] = ()
-    """Names of rewards that can judge any of its videos, of a made-up world."""
+    """Names of rewards that can judge any video of this model, whose world is made up."""
 
     @property
     def shard_blocks(self) -> Sequence[nn.Module]:
-        """Layers that are gathered, recomputed and compiled one by one; none: the network is one piece."""
+        """The layers that are gathered, recomputed and compiled one by one; empty if the network is one piece."""
         return ()
 
     @abstractmethod
     def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the shape of one sample, without the batch. Several tensors are one row (`core.latents`)."""
+        """Return the shape of one sample's latent, without the batch.
+
+        A latent of several tensors is packed into one row (`core.latents`).
+        """
 
     @abstractmethod
     def encode(self, prompts: Sequence[Prompt]) -> Condition:
-        """Encode prompts: tensors by name, each with the samples as first axis."""
+        """Return the network's inputs for a batch of prompts: tensors (B, …) by name."""
 
     @abstractmethod
     def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
-        r"""$v = dx/d\sigma$ at latents (B, …) and noise levels (B,), guidance included."""
+        r"""Return $v = dx/d\sigma$ (B, …) at latents `x` (B, …) and noise levels `sigma` (B,), guidance included."""
 
     @abstractmethod
     def decode(self, x0: Tensor) -> Tensor:
-        """Latents to uint8 frames (B, F, H, W, 3)."""
+        """Decode clean latents (B, …) into frames (B, F, H, W, 3), uint8."""
 
     @abstractmethod
     def save_pretrained(self, directory: str) -> None:
-        """Write the weights as the model's own library reads them, into a folder that is there."""
+        """Write the weights into an existing folder, in the format of the model's own library."""
 
     def render(self, x0: Tensor) -> Videos:
-        """What rewards judge. A model that makes sound as well gives it here."""
+        """Decode clean latents (B, …) into the videos that rewards judge. Override it in a model with sound."""
         return Videos(self.decode(x0), self.frame_rate)
 
     @contextmanager
@@ -178,82 +181,95 @@ class VideoModel(ABC):
 
     @property
     def guided(self) -> bool:
-        """Whether a second branch is asked."""
+        """Whether guidance evaluates a second branch."""
         return self.guidance_scale != 1.0
 
     def lacks(self, prompt: Prompt) -> bool:
-        """Say whether `encode` would have to load encoders for this prompt: they are left out, and it is not stored."""
+        """Return whether `encode` would have to load encoders for this prompt.
+
+        That is so if they are left out and the prompt's embeddings are not stored.
+        """
         return False
 
     def encoding(self) -> AbstractContextManager[None]:
-        """Hold encoders that are left out in memory inside the block; without it, each new prompt loads them again."""
+        """Keep encoders that are left out in memory inside the block.
+
+        Without it, each new prompt loads them again.
+        """
         return nullcontext()
 
     def place(self, device: torch.device, offload_device: torch.device | None = None) -> None:
-        """Move to the device; what can wait elsewhere waits at `offload_device`."""
+        """Move the model to `device`.
+
+        Parts that are not always needed, such as encoders, wait on `offload_device` if it is given.
+        """
         self.module.to(device)
 
     def share_sequence(self, sp: SequenceParallel) -> None:
-        """Let the processes of a video have its tokens in parts."""
+        """Prepare the network for processes that share a video, each with a part of its tokens."""
         raise UserError(f"parallel.sequence: {type(self).__name__} cannot share one video; use parallel.sequence=1")
 
     @classmethod
     def own_prompts(cls) -> Sequence[str]:
-        """All that may be asked of it; none: anything, so prompts must be given."""
+        """Return all prompts that the model understands; empty if it takes any, so that a recipe must give them."""
         return ()
 
     @classmethod
     def training_prompts(cls) -> Sequence[str]:
-        """Those of its own that post-training is given, where some are kept out of it."""
+        """Return those of `own_prompts` that post-training uses; others may be kept out of it."""
         return cls.own_prompts()
 
     @classmethod
     def prompt_tags(cls, prompt: str) -> Mapping[str, str]:
-        """What one of its own prompts is about, for tables by tag."""
+        """Return what one of `own_prompts` is about, as values by tag, for tables by tag."""
         return {}
 
     def blank_condition(self, batch: int) -> Condition | None:
-        """What `encode` would give, in size only; none if it must be asked."""
+        """Return a stand-in for what `encode` returns: tensors (batch, …) of the right size.
+
+        It is None if only `encode` itself knows the sizes.
+        """
         return None
 
 
 def networks(module: nn.Module) -> dict[str, nn.Module]:
-    """What is trained, by its name in a checkpoint: one transformer, or the experts of a mixture."""
+    """Return the trained networks by their names in a checkpoint: one transformer, or the experts of a mixture."""
     return dict(module.items()) if isinstance(module, nn.ModuleDict) else {"transformer": module}
 
 
 def whole(x: Tensor) -> Tensor:
-    """A result that processes hold parts of. Only for small ones, never for weights."""
+    """Return the full tensor of which each process holds a part. Only for small results, never for weights."""
     gathered: Tensor = x.full_tensor() if hasattr(x, "full_tensor") else x
     return gathered
 
 
 class Reward:
-    """Turns videos into scores. Derive from it, define `names` and `score`, and override the defaults that do not fit.
+    """The base class of rewards, which turn videos into scores.
 
-    Callers use nothing else of a reward, so a wrapper must pass all of it on.
+    Derive from it, define `names` and `score`, and override the defaults that do not fit. Callers use nothing else of a
+    reward, so a wrapper must pass all of it on.
     """
 
     names: Sequence[str] = ()
-    """Names of its scores. A class that knows them only once it is made leaves them out."""
+    """Names of its R scores. A class whose instances differ in their names leaves it empty."""
     groupwise: bool = False
-    """Compares the videos of a prompt, and needs all of them together."""
+    """Whether it compares the videos of a prompt, and needs all of them together."""
     uses_audio: bool = False
-    """Scores the audio track too; videos without audio get no score."""
+    """Whether it scores the audio track too; videos without audio then get no score."""
     wait_seconds: float = 0.0
-    """Seconds that callers have waited for its scores, since it was made."""
+    """Seconds that callers have waited for its scores, in total."""
     reasons: Mapping[int, str] = MappingProxyType({})
-    """Why videos of the last call are masked, by their number."""
+    """Why videos of the last call are masked, by their index in the batch."""
     lower_is_better: Sequence[str] = ()
-    """Those of its names where less is better."""
+    """Names of the scores of which less is better."""
     presets: Mapping[str, Mapping[str, float]] = MappingProxyType({})
-    """Sets of weights: by their own name, then by the name of the score."""
+    """Named sets of weights; each gives a weight by the name of a score."""
     not_trainable_because: str | None = None
-    """The reason why it may only be a monitor; None if it may be trained on."""
+    """Why it may only be a monitor; None if it may be trained on."""
     laboratory: bool = False
-    """Judges clips of a made-up world alone."""
+    """Whether it judges only clips of a made-up world."""
     device_bytes: int = 0
-    """Bytes of its weights, where a plan should count them."""
+    """Bytes of its weights that a plan counts."""
     follows_videos_device: bool = False
     """Whether its weights move to the device of the videos, unless its option `device` says otherwise. Those of other
     scorers stay on the host."""
@@ -263,7 +279,7 @@ class Reward:
         raise NotImplementedError(f"{type(self).__name__} does not say how it scores")
 
     def frame_indices(self, frames: int) -> Sequence[int] | None:
-        """Return the indices of the frames that it needs of a video with so many, or None for all.
+        """Return the indices of the frames that it needs from a video of `frames` frames, or None for all.
 
         Callers may black out the others.
         """
@@ -279,7 +295,7 @@ class Reward:
 
 
 class PromptSource(Protocol):
-    """Prompts by position: a resumed run asks for the position it had reached."""
+    """Prompts by position. A resumed run continues at the position that it had reached."""
 
     @property
     def fingerprint(self) -> str | None:
@@ -287,40 +303,43 @@ class PromptSource(Protocol):
         ...
 
     def __call__(self, start: int, count: int) -> Sequence[Prompt]:
-        """`count` prompts from position `start` on; positions never end."""
+        """Return `count` prompts, from position `start`. Positions never end."""
         ...
 
 
 class WeightsBank(Protocol):
-    """Named copies of the trainable weights: in memory, sharded, or as a LoRA adapter."""
+    """Named copies of the trainable weights: in memory, sharded, or as LoRA adapters."""
 
     def save(self, name: str, decay: float = 0.0) -> None:
-        """Copy the weights, or move the copy towards them: copy ← decay·copy + (1-decay)·weights."""
+        """Save the weights as copy `name`, or move that copy towards them.
+
+        copy ← decay·copy + (1-decay)·weights. A copy that does not exist yet becomes equal to the weights.
+        """
         ...
 
     def __contains__(self, name: str) -> bool:
-        """Whether there is a copy of that name."""
+        """Return whether there is a copy of that name."""
         ...
 
     def adopt(self, name: str) -> None:
-        """Make a copy the weights themselves, for good."""
+        """Overwrite the weights by copy `name`."""
         ...
 
     def using(self, name: str) -> AbstractContextManager[None]:
-        """The model with a copy in place of its weights, for a while."""
+        """Replace the model's weights by copy `name` inside the block."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """All copies, for a checkpoint."""
+        """Return the copies, for a checkpoint."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """All copies, from a checkpoint."""
+        """Restore the copies of a checkpoint."""
         ...
 
 
 class Comm(Protocol):
-    """The processes that share a run. Nothing else may depend on how many there are."""
+    """The messages between the processes of a run. Nothing else may depend on how many processes there are."""
 
     @property
     def replica(self) -> int:
@@ -343,11 +362,14 @@ class Comm(Protocol):
         ...
 
     def sum_sp(self, x: Tensor) -> Tensor:
-        """Return the sum of `x` over the processes that share a video. Each fills in its own part, and zeros."""
+        """Return the sum of `x` over the processes that share a video.
+
+        Each process fills in its own part of `x`, and zeros elsewhere.
+        """
         ...
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return `x` of all replicas, concatenated in their order; equal on all of them."""
+        """Return `x` of all replicas, concatenated in their order along the first axis; equal on all of them."""
         ...
 
     def mean(self, x: Tensor) -> Tensor:
@@ -355,15 +377,18 @@ class Comm(Protocol):
         ...
 
     def broadcast(self, x: Tensor, replica: int) -> Tensor:
-        """Return what `replica` has for `x`, which must have the same shape on all of them."""
+        """Return the `x` of one replica on all of them. It must have the same shape everywhere."""
         ...
 
     def set_last_backward(self, module: nn.Module, *, last: bool) -> None:
-        """Say whether the next backward pass is an update's last: sums over copies of the weights may wait for it."""
+        """Announce whether the next backward pass is an update's last.
+
+        Sums of gradients over copies of the weights may wait for the last one.
+        """
         ...
 
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
-        """Scale the gradients down to a norm of `limit`, and say what it was over all ranks."""
+        """Scale the gradients down to a norm of `limit`, and return the norm before, over all ranks."""
         ...
 
 

@@ -16,7 +16,10 @@ UNIT = math.sqrt(2.0)  # k of such a point: the KL of the trust region is then t
 
 
 def noise_levels(config: AlgorithmConfig, iteration: int) -> list[float]:
-    """Draw `policy.points` noise levels, one from each of as many equal parts of the sampler's time."""
+    """Draw `policy.points` noise levels of an iteration, from high to low.
+
+    Each comes from one of as many equal parts of the sampler's time.
+    """
     count = config.policy.points or 0
     rng = keyed_rng(config.seed, iteration, "noise levels")
     time = (torch.arange(count, dtype=torch.float64) + torch.from_numpy(rng.random(count))) / count
@@ -25,7 +28,14 @@ def noise_levels(config: AlgorithmConfig, iteration: int) -> list[float]:
 
 
 def renoise(model: VideoModel, path: Trajectory, levels: Sequence[float], keys: Sequence[Key]) -> Trajectory:
-    r"""Return the same videos with points $(1-\sigma)x_0 + \sigma z$ in place of steps; a key per video gives $z$."""
+    r"""Return the same videos with points $(1-\sigma)x_0 + \sigma z$ in place of the rollout's steps.
+
+    Args:
+        model: Gives the settings with which the points will be evaluated.
+        path: Trajectory of the videos $x_0$.
+        levels: The noise level $\sigma$ of each point. Points are numbered in this order, and have no velocity yet.
+        keys: Keys of the noise $z$, one per video.
+    """
     x0, points = path.x0, {}
     for n, sigma in enumerate(levels):
         z = keyed_noise(tuple(x0.shape[1:]), [(*key, "noised", n) for key in keys], x0.device)

@@ -1,4 +1,4 @@
-"""Sample videos along a kernel's table, and keep the points that are trained on."""
+"""Rollouts: videos that are sampled along a kernel's table, with the points that are trained on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ def keyed_rng(*key: int | str) -> np.random.Generator:
 
 
 def keyed_noise(shape: tuple[int, ...], keys: Sequence[Key], device: torch.device) -> Tensor:
-    """Draw standard normal noise (B, *shape), with one key per sample."""
+    """Draw standard normal noise (B, *shape) in float32, with one key per sample."""
     draws = np.stack([keyed_rng(*key).standard_normal(shape, dtype=np.float32) for key in keys])
     return torch.from_numpy(draws).to(device)
 
@@ -36,26 +36,29 @@ class Point:
     """
 
     x: Tensor
+    """Latents (B, …) before the step, or of the renoised videos."""
     sigma: float
+    """Noise level of `x`."""
     velocity: Tensor | None
     """Velocity of the old policy (B, …); None where the policy itself is the old one."""
     noise: Tensor
+    r"""The step's noise $\varepsilon$, or $z$ of the renoised videos (B, …)."""
     b: float
-    """Weight of the velocity in the step."""
+    """Weight of the velocity in the step; 0 without a step."""
     k: float
-    """$k = b/s$: all that log-ratio and KL need."""
+    r"""$k = b/s$, with the size $s$ of the step's noise: all that log-ratio and KL need. $\sqrt2$ without a step."""
     scale: float = 1.0
     """Weight of the log-ratio."""
 
     @property
     def stored(self) -> Tensor:
-        """Return the old policy's velocity, which must have been evaluated."""
+        """The old policy's velocity (B, …); an error where it was not evaluated."""
         if self.velocity is None:
             raise RuntimeError("the old policy was not evaluated at this point")
         return self.velocity
 
     def rows(self, rows: list[int]) -> "Point":
-        """Return the point of some videos of the batch, by index."""
+        """Return the point with only the videos `rows` of the batch, by index."""
         velocity = None if self.velocity is None else self.velocity[rows]
         return replace(self, x=self.x[rows], velocity=velocity, noise=self.noise[rows])
 
@@ -70,23 +73,31 @@ class Point:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One batch of rollouts along one table, with the points that are trained on, by step or by their own number."""
+    """A batch of rollouts along one table, with the points that are trained on."""
 
     table: KernelTable
     condition: Condition
     points: dict[int, Point]
+    """The trained points by step of the table, or by their own number if the videos are renoised."""
     x0: Tensor
+    """The clean latents (B, …) at the end."""
     forward_settings: Mapping[str, str]
-    """What the rollout's forward passes depended on, to compare a replay with."""
+    """What the forward passes depended on besides their inputs, to compare with a replay."""
 
 
 def velocity_at(model: VideoModel, x: Tensor, sigma: float, condition: Condition) -> Tensor:
-    """Return the velocity (B, …) at one noise level. Rollout, replay and references all evaluate the network here."""
+    """Return the velocity (B, …) of latents `x` (B, …) at one noise level.
+
+    Rollout, replay and references all evaluate the network here.
+    """
     return model.velocity(x, x.new_full((len(x),), sigma), condition)
 
 
 def velocities(model: VideoModel, trajectory: Trajectory, steps: Sequence[int]) -> list[Tensor]:
-    """Return the velocities (B, …) at several points of a trajectory, evaluated in one forward pass."""
+    """Return the velocities at several points of a trajectory, one tensor (B, …) for each of `steps`.
+
+    They are evaluated in one forward pass.
+    """
     points = [trajectory.points[step] for step in steps]
     if len(points) == 1:
         return [velocity_at(model, points[0].x, points[0].sigma, trajectory.condition)]
@@ -116,14 +127,23 @@ class State(NamedTuple):
     """A batch of videos between two steps."""
 
     x: Tensor
+    """The noisy latents (B, …)."""
     clean: Tensor
-    """The network's estimate of the clean video, one step before."""
+    """The network's estimate of the clean latents (B, …) at the step before; the initial noise before the first."""
 
 
 def walk(
     model: VideoModel, state: State, condition: Condition, table: KernelTable, steps: range, samples: Sequence[Key]
 ) -> tuple[State, dict[int, Point]]:
     r"""Take some steps of a table, $x' = a\,x + b\,v + e\,\hat x_0^- + s\,\varepsilon$, in float32.
+
+    Args:
+        model: Evaluated once per step.
+        state: Where the batch begins.
+        condition: The network's inputs for the batch, besides latents and noise levels.
+        table: Has the coefficients $a$, $b$, $e$ and $s$ of each step.
+        steps: The steps to take, as indices into the table.
+        samples: Keys of the noise $\varepsilon$, one per video.
 
     Returns:
         The state after them, and a `Point` for each stochastic step.
@@ -143,10 +163,10 @@ def walk(
 
 
 class Prefixes:
-    """Caches the latents at the end of the deterministic prefix, so that a group computes it once.
+    """A cache of the latents at the end of the deterministic prefix, so that a group computes it once.
 
-    Before its first stochastic step, a rollout is the ODE's. Rollouts that begin with the same noise share that part,
-    once per process. The groups of the last batch stay in the cache, because a group may span several batches.
+    Before its first stochastic step, a rollout follows the ODE. Rollouts that begin with the same noise share that
+    part, once per process. The groups of the last batch stay in the cache, because a group may span several batches.
     """
 
     def __init__(self) -> None:
@@ -155,7 +175,15 @@ class Prefixes:
     def reach(
         self, model: VideoModel, x: Tensor, condition: Condition, table: KernelTable, keys: Sequence[Key]
     ) -> State:
-        """Return the states of a batch at its first stochastic step, from its initial noise `x` (B, …)."""
+        """Return the states of a batch at its first stochastic step.
+
+        Args:
+            model: Evaluated for each key that is not in the cache.
+            x: Initial noise (B, …).
+            condition: The network's inputs for the batch, besides latents and noise levels.
+            table: Its first `table.prefix` steps are taken.
+            keys: Keys of the initial noise, one per video.
+        """
         new = {key: row for row, key in enumerate(keys) if key not in self.held}
         if new:
             rows = list(new.values())  # plain numbers: a condition may have parts on the host
@@ -175,15 +203,15 @@ def sample(
     samples: Sequence[Key],
     prefixes: Prefixes | None = None,
 ) -> Trajectory:
-    """Sample a batch of videos along the whole table.
+    """Sample a batch of videos along the whole table, and return their trajectory.
 
     Args:
         model: Evaluated, and not changed.
         prompts: One per video, all with latents of one shape.
-        table: Of a kernel, by `kernel_table`.
+        table: Table of a kernel, made by `kernel_table`.
         initial: Keys of the noise to start from, one per video.
         samples: Keys of the noise along the way, one per video.
-        prefixes: Of videos that share prompt and initial noise: their common part is computed once.
+        prefixes: A cache for videos that share prompt and initial noise: their common part is computed once.
     """
     shapes = {model.latent_shape(prompt) for prompt in prompts}
     if len(shapes) > 1:

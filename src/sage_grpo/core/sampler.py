@@ -23,7 +23,7 @@ def generate(model: VideoModel, prompts: Sequence[Prompt], config: RecipeConfig,
         seeds: One per video, of its initial noise.
 
     Returns:
-        Latents for `model.decode`.
+        Latents (N, …) of the N videos, for `model.decode` or `model.render`.
     """
     s, size = config.sampling, config.policy.batch_size
     table = kernel_table("ode", sigma_schedule(s.steps, s.shift), 0.0, s.order)
@@ -33,16 +33,26 @@ def generate(model: VideoModel, prompts: Sequence[Prompt], config: RecipeConfig,
 
 
 def rank_indices(count: int, comm: Comm) -> list[int]:
-    """Return the indices, among `count` videos, of those that this rank makes; as many as on every other rank.
+    """Return the indices, among `count` videos, of those that this rank makes.
 
-    FSDP's all-gathers are collective, so a rank with none left makes the last one again.
+    All ranks make equally many, because FSDP's all-gathers are collective: a rank with none left makes the last one
+    again.
     """
     rounds = -(-count // comm.num_replicas)
     return [min(comm.replica + i * comm.num_replicas, count - 1) for i in range(rounds)]
 
 
 def gather_videos(made: Videos, count: int, comm: Comm, *, keep: bool) -> Videos | None:
-    """Return all videos on the host of a rank that keeps them. They travel one by one: no device has room for all."""
+    """Return all videos on the host of a rank with `keep`, and None on the others.
+
+    Videos travel one by one, because no device has room for all.
+
+    Args:
+        made: The videos of this rank, in the order of `rank_indices`.
+        count: Number of all videos.
+        comm: Its ranks call this together.
+        keep: Whether this rank wants them.
+    """
     frames, sounds = list[Tensor](), list[Tensor]()
     for i in range(count):
         for own, held in ((made.frames, frames), (made.sound, sounds)):

@@ -1,4 +1,4 @@
-"""Scores of videos, and the one rule of what a failed score is: a mask, never a number."""
+"""Scores of videos, and the one rule for a failed score: it is a mask, never a number."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ LARGEST = 1e30  # of a score; squares of larger ones overflow, and advantages wi
 
 @dataclass(frozen=True)
 class Scores:
-    """One row per video, one column per named score. Where `valid` is false the value means nothing.
+    """Scores of videos: one row per video, one column per named score.
 
-    The one place that decides what a failure is: a number that is not finite, or beyond `LARGEST`, is never
-    valid, whoever says so.
+    Where `valid` is false, the value means nothing. This class alone decides what a failure is: a number that is not
+    finite, or beyond ±`LARGEST`, is never valid, whatever the given mask says.
     """
 
     values: Tensor
@@ -31,24 +31,24 @@ class Scores:
 
     @classmethod
     def of(cls, values: Tensor) -> Self:
-        """Failed where the values are not finite, or larger than a score may be."""
+        """Return scores `values` (B, R), failed where they are not finite or beyond ±`LARGEST`."""
         return cls(values, torch.ones_like(values, dtype=torch.bool))
 
     @classmethod
     def failed(cls, videos: int, scores: int) -> Self:
-        """None of them could be scored."""
+        """Return scores (videos, scores) that are all failed."""
         return cls.of(torch.full((videos, scores), torch.nan, dtype=torch.float64))
 
     @classmethod
     def rows(cls, parts: Sequence["Scores"]) -> Self:
-        """The same scores of more videos."""
+        """Concatenate the same scores of several batches of videos: (B₁ + B₂ + …, R)."""
         return cls(torch.cat([part.values for part in parts]), torch.cat([part.valid for part in parts]))
 
     @classmethod
     def columns(cls, parts: Sequence["Scores"]) -> Self:
-        """More scores of the same videos."""
+        """Concatenate different scores of the same videos: (B, R₁ + R₂ + …)."""
         return cls(torch.cat([part.values for part in parts], 1), torch.cat([part.valid for part in parts], 1))
 
     def on_host(self) -> "Scores":
-        """In double precision: what is summed and compared."""
+        """Return the scores on the host in float64, as they are summed and compared."""
         return Scores(self.values.double().cpu(), self.valid.cpu())

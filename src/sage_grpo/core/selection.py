@@ -1,4 +1,4 @@
-"""Which videos of an iteration are trained on: packed into batches like the rollout's, as many on every rank."""
+"""The choice of an iteration's videos to train on, packed into batches of the rollout's size, as many on every rank."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,31 +12,40 @@ from sage_grpo.core.rollout import Point, Trajectory
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """Videos that one forward pass trains on, from the rollout to the loss."""
+    """A batch of videos that one forward pass trains on, from the rollout to the loss."""
 
     trajectory: Trajectory
     """Latents (B, …) and their trained points."""
     advantage: Tensor
-    """(B,)."""
+    """Advantage of each video (B,)."""
     weight: Tensor
-    """(B,): 1, or 0 for a video that was masked or fills up the batch."""
+    """Weight of each video (B,): 1, or 0 if it is not trained on or fills up the batch."""
     steps: Sequence[int] = ()
-    """The points that an update trains, in order."""
+    """Keys of the trajectory's points that an update trains, in order."""
 
     def rows(self, rows: list[int]) -> "TrainBatch":
-        """Return the batch of some of its videos, by index."""
+        """Return the batch with only the videos `rows`, by index."""
         return replace(
             self, trajectory=rows_of(self.trajectory, rows), advantage=self.advantage[rows], weight=self.weight[rows]
         )
 
 
 def has_signal(advantage: Tensor) -> Tensor:
-    """Return which groups (P,) tell a better video from a worse one, from advantages (P, G)."""
+    """Return a mask (P,) of the groups whose advantages (P, G) are not all 0 up to rounding.
+
+    The others do not tell a better video from a worse one.
+    """
     return advantage.abs().amax(1) >= 1e-6
 
 
 def best_and_worst(advantage: Tensor, used: Tensor, count: int | None) -> Tensor:
-    """Return a mask (P, G) of the `count` best and worst usable videos of each group; of all usable ones without it."""
+    """Return a mask (P, G) of the `count` best and the `count` worst videos of each group.
+
+    Args:
+        advantage: (P, G).
+        used: (P, G), boolean: the videos that may be chosen.
+        count: None chooses all of `used`.
+    """
     if count is None:
         return used
     order = torch.where(used, advantage, torch.nan).argsort(1)  # NaN comes last
@@ -45,7 +54,7 @@ def best_and_worst(advantage: Tensor, used: Tensor, count: int | None) -> Tensor
 
 
 def rows_of(path: Trajectory, rows: list[int]) -> Trajectory:
-    """Return the trajectory of some videos of a batch, by index."""
+    """Return the trajectory with only the videos `rows` of the batch, by index."""
     # plain numbers: a condition may have parts on the host
     points = {step: point.rows(rows) for step, point in path.points.items()}
     condition = {name: value[rows] for name, value in path.condition.items()}
@@ -53,7 +62,7 @@ def rows_of(path: Trajectory, rows: list[int]) -> Trajectory:
 
 
 def concatenate(batches: Sequence[TrainBatch]) -> TrainBatch:
-    """Return several batches as one; they have the same table, and conditions of the same shape."""
+    """Join several batches into one; they must have the same table, and conditions of the same shape."""
     paths = [batch.trajectory for batch in batches]
     first = paths[0]
     points = {step: Point.concatenate([path.points[step] for path in paths]) for step in first.points}
@@ -63,10 +72,11 @@ def concatenate(batches: Sequence[TrainBatch]) -> TrainBatch:
 
 
 def pack(batches: Sequence[TrainBatch], comm: Comm) -> list[TrainBatch]:
-    """Leave out the videos of weight 0, in batches of the same size: replay then computes what the rollout did.
+    """Leave out the videos of weight 0, and return the others in batches of the rollout's size.
 
-    Videos of weight 0 fill up a batch that is too small. A rank with fewer batches than another repeats one with
-    weight 0: FSDP's all-gathers are collective, so all ranks must run the same number of forward passes.
+    Replay then computes what the rollout did. Videos of weight 0 fill up a batch that is too small. A rank with fewer
+    batches than another repeats one with weight 0: FSDP's all-gathers are collective, so all ranks must run the same
+    number of forward passes.
     """
     size = len(batches[0].weight)
     kept: dict[tuple[object, ...], list[TrainBatch]] = {}
@@ -83,7 +93,7 @@ def pack(batches: Sequence[TrainBatch], comm: Comm) -> list[TrainBatch]:
 
 
 def _refill(batches: Sequence[TrainBatch], size: int) -> list[TrainBatch]:
-    """Return batches of `size` videos each."""
+    """Return all videos in batches of `size`; repeated videos of weight 0 fill up the last one."""
     full = [batch for batch in batches if len(batch.weight) == size]
     rest = [batch for batch in batches if len(batch.weight) < size]
     if not rest:

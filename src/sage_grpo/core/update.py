@@ -20,17 +20,18 @@ COLUMNS = ("weight", "loss", "ratio", "log_ratio_sq", "clip_frac", "kl_anchor", 
 
 @dataclass(frozen=True)
 class UpdateStep:
-    """What one optimizer update needs besides its batches; the same on all ranks."""
+    """The settings of one optimizer update besides its batches, the same on all ranks."""
 
     objective: Objective
     step_weights: Tensor
-    """The equalizer's weight of each timestep (T,)."""
+    """Weight of each timestep (T,), by the equalizer or the objective."""
     kl_weight: float
     """λ, the weight of the trust region."""
     samples: int
-    """Videos of weight 1 on all ranks: the loss is a mean over them, so masks do not change its scale."""
+    """Number of videos that the loss is a mean over, on all ranks. Masked videos are not among them, so masks do not
+    change its scale."""
     anchor_places: Collection[int] = ()
-    """At which of a batch's `steps` the anchor is evaluated, by their place in the list."""
+    """Indices into a batch's `steps` at which the anchor is evaluated."""
     on_policy: bool = False
     """Whether the weights are still those of the rollout. The old velocity is then the network's own output, and the
     ratio exactly 1, even where replay rounds differently."""
@@ -38,7 +39,10 @@ class UpdateStep:
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What one optimizer update saw, averaged over samples; `per_step` has one row a trained timestep."""
+    """The result of one optimizer update.
+
+    `per_step` has a list for each name in `COLUMNS`, with the mean over videos at each timestep of `steps`.
+    """
 
     stepped: bool
     grad_norm: float
@@ -59,7 +63,7 @@ def update(
     bank: WeightsBank,
     comm: Comm,
 ) -> UpdateResult:
-    """Train on the timesteps of all batches, and let the optimizer step once.
+    """Train on the timesteps of all batches with one step of the optimizer, and return what it saw.
 
     The loss is a mean over samples and timesteps. If the loss or the gradient is not finite on any rank, no rank steps.
     """
@@ -111,7 +115,16 @@ def update(
 
 
 def trained_steps(steps: Sequence[int], config: AlgorithmConfig, *key: int | str) -> list[list[int]]:
-    """Draw the timesteps that one pass over a rollout trains, in order, split into its optimizer updates."""
+    """Draw the timesteps that one pass over a rollout trains, and split them into its optimizer updates.
+
+    Args:
+        steps: The timesteps to draw from.
+        config: Gives their share and order, and the number of updates.
+        key: Makes the draw the same on all ranks.
+
+    Returns:
+        For each update, the timesteps that it trains, in order.
+    """
     rng, policy = keyed_rng(config.seed, *key, "timesteps"), config.policy
     order = rng.permutation(len(steps))[: config.trained_steps].tolist()
     order = order if policy.permute_timesteps else sorted(order)
@@ -140,15 +153,15 @@ class TrustRegion:
     """KL of the policy at one timestep, a number per video (B,)."""
 
     anchor: Tensor
-    """To the anchor; 0 where that is not evaluated."""
+    """KL to the anchor, divided by `kl.share`; 0 where the anchor is not evaluated."""
     old: Tensor
-    """To the policy that made the rollout."""
+    """KL to the policy that made the rollout."""
     penalty: Tensor
-    """Their weighted sum, which λ multiplies."""
+    """The weighted sum of both, which λ multiplies."""
 
 
 def trust_region(inputs: LossInputs, config: AlgorithmConfig) -> TrustRegion:
-    """Return the KLs that hold the policy, whatever its objective is."""
+    """Return the KLs (B,) of the policy to its two references; they are the same for every objective."""
     reduction, trust, v, k = config.policy.reduction, config.kl, inputs.velocity, inputs.k
     old = kl(v, inputs.old, k, reduction)
     if trust.estimator == "sampled":

@@ -1,4 +1,4 @@
-"""Which steps of a rollout are stochastic, and how many forward passes it takes: the same on all ranks."""
+"""The windows of stochastic steps in rollouts, and the forward passes that these need, the same on all ranks."""
 
 from torch import Tensor
 
@@ -9,9 +9,17 @@ from sage_grpo.math.schedule import short_tail, sigma_schedule, stochastic_windo
 
 
 def full_table(sampling: SamplingConfig, *, explores: bool = True) -> KernelTable:
-    """Return the kernel table of a rollout whose steps are all stochastic.
+    """Return the kernel table of a rollout whose steps are all stochastic, without a window.
 
-    The last step is not where the recipe says so. Where the rollout does not explore, no step needs to be."""
+    The last step is deterministic if `sampling.last_step` is `ode`.
+
+    Args:
+        sampling: Names the kernel, its noise and the steps.
+        explores: Whether the rollout needs noise to learn from. If not, no step needs to be stochastic.
+
+    Raises:
+        ValueError: The rollout explores, but no step has noise.
+    """
     table = _table(sampling, sigma_schedule(sampling.steps, sampling.shift))
     if explores and not table.stochastic.any():
         raise ValueError(f"kernel {sampling.kernel!r} with eta={sampling.eta} has no noise to learn from; raise eta")
@@ -26,20 +34,20 @@ def _table(sampling: SamplingConfig, sigmas: Tensor) -> KernelTable:
 
 
 def my_samples(rollouts: int, world: int, rank: int) -> range:
-    """Which of an iteration's rollouts are this rank's."""
+    """Return the indices of the rollouts of an iteration that belong to this rank, among `world` ranks."""
     share = rollouts // world
     return range(rank * share, (rank + 1) * share)
 
 
 class Windows:
-    """The tables of a run's rollouts. Outside its window a rollout is the plain ODE's.
+    """The kernel tables of a run's rollouts. Outside its window, a rollout follows the plain ODE.
 
     With an objective on renoised videos there is no window, and the whole rollout is deterministic.
 
     Args:
-        config: Its `sampling.window` says where windows lie.
-        world: How many ranks share an iteration's rollouts.
-        experts: Networks that the model uses in turn, by noise level.
+        config: Its `sampling.window` says where windows are.
+        world: Number of ranks (replicas) that share an iteration's rollouts.
+        experts: Number of networks that the model uses in turn, by noise level.
     """
 
     def __init__(self, config: AlgorithmConfig, world: int = 1, experts: int = 1) -> None:
@@ -60,7 +68,7 @@ class Windows:
         self.share_prefixes = sampling.shared_initial_noise and in_step
 
     def starts(self, iteration: int) -> list[int]:
-        """The first stochastic step of each prompt of an iteration."""
+        """Return the first stochastic step of each prompt of an iteration."""
         window, places, prompts = self.config.sampling.window, self.places, self.config.policy.prompts_per_iteration
         if not self.explores:
             return [0] * prompts
@@ -73,13 +81,16 @@ class Windows:
         return drawn * (prompts // len(keys))
 
     def tables(self, iteration: int) -> list[KernelTable]:
-        """Return the kernel table of each prompt."""
+        """Return the kernel table of each prompt of an iteration."""
         starts = self.starts(iteration)
         made = {start: self.table(start) for start in set(starts)}
         return [made[start] for start in starts]
 
     def table(self, start: int) -> KernelTable:
-        """Return the table of a rollout whose window begins at `start`. Up to its end the steps are those of `full`."""
+        """Return the table of a rollout whose window begins at `start`.
+
+        Up to the end of the window, its noise levels are those of `full`. After it, steps may be fewer and longer.
+        """
         sampling, size = self.config.sampling, self.config.sampling.window_size
         if not self.explores:
             return self.full
@@ -87,7 +98,7 @@ class Windows:
         return table.ode_outside(stochastic_window(len(table), size, start) & table.stochastic)
 
     def passes(self, iteration: int) -> list[list[int]]:
-        """Return each rank's forward passes of a rollout, as numbers of videos.
+        """Return the forward passes of a rollout: a list for each rank, with the number of videos in each pass.
 
         A rank computes the prefix of a group once. If it needs fewer passes than another rank, it adds passes of one
         video, because FSDP's all-gathers are collective.

@@ -1,1 +1,1 @@
-"""Where prompts come from: files of any length, datasets, lists."""
+"""Sources of prompts: files of any length, datasets and lists."""

@@ -22,18 +22,18 @@ FEISTEL_HALF = 4  # bits, at least: on halves of one or two bits some orders of 
 
 
 class PromptError(UserError, ValueError):
-    """Prompts that cannot be read: what is wrong, where, and the nearest fix."""
+    """Raised when prompts cannot be read; the message says what is wrong, where, and the nearest fix."""
 
 
 class Rows(Protocol):
-    """What a format offers; it has checked every row when it is made."""
+    """The rows of a source, by number. Each format checks every row when it is made."""
 
     def __len__(self) -> int: ...
     def row(self, index: int) -> Row: ...
 
 
 def permuted(index: int, size: int, key: bytes) -> int:
-    """Where a keyed permutation of range(size) sends `index`: a Feistel network, so there is no table of it."""
+    """Return where a keyed permutation of range(size) sends `index`. It is a Feistel network, which needs no table."""
     half = max(FEISTEL_HALF, (size - 1).bit_length() + 1 >> 1)
     while True:
         left, right = index >> half, index & (1 << half) - 1
@@ -71,14 +71,14 @@ def checked_text(row: Mapping[str, Any], column: str, where: str) -> str:
 
 
 def check_image(row: Mapping[str, Any], folder: Path, where: str) -> None:
-    """Raise for a missing picture now, not in the middle of a run."""
+    """Refuse a row whose image file is missing, now and not in the middle of a run."""
     image = row.get("image")
     if isinstance(image, str) and image and not (folder / image).is_file():
         raise PromptError(f"{where}: no image {image!r}; its path is relative to {folder}, URLs are not fetched")
 
 
 class LineRows:
-    """A text file. The scan keeps where each record starts, in a nameless file on disk."""
+    """The rows of a text file. A scan stores where each record starts in a temporary file, not in memory."""
 
     fix = ""
 
@@ -111,7 +111,10 @@ class LineRows:
                 raise PromptError(f"{where}: not UTF-8; save the file as UTF-8") from error
 
     def parse(self, lines: Iterator[str]) -> Iterator[Row | None]:
-        """Records, and None for what is skipped; never a line ahead of the record. Here: plain text."""
+        """Yield the records, and None for what is skipped, without reading a line ahead of the record.
+
+        This class reads plain text, with a prompt per line.
+        """
         for line in lines:
             yield {self.column: line.rstrip("\r\n")} if line.strip() else None
 
@@ -153,7 +156,7 @@ class CsvRows(LineRows):
 
 
 class ParquetRows:
-    """One row group in memory at a time."""
+    """The rows of a Parquet file, with one row group in memory at a time."""
 
     def __init__(self, path: Path, column: str) -> None:
         try:
@@ -189,7 +192,7 @@ class ParquetRows:
 
 
 class ObjectRows:
-    """A list or a dataset, left where it is."""
+    """The rows of a list or a dataset, which is not copied."""
 
     def __init__(self, source: Any, column: str) -> None:
         self.source, self.column, digest = source, column, sha256()
@@ -256,7 +259,7 @@ def digest_of(path: Path) -> str:
 
 
 class Prompts:
-    """A `PromptSource`: position p is in epoch p // N, at place p % N of that epoch's order."""
+    """A `PromptSource` of N rows: position p is in epoch p // N, at place p % N of that epoch's order."""
 
     def __init__(self, source: Any, seed: int, shuffle: bool, column: str) -> None:
         self.seed, self.shuffle, self.column = int(seed), shuffle, column  # int: the repr of np.int64(0) is another
@@ -295,7 +298,7 @@ class Prompts:
 
 
 class PromptFunction:
-    """A function of your own as a source. What it will return nobody can know, so a resume does not compare it."""
+    """A function of your own as a `PromptSource`. Nobody knows its prompts ahead, so a resume does not compare them."""
 
     fingerprint = None
 
@@ -309,5 +312,15 @@ class PromptFunction:
 def open_prompts(
     source: str | PathLike[str] | Any, *, seed: int = 0, shuffle: bool = True, column: str = "prompt"
 ) -> Prompts:
-    """Prompts of a .txt, .jsonl, .csv or .parquet file, a dataset or a list; every record is checked now."""
+    """Return the prompts of a .txt, .jsonl, .csv or .parquet file, a dataset or a list. Every record is checked now.
+
+    Args:
+        source: A path, a `datasets.Dataset`, or a list of texts or dicts.
+        seed: Gives the order of each epoch.
+        shuffle: Use another order in each epoch, instead of that of the source.
+        column: Of the texts, where the source has columns.
+
+    Raises:
+        PromptError: A record cannot be used; the message says which, why, and the nearest fix.
+    """
     return Prompts(source, seed, shuffle, column)

@@ -1,1 +1,1 @@
-"""Where things run: devices, and later the processes that share a run."""
+"""Devices, and the processes that share a run: their layout, shards, checkpoints and failures."""

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there, written by every process for its own shards and read in any layout.
+"""Checkpoints that are complete or not there. Every process writes its own shards, and any layout can read them.
 
 A checkpoint is a folder: tensors in the format of torch's distributed checkpoints (DCP), everything else as JSON, and a
 manifest with the hash of each file, written last. No pickle can run: the index of tensors is JSON, and torch reads
@@ -42,15 +42,15 @@ Root = str | Path  # a folder, or a URL that fsspec knows
 
 
 class DamagedCheckpoint(UserError, RuntimeError):
-    """A checkpoint whose files are missing or are not those that were written."""
+    """Raised when files of a checkpoint are missing or are not those that were written."""
 
 
 class CheckpointError(UserError, RuntimeError):
-    """A checkpoint could not be written."""
+    """Raised when a checkpoint cannot be written."""
 
 
 def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Nested state as JSON; tensors go into `tensors` and leave a reference."""
+    """Return nested state in a form for JSON. Its tensors are put into `tensors`, with references in their place."""
     if isinstance(value, Tensor):
         tensors[path] = value.detach()
         return {"tensor": path, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
@@ -64,7 +64,7 @@ def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def saved_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What of a state goes into DCP's files, by its place."""
+    """Return the tensors of a state, which go into DCP's files, by their path in it."""
     tensors: dict[str, Tensor] = {}
     _pack(state, "state", tensors)
     return tensors
@@ -83,7 +83,7 @@ def _unpack(packed: Mapping[str, Any], tensor: Callable[[Mapping[str, Any]], Any
 
 
 class Saver:
-    """Writes while training continues: `save` returns when the state is copied. Every process calls it alike."""
+    """A writer of checkpoints while training continues. Every process must make the same calls."""
 
     def __init__(
         self, root: Root, keep: int = 2, processes: Processes | None = None, keep_every: int | None = None
@@ -95,7 +95,10 @@ class Saver:
         self._pending: Future[None] | None = None
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Begin `step-00000010` below the root; an earlier one is finished first, and its failure raised."""
+        """Begin the checkpoint of iteration `step` below the root, such as `step-00000010`; return when it is copied.
+
+        The one before is finished first, and its failure raised.
+        """
         self.wait()
         tensors: dict[str, Tensor] = {}
         packed = json.dumps(_pack(state, "state", tensors)).encode()
@@ -119,7 +122,7 @@ class Saver:
         thread.shutdown(wait=False)  # it ends with its work
 
     def wait(self) -> None:
-        """Until the last checkpoint is in place."""
+        """Wait until the last checkpoint is in place, and raise its failure."""
         pending, self._pending = self._pending, None
         if pending:
             pending.result()
@@ -155,16 +158,23 @@ class Saver:
             self._retire()
 
     def _retire(self) -> None:
-        """Remove the oldest, except every so many-th. If that fails, the new one is there all the same."""
+        """Remove all checkpoints except the newest `keep` and those of every `keep_every`-th iteration.
+
+        One without a manifest was never finished. It is removed too, and does not count among those that are kept. A
+        failure is only logged, because the new checkpoint is there all the same.
+        """
         try:
-            for old in self.storage.steps()[: -self.keep]:
-                if not self.keep_every or step_of(old) % self.keep_every:
+            steps = self.storage.steps()
+            whole = [step for step in steps if self.storage.names(step, MANIFEST)]
+            kept = {*whole[-self.keep :], *(s for s in whole if self.keep_every and step_of(s) % self.keep_every == 0)}
+            for old in steps:
+                if old not in kept:
                     self.storage.remove(old)
         except Exception as error:
             log.warning("an old checkpoint in %s could not be removed: %s", self.storage.root, _reason(error))
 
     def _agree(self, step: int, problems: list[str | None], work: str = "") -> None:
-        """What went wrong for one process stops all of them."""
+        """Raise a CheckpointError on all processes if something went wrong for one of them."""
         failure = next((problem for problem in problems if problem), None)
         if not failure:
             return
@@ -180,7 +190,7 @@ class Saver:
 
 
 def _reason(error: BaseException) -> str:
-    """The first cause in words: DCP wraps what a process met in exceptions of its own."""
+    """Return the first cause of an error in words. DCP wraps the errors of processes in exceptions of its own."""
     failures = getattr(error, "failures", None)
     if failures:
         return _reason(next(iter(failures.values()))[0])
@@ -197,12 +207,12 @@ def step_of(name: str) -> int:
 
 
 def checkpoints(root: Root) -> list[str]:
-    """Oldest first."""
+    """Return the names of the checkpoints below a root, the oldest first."""
     return Storage(root).steps()
 
 
 def _problem(storage: Storage, name: str, processes: Processes | None) -> str | None:
-    """What is wrong with a checkpoint: each process reads some of its files."""
+    """Return what is wrong with a checkpoint, or None. Each process checks some of its files."""
     try:
         hashes: dict[str, str] = json.loads(storage.read(f"{name}/{MANIFEST}"))["sha256"]
         files = sorted(hashes)
@@ -224,7 +234,17 @@ def _problem(storage: Storage, name: str, processes: Processes | None) -> str | 
 def load_checkpoint(
     root: Root, name: str, processes: Processes | None = None, sharded: Sharded = lambda path: False
 ) -> dict[str, Any]:
-    """Check every hash, each process some of them, then read this process's shards in today's layout."""
+    """Return the state of a checkpoint, its shards in the layout of the processes that read it.
+
+    Args:
+        root: A folder, or a URL that fsspec knows.
+        name: Of the checkpoint, such as `step-00000010`.
+        processes: Each of them checks the hashes of some files; None for a single process.
+        sharded: Whether a tensor, by its path in the state, is cut like the weights.
+
+    Raises:
+        DamagedCheckpoint: A file is missing or is not the one that was written.
+    """
     storage = Storage(root)
     problem = _problem(storage, name, processes)
     damage = next((p for p in (processes.everybody(problem) if processes else [problem]) if p), None)
@@ -253,7 +273,7 @@ def load_checkpoint(
 
 
 def _shards(shape: list[int], dtype: torch.dtype, mesh: DeviceMesh) -> DTensor:
-    """Room for this process's part, cut as FSDP2 cuts weights: along the first axis, copied along `replicate`."""
+    """Return an empty tensor, sharded as FSDP2 shards weights: along the first axis, copied along `replicate`."""
     placements = [Replicate(), Shard(0)] if mesh.ndim == 2 else [Shard(0)]
     return empty_shards(*shape, dtype=dtype, device_mesh=mesh, placements=placements)
 
@@ -261,7 +281,13 @@ def _shards(shape: list[int], dtype: torch.dtype, mesh: DeviceMesh) -> DTensor:
 def load_newest(
     root: Root, processes: Processes | None = None, sharded: Sharded = lambda path: False
 ) -> tuple[str, dict[str, Any], list[str]] | None:
-    """The newest whole checkpoint by name, and what was wrong with those passed over."""
+    """Return name and state of the newest whole checkpoint, and what was wrong with those passed over.
+
+    Return None where there is no checkpoint.
+
+    Raises:
+        DamagedCheckpoint: There are checkpoints, but none is whole.
+    """
     problems: list[str] = []
     for name in reversed(checkpoints(root)):
         try:

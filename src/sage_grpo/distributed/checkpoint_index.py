@@ -1,4 +1,4 @@
-"""Where each tensor lies in the files of a checkpoint, as JSON: DCP has it in a pickle, which could run code."""
+"""The index of tensors in the files of a checkpoint, as JSON. DCP writes it as a pickle, which could run code."""
 
 import json
 from typing import Any, Protocol
@@ -24,7 +24,10 @@ class Files(Protocol):
 
 
 def to_json(metadata: Metadata, locations: dict[MetadataIndex, _StorageInfo]) -> bytes:
-    """Return type, shape and pieces of every tensor. A piece has offset, shape, file, place and length there."""
+    """Return the index of a checkpoint as JSON: type, shape and pieces of every tensor.
+
+    A piece is a list of its offset in the tensor, its shape, its file, and its position and length in the file.
+    """
     tensors: dict[str, Any] = {}
     for name, kind in metadata.state_dict_metadata.items():
         if not isinstance(kind, TensorStorageMetadata):
@@ -58,7 +61,10 @@ def from_json(data: bytes) -> Metadata:
 
 
 class IndexedWriter(FileSystemWriter):
-    """DCP's, with the index as JSON. It goes before the class of a storage of its own, such as fsspec's."""
+    """DCP's writer, with the index as JSON.
+
+    A class for another storage, such as fsspec's, must name it before the storage's own writer among its bases.
+    """
 
     files: Files
     folder: str

@@ -1,4 +1,4 @@
-"""The one place that decides on a device. Nothing else names one."""
+"""The choice of a run's device, and what depends on its kind. No other module chooses one."""
 
 import os
 import time
@@ -17,13 +17,13 @@ GROWING = "expandable_segments:True"
 
 
 class DeviceError(UserError, ValueError):
-    """The device that was asked for is not there."""
+    """Raised when the device that a recipe names is unknown, or cannot be used here."""
 
 
 def choose_device(name: str = "auto", local_rank: int | None = None) -> torch.device:
-    """This process's own: `auto` is an accelerator, or the host where there is none.
+    """Return the device of this process: with `auto`, an accelerator, or the host where there is none.
 
-    `local_rank` is given where several processes share a machine: each then takes the accelerator of its number.
+    Give `local_rank` where several processes share a machine: each then takes the accelerator of its number.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if name == "auto":
@@ -44,7 +44,7 @@ def choose_device(name: str = "auto", local_rank: int | None = None) -> torch.de
 
 
 def _numbered(device: torch.device, local_rank: int | None) -> torch.device:
-    """The accelerator with its number, as the current one of this process."""
+    """Return the accelerator with its number, and make it the current one of this process."""
     named, count = device.index, torch.accelerator.device_count()
     if local_rank is not None and named is not None:
         raise DeviceError(
@@ -61,8 +61,9 @@ def _numbered(device: torch.device, local_rank: int | None) -> torch.device:
 
 
 def grow_segments() -> None:
-    """Let pieces of GPU memory grow: encoders, activations and tiles take turns, and none fits what another left.
+    """Let torch grow its pieces of GPU memory.
 
+    Encoders, activations and tiles take turns, and none fits into what another left.
     torch reads the setting when it first allocates. A setting of the user's stays as it is.
     """
     if allocator() is None:
@@ -71,12 +72,12 @@ def grow_segments() -> None:
 
 
 def allocator() -> str | None:
-    """The setting of torch's allocator of GPU memory, as `NAME=value`; None without one."""
+    """Return the environment's setting of torch's allocator of GPU memory, as `NAME=value`, or None."""
     return next((f"{name}={os.environ[name]}" for name in ALLOCATOR if name in os.environ), None)
 
 
 def median_seconds(call: Callable[[], object], device: torch.device, rounds: int = 5) -> float:
-    """Return the median seconds of a call after one that warms up, with all its work on the device."""
+    """Return the median seconds of `rounds` calls, after one that warms up. A call includes its work on the device."""
 
     def timed() -> float:
         start = time.perf_counter()
@@ -90,7 +91,7 @@ def median_seconds(call: Callable[[], object], device: torch.device, rounds: int
 
 
 def peak_memory(device: torch.device) -> float:
-    """Bytes of the most that the device held since the last question; 0 of the host, which counts no tensors."""
+    """Return the most bytes that the device held since the last call; 0 for the host, which counts no tensors."""
     if device.type == HOST.type:
         return 0.0
     peak = float(torch.accelerator.max_memory_allocated(device))
@@ -99,12 +100,15 @@ def peak_memory(device: torch.device) -> float:
 
 
 def backend_for(device: torch.device) -> str:
-    """How processes talk: NCCL between GPUs, gloo between hosts; on GPUs both, for small news travels on the host."""
+    """Return torch's backend for messages between processes with this kind of device.
+
+    Hosts use gloo. GPUs use NCCL, and gloo for small messages between their hosts.
+    """
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def backends() -> Sequence[str]:
-    """Ways for processes to talk that this build of torch has."""
+    """Return the names of the backends for messages between processes that this build of torch has."""
     known = {"gloo": torch.distributed.is_gloo_available, "nccl": torch.distributed.is_nccl_available}
     return [name for name, there in known.items() if torch.distributed.is_available() and there()]
 
@@ -121,6 +125,6 @@ class DeviceRandom:
         return {self.device.type: torch.get_device_module(self.device).get_rng_state(self.device)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """That of another kind of device, or of a run on the host, says nothing here."""
+        """Restore the random state. That of another kind of device, or of a run on the host, is ignored."""
         if self.device.type in state:
             torch.get_device_module(self.device).set_rng_state(state[self.device.type], self.device)

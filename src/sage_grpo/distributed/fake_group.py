@@ -1,4 +1,4 @@
-"""One process of many that do not exist: torch's fake process group, and what FSDP2 and checkpoints ask of others."""
+"""A process group whose other members do not exist, and stand-ins for what FSDP2 and checkpoints need of them."""
 
 import importlib
 import os
@@ -24,7 +24,10 @@ FAKE = "fake"  # torch's name for the backend
 
 @contextmanager
 def fake_group(processes: int, rank: int = 0) -> Iterator[None]:
-    """Nothing that is sent arrives; what would come from the others is whatever the room for it held."""
+    """Open torch's fake process group inside the block.
+
+    Nothing that is sent arrives. A buffer for what the others would send keeps its content.
+    """
     dist.init_process_group(FAKE, store=FakeStore(), rank=rank, world_size=processes)
     try:
         yield
@@ -33,7 +36,7 @@ def fake_group(processes: int, rank: int = 0) -> Iterator[None]:
 
 
 class NoopStream:
-    """An event or stream of a device that is always done: everything that it is asked to wait for is over."""
+    """A stand-in for an event or stream of a device. Its work is always done, so no call waits."""
 
     def __init__(self, **settings: Any) -> None: ...
     def record(self, stream: Any = None) -> None: ...
@@ -50,7 +53,7 @@ class NoopStream:
 
 
 class FakeStreams:
-    """What FSDP2 asks of `torch.cuda`: streams and events, in place of those of a driver."""
+    """A stand-in for the streams and events of `torch.cuda` that FSDP2 uses, without a driver."""
 
     Stream = Event = NoopStream
     stream = staticmethod(nullcontext)
@@ -63,14 +66,14 @@ class FakeStreams:
 
 
 def sharding_modules() -> list[Any]:
-    """Those of FSDP2 that ask for streams."""
+    """Return the modules of FSDP2 that look up the streams of a device."""
     names = [f"{fully_shard.__name__}.{info.name}" for info in pkgutil.iter_modules(fully_shard.__path__)]
     return [module for module in map(importlib.import_module, names) if hasattr(module, "_get_device_handle")]
 
 
 @contextmanager
 def first_of(processes: int) -> Iterator[None]:
-    """A run that believes to be the first of several processes; the others say what it says."""
+    """Make this process the first of several inside the block. What the others would send equals what it sends."""
     if processes == 1:
         yield
         return
@@ -115,7 +118,11 @@ def first_of(processes: int) -> Iterator[None]:
 
 @contextmanager
 def pretend(processes: int, sequence: int = 1, replicate: int = 1, rank: int = 0) -> Iterator[Processes]:
-    """One process of many, as it would see them. Nothing that it sends arrives."""
+    """Yield the processes of a run as process `rank` would see them. Nothing that it sends arrives.
+
+    Raises:
+        RuntimeError: This process belongs to a process group already.
+    """
     if dist.is_initialized():
         raise RuntimeError("a plan needs a process of its own: this one belongs to a run")
     with fake_group(processes, rank):

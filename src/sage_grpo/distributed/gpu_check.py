@@ -18,19 +18,19 @@ SLOW = 0.8  # of the median of all processes: a training step waits for the slow
 
 @dataclass(frozen=True)
 class Speed:
-    """What the device of one process reached."""
+    """The measured speed of one process's device and of its link."""
 
     rank: int
     host: str
     local_rank: int
     tflops: float
-    """Reached in a product of square matrices, in bf16 on a GPU."""
+    """TFLOP/s of a product of square matrices, in bf16 on a GPU."""
     gigabytes: float | None
-    """Received per second from the process before it; None for a single process."""
+    """GB/s received from the process before it; None for a single process."""
 
     @property
     def place(self) -> str:
-        """Where to look for it."""
+        """The rank, GPU and host, as text."""
         return f"rank {self.rank} (GPU {self.local_rank} of {self.host})"
 
 

@@ -1,4 +1,4 @@
-"""What is left of a run that hangs or fails: stacks and tracebacks in one folder, and a word on who is to blame."""
+"""Reports of a run that hangs or fails: stacks and tracebacks in one folder, and a summary of who is behind."""
 
 import os
 import sys
@@ -20,9 +20,10 @@ LONGEST = 300  # characters of an error in one line
 
 
 def report_hang(folder: Path, rank: int, world: int, progress: str, minutes: float, grace: float) -> None:
-    """Write this process's stacks, and wait for those of the others; the first of those who wrote sums up.
+    """Write the stacks of this process, and wait for those of the others. The lowest rank that wrote sums up.
 
-    `progress` starts with a number that tells who is behind. Nothing is asked of the other processes but their files.
+    `progress` starts with a number, by which the summary shows who is behind, after `minutes` without progress. The
+    processes exchange nothing except files in `folder`, and wait for them up to `grace` seconds.
     """
     who = f"rank {rank} (process {os.getpid()} on {os.uname().nodename})"
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,7 +40,7 @@ def report_hang(folder: Path, rank: int, world: int, progress: str, minutes: flo
 
 
 def report_error(folder: Path, rank: int, error: BaseException) -> None:
-    """Write what went wrong on this process: one line, then the traceback."""
+    """Write into `folder` what went wrong on this process: one line, then the traceback."""
     who = f"rank {rank} (process {os.getpid()} on {os.uname().nodename})"
     what = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
     trace = "".join(traceback.format_exception(error))
@@ -47,7 +48,7 @@ def report_error(folder: Path, rank: int, error: BaseException) -> None:
 
 
 def failed_rank(folder: Path, rank: int) -> str | None:
-    """Return what `rank` says when another process has failed, with the file of its traceback; None if all are well."""
+    """Return the message of `rank` about the first process that failed, with the file of its traceback, or None."""
     ranks = _ranks(folder)
     if not ranks:
         return None

@@ -1,4 +1,4 @@
-"""Processes started from one on this machine, by torchrun if there are several, and watched until all have ended."""
+"""Start of processes on this machine, by torchrun if there are several, and a watch until all have ended."""
 
 import json
 import os
@@ -16,7 +16,7 @@ FAILURES, LOG = "failures", "processes.log"
 
 
 class ProcessFailure(UserError, RuntimeError):
-    """One of the processes ended with an error; the message is that of the first one that did."""
+    """Raised when a launched process ends with an error; the message is that of the first one that did."""
 
 
 def launch(
@@ -29,9 +29,13 @@ def launch(
     environment: Mapping[str, str] | None = None,
     files: Sequence[int] = (),
 ) -> None:
-    """Run `python -m module` that many times; `look` is called now and then. What they print goes to a log.
+    """Run `python -m module` in so many processes, and return when all have ended. Their output goes to a log.
 
-    `environment` is added to this process's own, and `files` are descriptors that stay open in what is started.
+    `look` is called a few times per second. `environment` is added to this process's own variables, and `files` are
+    descriptors that stay open in the command that is started.
+
+    Raises:
+        ProcessFailure: A process ended with an error or was killed.
     """
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
     command = [sys.executable, *torchrun]
@@ -60,7 +64,7 @@ def launch(
 
 @contextmanager
 def recording_failures(folder: Path, rank: int, world: int) -> Iterator[None]:
-    """In a launched process: the reason of its end, for the one that launched it."""
+    """Record an error inside the block, in a launched process, for the one that launched it; then raise it."""
     try:
         yield
     except Exception as error:
@@ -72,7 +76,7 @@ def recording_failures(folder: Path, rank: int, world: int) -> Iterator[None]:
 
 
 def _first_failure(folder: Path) -> str | None:
-    """The others often fail only because one did."""
+    """Return the message of the process that failed first, or None. The others often fail only because it did."""
     failures = [json.loads(path.read_text()) for path in (folder / FAILURES).glob("*.json")]
     return str(min(failures, key=lambda failure: failure["time"])["text"]) if failures else None
 

@@ -1,4 +1,4 @@
-"""The processes that share a run: who they are, how they are laid out, and the few things that they tell each other."""
+"""The processes that share a run: their ranks, their layout, and the few messages between them."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ REPLICATE, SHARD = "replicate", "shard"
 
 
 def launched() -> int:
-    """How many processes the launcher (torchrun, SLURM, Kubernetes) started."""
+    """Return how many processes the launcher (torchrun, SLURM, Kubernetes) started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -35,7 +35,7 @@ def launched_rank() -> int:
 
 
 class Processes:
-    """The `Comm` of several processes."""
+    """The `Comm` of several processes: this one's place among them, and the messages that they exchange."""
 
     def __init__(self, mesh: DeviceMesh, device: torch.device) -> None:
         self.mesh, self.device = mesh, device
@@ -58,7 +58,7 @@ class Processes:
         return total.to(x.device)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Concatenated in rank order, equal everywhere; back on the device it came from."""
+        """Return `x` (B, …) of all replicas, concatenated in their order, equal everywhere, on the device of `x`."""
         mine = x.to(self.device).contiguous()
         parts = [torch.empty_like(mine) for _ in range(self.num_replicas)]
         dist.all_gather(parts, mine, group=self.data.get_group())
@@ -70,21 +70,24 @@ class Processes:
         return self._agreed(total / self.num_replicas).to(x.device)
 
     def broadcast(self, x: Tensor, replica: int) -> Tensor:
-        """On the device where all of them meet, without changing `x`."""
+        """Return what `replica` has for `x`, on the device of this process. `x` is not changed."""
         found = x.to(self.device, copy=True).contiguous()
         dist.broadcast(found, group=self.data.get_group(), group_src=replica)
         return found
 
     def _agreed(self, x: Tensor) -> Tensor:
-        """The word of the first of the processes that share a video: a scorer need not say the same twice."""
+        """Overwrite `x` with that of the first process that shares the video, and return it.
+
+        A scorer need not return the same scores twice.
+        """
         if self.sp:
             dist.broadcast(x, group=self.sp.group, group_src=0)
         return x
 
     def set_last_backward(self, module: nn.Module, *, last: bool) -> None:
-        """Add gradients up over copies of the weights in an update's last backward pass only, and once.
+        """Sum gradients over copies of the weights in an update's last backward pass only, and once.
 
-        Experts of a mixture take turns, and the last pass may belong to another one: theirs are added up each time.
+        Experts of a mixture take turns, and the last pass may belong to another one, so theirs are summed each time.
         """
         parts = networks(module)
         for part in parts.values():
@@ -95,19 +98,19 @@ class Processes:
         return whole(torch.nn.utils.clip_grad_norm_(parameters, limit))
 
     def everyone(self, x: Tensor) -> Tensor:
-        """Rows of all processes (P, …) in rank order. `x` is on the host, so no device is waited for."""
+        """Return `x` of all processes, stacked in rank order (P, …). `x` is on the host, so no device is waited for."""
         rows = [torch.zeros_like(x) for _ in range(self.global_world)]
         dist.all_gather(rows, x)
         return torch.stack(rows)
 
     def everybody(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-        """A small object of every process, in rank order."""
+        """Return the small object `value` of every process, in rank order."""
         values: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(values, value, group=group)
         return values
 
     def another_group(self) -> dist.ProcessGroup:
-        """All of them again, for work besides training. Every process must ask for it."""
+        """Return a new process group of all processes, for work besides training. Every process must make this call."""
         group: dist.ProcessGroup = dist.new_group(backend=backend_for(HOST))
         return group
 
@@ -115,7 +118,11 @@ class Processes:
 def join(
     processes: int, sequence: int, replicate: int, device: str = "auto", *, ring: int = 1, minutes: float = 30.0
 ) -> Processes | None:
-    """Meet the other processes; None when there is one alone."""
+    """Meet the other processes and return them all, or None for a single process.
+
+    Raises:
+        ConfigError: The launcher started another number of processes.
+    """
     started = launched()
     if started != processes:
         raise ConfigError(
@@ -136,13 +143,13 @@ def join(
 
 
 def lay_out(processes: int, sequence: int, replicate: int, device: torch.device, ring: int = 1) -> Processes:
-    """Copies of the weights, shards of each copy, processes that share a video."""
+    """Return the processes in a layout of copies of the weights, shards of each copy, and groups that share a video."""
     shape = (replicate, processes // (replicate * sequence), ring, sequence // ring)
     return Processes(init_device_mesh(device.type, shape, mesh_dim_names=(REPLICATE, SHARD, RING, ULYSSES)), device)
 
 
 def meeting_place(store: Store, rank: int, world: int, limit: timedelta) -> Store:
-    """A part of the launcher's store that nobody used before.
+    """Return a part of the launcher's store that nobody used before.
 
     torchrun keeps its store when it restarts processes, with all that the dead ones wrote, and its count of restarts
     differs between nodes. So the first process opens a part of its own. The others know that it is alive when
@@ -167,7 +174,7 @@ def meeting_place(store: Store, rank: int, world: int, limit: timedelta) -> Stor
 
 
 def leave() -> None:
-    """Part from the other processes and end: without this exit, threads of gloo abort some on their way out."""
+    """Leave the other processes and exit. Without this exit, threads of gloo abort some processes on their way out."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Weights cut into shards by FSDP2, and filled from a checkpoint shard by shard: no process ever holds them whole."""
+"""Sharding of weights by FSDP2, and reading of a checkpoint by shards. No process ever holds the weights whole."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,12 +22,12 @@ Read = Callable[[str, tuple[slice, ...]], Tensor]
 
 
 def shard(model: VideoModel, mesh: DeviceMesh, compute: torch.dtype | None = None) -> None:
-    """Each repeated block is gathered while it works; the rest of a network is another unit.
+    """Shard a model's weights. Each repeated block is gathered while it works; the rest of a network is another unit.
 
     What a process computes must not depend on how many there are. So weights are gathered as one process holds them,
-    inputs are left alone, and autocast does the rest. Where blocks are trained in float32, their
-    matrices travel in the type that autocast turns them into (`compute`): half the bytes, the same numbers. Norms and
-    tables, which autocast leaves alone, are another unit.
+    inputs are left alone, and autocast does the rest. Where blocks are trained in float32, their matrices travel in
+    `compute`, the type that autocast turns them into: half the bytes, the same numbers. Norms and tables, which
+    autocast leaves alone, are another unit.
     """
     for block in model.shard_blocks:
         if compute and not _adapted(block) and not _compiled(block):
@@ -45,12 +45,12 @@ def shard(model: VideoModel, mesh: DeviceMesh, compute: torch.dtype | None = Non
 
 
 def _adapted(block: nn.Module) -> bool:
-    """The block's own weights are frozen, and kept in the type of the arithmetic."""
+    """Return whether a block has adapters. Its own weights are then frozen, in the type of the arithmetic."""
     return any(".lora_" in name for name, _ in block.named_parameters())
 
 
 def _compiled(block: nn.Module) -> bool:
-    """One graph: units inside it would break it."""
+    """Return whether a block is compiled. It is then one graph, which units inside it would break."""
     return block._compiled_call_impl is not None
 
 
@@ -96,7 +96,7 @@ def local(x: Tensor) -> Tensor:
 
 
 def my_slice(x: Tensor) -> tuple[slice, ...]:
-    """Which part of the whole tensor this process holds."""
+    """Return the part of the whole tensor that this process holds, as one slice per axis."""
     if not isinstance(x, DTensor):
         return tuple(slice(0, n) for n in x.shape)
     shape, offset = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
@@ -104,7 +104,7 @@ def my_slice(x: Tensor) -> tuple[slice, ...]:
 
 
 class CheckpointFiles:
-    """Tensors of a folder of safetensors files, read by slices."""
+    """The tensors in a folder of safetensors files, read by slices."""
 
     def __init__(self, folder: Path) -> None:
         self.files: dict[str, Path] = {}
@@ -114,7 +114,7 @@ class CheckpointFiles:
 
     @contextmanager
     def reading(self) -> Iterator[Read]:
-        """Give a function of a tensor's name and slices; inside the block, no file is opened twice."""
+        """Yield a function that reads the slices of a tensor by its name. Inside the block, no file is opened twice."""
         with ExitStack() as stack:
             opened = cache(lambda path: stack.enter_context(safe_open(path, "pt")))
 
@@ -129,7 +129,10 @@ class CheckpointFiles:
 
 
 def base_weights(model: VideoModel) -> Fill | None:
-    """What puts the checkpoint's own weights into trained parameters, each process its part; none if it cannot."""
+    """Return a function that writes the checkpoint's own weights into trained parameters, each process its part.
+
+    Return None if the model has no checkpoint folder, or the checkpoint lacks one of these weights.
+    """
     if model.folder is None:
         return None
     places: dict[str, tuple[CheckpointFiles, str]] = {}  # by name of the parameter: its files, and its name there
@@ -153,9 +156,9 @@ def base_weights(model: VideoModel) -> Fill | None:
 
 @torch.no_grad()
 def fill(model: VideoModel, folder: Path, device: torch.device, adapter: Adapter) -> None:
-    """Give room to shards that have none yet, and read each process's part of every weight from the checkpoint.
+    """Allocate a model's empty shards on `device`, and read this process's part of every weight from the checkpoint.
 
-    `adapter(name, shape)` makes the weights that a checkpoint does not have.
+    `adapter(name, shape)` returns the initial weights of an adapter, which the checkpoint does not have.
     """
     for component, part in networks(model.module).items():
         files, buffers = CheckpointFiles(folder / component), {n: b.clone() for n, b in part.named_buffers()}

@@ -1,4 +1,4 @@
-"""Where checkpoints lie: a local folder, or whatever fsspec reaches (`s3://bucket/run`, `gs://…`)."""
+"""Storage of checkpoints: in a local folder, or wherever fsspec reaches (`s3://bucket/run`, `gs://…`)."""
 
 import hashlib
 import os
@@ -26,11 +26,14 @@ class RemoteReader(IndexedReader, FsspecReader):
 
 
 class StorageError(UserError, RuntimeError):
-    """The place for checkpoints cannot be used."""
+    """Raised when the place for checkpoints cannot be used."""
 
 
 class Storage:
-    """Names are relative to the root. A local folder is renamed into place; elsewhere it counts by its last file."""
+    """The files of checkpoints below a root, by names relative to it.
+
+    A finished local folder is renamed into place. Elsewhere a checkpoint counts once its last file is written.
+    """
 
     def __init__(self, root: str | Path) -> None:
         self.root = str(root).rstrip("/")
@@ -50,7 +53,7 @@ class Storage:
         return f"{self.root}/{name}"
 
     def steps(self) -> list[str]:
-        """Oldest first."""
+        """Return the names of the checkpoints, the oldest first."""
         self.fs.invalidate_cache()
         paths = self.fs.ls(self.base, detail=False) if self.fs.isdir(self.base) else []
         names = (path.rstrip("/").rsplit("/", 1)[-1] for path in paths)
@@ -65,7 +68,7 @@ class Storage:
         self.sync(name)
 
     def names(self, folder: str, start: str) -> list[str]:
-        """Files directly in a folder whose names begin with `start`."""
+        """Return the files directly in a folder whose names begin with `start`."""
         self.fs.invalidate_cache()
         files = (path.rsplit("/", 1)[-1] for path in self.fs.ls(self._path(folder), detail=False))
         return sorted(f"{folder}/{name}" for name in files if name.startswith(start))
@@ -82,7 +85,10 @@ class Storage:
             self.fs.rm(self._path(name), recursive=True)
 
     def begin(self, step: str) -> str:
-        """Where a new checkpoint is written. Other parts are of writers that were killed: there is one at a time."""
+        """Make the folder that a new checkpoint is written to, and return its name.
+
+        Other unfinished folders are removed. There is one writer at a time, so theirs were killed.
+        """
         work = f".{step}{PART}" if self.local else step
         for left in {*self._parts(), work}:
             self.remove(left)
@@ -94,7 +100,7 @@ class Storage:
         return [name for name in names if name.startswith(f".{STEP}") and name.endswith(PART)]
 
     def publish(self, work: str, step: str) -> None:
-        """From here on it counts."""
+        """Rename a finished local folder to `step`, its final name. From here on the checkpoint counts."""
         if self.local:
             self.remove(step)
             os.rename(self._path(work), self._path(step))
@@ -104,7 +110,7 @@ class Storage:
         return self.local and shutil.disk_usage(self.base).free < BLOCK
 
     def sync(self, name: str) -> None:
-        """To the disk itself: a power cut must not take it back."""
+        """Flush a local file or folder to the disk itself, so that a power cut does not undo it."""
         if self.local:
             handle = os.open(self._path(name), os.O_RDONLY)
             try:

@@ -1,4 +1,4 @@
-"""One video shared among processes: each holds some of its tokens, and all of them meet in attention (Ulysses).
+"""Sequence parallelism by Ulysses: each process holds some tokens of a video, and all of them meet in attention.
 
 For attention every process trades its tokens' other heads for the other tokens of its own heads, and back. All trades
 have their true adjoints: each process computes the same loss, and the mean of their gradients is the gradient.
@@ -14,7 +14,7 @@ RING, ULYSSES = "ring", "ulysses"
 
 
 class SequenceParallel:
-    """Messages between processes that share a video. A model's `share_sequence` puts these calls in their places.
+    """The messages between processes that share a video. A model's `share_sequence` puts these calls in their places.
 
     Tensors of attention are (B, tokens, heads, D).
     """
@@ -26,13 +26,13 @@ class SequenceParallel:
         self.lengths: list[int] = []  # tokens of each process, as they were last cut
 
     def shard(self, x: Tensor, dim: int) -> Tensor:
-        """Return this process's tokens of `x` along `dim`. The first get one more where they do not divide."""
+        """Return this process's tokens of `x` along `dim`. Where they do not divide, the first few get one more."""
         parts = x.tensor_split(self.size, dim)
         self.lengths = [part.shape[dim] for part in parts]
         return parts[self.rank]
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        """Return all tokens along `dim` from each process's own, the same on every process."""
+        """Return the tokens of all processes, concatenated along `dim`; the same on every process."""
         longest = max(self.lengths)
         padded = pad(x, [0, 0] * (x.ndim - 1 - dim) + [0, longest - x.shape[dim]])
         parts = torch.split(self.gather_equal(padded, dim), longest, dim)
@@ -62,7 +62,7 @@ class SequenceParallel:
         return _arrived(functional.all_to_all_single(x.contiguous(), received, sent, self.group))
 
     def gather_equal(self, x: Tensor, dim: int) -> Tensor:
-        """Return the parts of all processes along `dim`; all are equally long."""
+        """Return the parts of all processes, concatenated along `dim`. All must be equally long."""
         return _arrived(functional.all_gather_single_autograd(x.contiguous(), dim, self.group))
 
 

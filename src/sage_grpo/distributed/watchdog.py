@@ -1,4 +1,4 @@
-"""A hang becomes an error, and the error of one process ends all of them, on every node."""
+"""A watchdog that turns a hang into an error, and ends all processes on every node when one of them fails."""
 
 import faulthandler
 import os
@@ -27,12 +27,12 @@ def _event(event: str) -> Callable[..., None]:
 
 
 class Watchdog(Callback):
-    """Ends the process when no mark came for `minutes` (0: waits for ever), or when another process has failed.
+    """A callback that ends the process after `minutes` without a mark (0: never), or when another one has failed.
 
     Marks come with every pass of the trained network, every scored batch and every event of the loop, in the same order
-    on all ranks. Their number shows who is behind. The thread asks nothing of the other processes, for they may be
-    dead. It looks into the run folder: where one has given up, all write their stacks; where one has left an error,
-    the others end, for they would wait for it.
+    on all ranks. Their number shows who is behind. The thread sends no messages to the other processes, because they
+    may be dead. It looks into the run folder. Where one has given up, all write their stacks. Where one has left an
+    error, the others end, because they would wait for it.
     """
 
     on_start, on_scores = _event("the first iteration"), _event("a scored batch")
@@ -75,7 +75,7 @@ class Watchdog(Callback):
                 hook.remove()
 
     def fail(self, error: BaseException) -> None:
-        """Leave the traceback where the other processes look: they end within seconds, and so does this one."""
+        """Write the traceback where the other processes look. They end within seconds, and so does this one."""
         if self.world > 1 and not self._failed:
             self._failed = True
             with suppress(OSError):  # such as that of a full disk
@@ -113,7 +113,10 @@ class Watchdog(Callback):
             self._last_resort(self.limit + self.grace / 2)
 
     def _last_resort(self, seconds: float) -> None:
-        """For a hang that lets no thread of Python run, or a disk that blocks this one: stacks go to stderr."""
+        """Schedule an exit after `seconds`, with all stacks on stderr. A later call replaces it.
+
+        It works where a hang lets no thread of Python run, or a disk blocks this one.
+        """
         faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)
 
     def _report(self) -> None:

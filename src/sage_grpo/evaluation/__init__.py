@@ -1,1 +1,1 @@
-"""Checkpoints compared: videos of the same prompts and seeds, scored, compared in pairs, tabled."""
+"""The comparison of checkpoints: videos of the same prompts and seeds, their scores, paired differences and tables."""

@@ -1,4 +1,7 @@
-"""Every built-in scorer with what it scores, takes and needs. Nothing is imported and no weights are loaded."""
+"""The list of built-in scorers with the scores, options and packages of each.
+
+No scorer is imported, no weights loaded.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -25,7 +28,10 @@ class Entry:
 
     @property
     def ready(self) -> bool:
-        """Can score any video here and now, with nothing said and nothing fetched."""
+        """Whether the scorer can score any video as it is: it needs no option, download or missing package.
+
+        A scorer that is for the laboratory's clips alone is not ready.
+        """
         return not (self.missing or self.required or self.downloads or self.laboratory)
 
     def as_dict(self) -> dict[str, Any]:
@@ -33,7 +39,11 @@ class Entry:
 
 
 def entry(name: str, alone: bool = True) -> Entry:
-    """`alone`: the only scorer of its file, which then says what it is in its first line."""
+    """Return the entry of a registered scorer.
+
+    Args:
+        alone: It is the only scorer of its file. Its summary is then the first line of the file's docstring.
+    """
     known = registry.rewards()[name]
     declared, missing = Declared(known.module, known.attribute), known.missing
     options = declared.options()

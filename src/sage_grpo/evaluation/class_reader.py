@@ -1,6 +1,6 @@
-"""What a class declares, read out of its file: nothing is imported, so its libraries may be missing.
+"""Read what a class declares from its source file. Nothing is imported, so the libraries it needs may be missing.
 
-Only what is plainly written can be read: numbers, texts, tuples and dictionaries, or a constant of the same file.
+Only plain values can be read: numbers, texts, tuples and dictionaries, or a constant of the same file.
 """
 
 import ast
@@ -13,7 +13,7 @@ REQUIRED = object()  # an option without a default
 
 
 class Declared:
-    """A class by module and name, with those of our package that it derives from."""
+    """The declarations of a class, found by module and name, and of those base classes that are in this package."""
 
     def __init__(self, module: str, name: str) -> None:
         self.module = module
@@ -34,7 +34,10 @@ class Declared:
         raise AttributeError(f"{self.node.name} declares no {name}")
 
     def options(self) -> dict[str, Any]:
-        """Keywords of its constructor with their defaults; where it passes others on, those of its parents too."""
+        """Return the options of the constructor with their defaults, `REQUIRED` where there is none.
+
+        Options of the base classes are included if the constructor is inherited or takes `**options`.
+        """
         own = next((n for n in self.node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
         inherited = {name: value for base in self.bases for name, value in base.options().items()}
         if own is None:
@@ -62,7 +65,7 @@ class Declared:
 
 
 def _assigned(body: list[ast.stmt]) -> dict[str, ast.expr]:
-    """Names and what they are set to."""
+    """Return the names that a body assigns, each with the expression that it is set to."""
     return {
         target.id: node.value
         for node in body
@@ -79,7 +82,7 @@ def _tree(module: str) -> ast.Module:
 
 
 def _base(module: str, tree: ast.Module, parent: ast.expr) -> list[Declared]:
-    """A parent of our own package, in the same file or imported."""
+    """Return the base class in a list, or an empty list if it is not of this package."""
     if not isinstance(parent, ast.Name):
         return []
     if any(isinstance(node, ast.ClassDef) and node.name == parent.id for node in tree.body):

@@ -1,4 +1,4 @@
-"""Videos of any folder, opened one at a time. A broken one gives its reason, never a crash."""
+"""Find the videos of any folder and decode them one at a time. One that cannot be read raises `Unreadable`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ WHOLE = 0.9  # of the frames that a file declares: some count one too many, a to
 
 
 class Unreadable(ValueError):
-    """This file is no video that could be scored: why."""
+    """Raised when a file is no video that can be scored. The message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,15 @@ class Video:
 
 
 def find_videos(paths: list[Path], kinds: Sequence[tuple[str, ...]] = (FILMS, PICTURES)) -> list[Path]:
-    """Files as they are given; of a folder those in it and below of the first of `kinds` that it has any of.
+    """Return the given files, and of each folder the videos in it and below.
 
-    So a folder of films that also has pictures is one of films.
+    A folder gives the files of the first of `kinds` that it has any of. So in a folder of films, pictures are left out.
+
+    Args:
+        kinds: Groups of file endings, such as those of films and those of pictures.
+
+    Raises:
+        ConfigError: A path does not exist, or a folder has no videos.
     """
     videos: list[Path] = []
     for path in paths:
@@ -58,7 +64,16 @@ def _inside(folder: Path, kinds: Sequence[tuple[str, ...]]) -> list[Path]:
 
 
 def open_video(path: Path, megapixels: float = MEGAPIXELS) -> Video:
-    """Decoded whole; one that declares, or turns out to have, too many pixels is refused before it fills the memory."""
+    """Decode a whole video or picture into frames (F, H, W, 3), uint8.
+
+    A file that declares, or turns out to have, too many pixels is refused before it fills the memory.
+
+    Args:
+        megapixels: Most pixels, in millions, of all frames together.
+
+    Raises:
+        Unreadable: The file is empty, damaged, too large or not a video.
+    """
     if not path.stat().st_size:
         raise Unreadable("the file is empty")
     try:
@@ -72,12 +87,16 @@ def open_video(path: Path, megapixels: float = MEGAPIXELS) -> Video:
 
 
 def as_shown(video: Video) -> Videos:
-    """What scorers are asked about: a batch of one."""
+    """Return a video as scorers take it: a batch of one, frames (1, F, H, W, 3), without its sound."""
     return Videos(video.frames[None], video.fps)
 
 
 def listen(path: Path, seen: Videos) -> Videos:
-    """Return the clip with the sound of its file, if it has any. Scorers that do not hear ignore damaged sound."""
+    """Return the clip with the sound of its file, (1, channels, samples), or as it is if the file has none.
+
+    Raises:
+        Unreadable: The sound is damaged. Scorers that do not hear can still score the frames.
+    """
     if path.suffix.lower() in THROUGH_PILLOW:
         return seen
     try:
@@ -124,7 +143,7 @@ def _through_av(path: Path, megapixels: float) -> Video:
 
 
 def _from_duration(stream: "av.video.VideoStream", container: "av.container.InputContainer") -> int:
-    """Some formats do not count their frames."""
+    """Estimate the number of frames from the duration, because some formats do not count their frames."""
     rate = float(stream.average_rate or 0)
     if stream.duration and stream.time_base:
         return round(float(stream.duration * stream.time_base) * rate)
@@ -145,7 +164,7 @@ def _through_pillow(path: Path, megapixels: float) -> Video:
 
 
 def _opened(path: Path) -> Image.Image:
-    """Without Pillow's own limit, which is no option of ours; ours comes next."""
+    """Open a picture without Pillow's own limit, which is no option of ours. The caller checks our limit next."""
     before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     try:
         return Image.open(path)

@@ -1,4 +1,4 @@
-"""Scores of many videos, one in memory at a time, and what they come to."""
+"""Score many videos, one in memory at a time unless a scorer compares them, and summarise the scores."""
 
 import math
 from collections import Counter
@@ -17,7 +17,7 @@ from sage_grpo.progress import EmitProgress, no_count
 
 @dataclass
 class Row:
-    """One video. `masked` has the reason of every score that is missing."""
+    """The scores of one video. `masked` has the reason for every score that is missing."""
 
     file: str
     prompt: str | None
@@ -44,7 +44,16 @@ def score_videos(
     megapixels: float = MEGAPIXELS,
     emit: EmitProgress = no_count,
 ) -> list[Row]:
-    """A row per video, in their order. What cannot be read or scored is masked and stops no other."""
+    """Return a row of scores per video, in the order of `videos`.
+
+    A video that cannot be read or scored is masked with the reason. The others are still scored.
+
+    Args:
+        prompts: One per video, `NoPrompt` where there is none.
+        scorers: Those that compare are given all videos of one prompt together.
+        root: Folder that the file names in the rows are relative to.
+        megapixels: Most pixels, in millions, of a video or of a group that is compared.
+    """
     rows = [
         Row(_name(path, root), None if isinstance(p, NoPrompt) else p.text)
         for path, p in zip(videos, prompts, strict=True)
@@ -70,7 +79,7 @@ def score_videos(
 
 
 def _shown(path: Path, video: Video, scorers: Sequence[Scorer]) -> tuple[Videos, str]:
-    """With its sound, if anybody hears it; and why there is none, where its file should have one."""
+    """Return the video as a batch of one, with sound if a scorer hears, and why its sound cannot be read, if so."""
     seen = as_shown(video)
     try:
         return listen(path, seen) if any(scorer.uses_audio for scorer in scorers) else seen, ""
@@ -85,7 +94,7 @@ def _name(path: Path, root: Path) -> str:
 def _score_groups(
     videos: Sequence[Path], prompts: Sequence[Prompt], rows: list[Row], scorers: list[Scorer], megapixels: float
 ) -> None:
-    """Scorers that compare get all readable videos of one prompt together."""
+    """Score the readable videos of each prompt together, with the scorers that compare. Fills in `rows`."""
     groups: dict[str | None, list[int]] = {}
     for i, row in enumerate(rows):
         if row.frames:
@@ -128,7 +137,7 @@ def _no_group(text: str | None, group: list[Row], megapixels: float) -> str:
 
 @dataclass(frozen=True)
 class Summary:
-    """`sd` is that of the videos, none below two."""
+    """The distribution of one score over the videos. `sd` is None with fewer than two values."""
 
     scored: int
     masked: int
@@ -158,7 +167,7 @@ def summarise(rows: Sequence[Row], keys: Sequence[str]) -> dict[str, Summary]:
 
 @dataclass(frozen=True)
 class FolderScores:
-    """All that scores.json holds."""
+    """The content of scores.json: the scorers, a summary of each score, and a row per video."""
 
     rewards: list[tuple[str, tuple[str, ...]]]  # type and names of the scores
     summary: dict[str, Summary]  # by score
@@ -179,7 +188,10 @@ def folder_scores(rows: Sequence[Row], scorers: Sequence[Scorer]) -> FolderScore
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Short, for a table; the whole number is in the JSON."""
+    """Return a value as short text for a table, or a dash if it is missing or not finite.
+
+    It has `digits` significant digits; the full value is in the JSON file.
+    """
     if value is None or not math.isfinite(value):
         return "–"
     return f"{value + 0.0:.{digits}g}".replace("-", "−")

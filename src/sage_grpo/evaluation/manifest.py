@@ -1,4 +1,4 @@
-"""What an evaluation was made of, for those who use its videos: sources, prompts and seeds."""
+"""The manifest of an evaluation: its sources, prompts and seeds, for programs that use its videos."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +26,10 @@ class Manifest:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """ValueError, KeyError or TypeError where it is no manifest."""
+        """Return the manifest that `to_json` wrote.
+
+        Raises:
+            ValueError, KeyError or TypeError: The content is no manifest.
+        """
         sources, seeds = [str(name) for name in content["sources"]], list(content["seeds"])
         return cls(sources, [Task.from_json(row) for row in content["prompts"]], seeds)

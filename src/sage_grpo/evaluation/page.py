@@ -1,4 +1,4 @@
-"""Results as a page: headline differences, videos of the same prompt and seed side by side, all tables."""
+"""Build the page of an evaluation: headline differences, pairs of videos of one prompt and seed, and all tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -73,7 +73,10 @@ def _pairs(
     folder: Folder,
     digits: int,
 ) -> Iterator[VideoPair]:
-    """Choose pairs of each source at even places of the order by gain, so that its failures are shown too."""
+    """Yield pairs of videos of the reference and each other source.
+
+    They are at even places of the order by gain, so that failures of a source are shown too.
+    """
     reference, *others = values
     room, each = PAGE_BYTES, max(PAIRS // max(len(others), 1), 3)
     for name in others:

@@ -1,4 +1,4 @@
-"""Pictures of scores: how they are distributed, and what they change by on degraded copies."""
+"""Draw scores: their distributions over videos, and how they change on degraded copies."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ MARK = {"gamed": " ▲", "blind": " =", "caught": "", "unscored": ""}
 
 
 def draw_distributions(path: Path, rows: Sequence[Row], keys: Sequence[str]) -> None:
-    """One panel a score: a histogram, each video as a point under it, the mean as a line."""
+    """Write a picture with one panel per score: a histogram, each video as a point under it, the mean as a line."""
     summaries = summarise(rows, keys)
     across = min(ACROSS, len(keys))
     down = -(-len(keys) // across)
@@ -57,7 +57,7 @@ def _histogram(ax: Axes, values: "np.ndarray[tuple[int], np.dtype[np.float64]]")
 
 
 def cell_text(cell: Cell) -> str:
-    """A change and its mark, short enough for a table."""
+    """Return a change with the mark of its verdict, short enough for a table, or a dash if there is no change."""
     if cell.change is None:
         return "–"
     digits = 0 if abs(cell.change) >= 9.95 else 1
@@ -66,7 +66,10 @@ def cell_text(cell: Cell) -> str:
 
 
 def draw_audit(path: Path, result: AuditResult) -> None:
-    """A heat map: scores down, copies across, red where degrading pays. Degraded sound has one of its own below."""
+    """Write a heat map of an audit: a row per score, a column per kind of copy, red where degrading pays.
+
+    Degraded sound has a heat map of its own below.
+    """
     parts = _parts(result)
     wide, high = max(len(names) for _, names in parts), [len(keys) for keys, _ in parts]
     inches = 0.46 * sum(high) + 2.3 + 1.5 * (len(parts) - 1)
@@ -87,7 +90,10 @@ def draw_audit(path: Path, result: AuditResult) -> None:
 
 
 def _parts(result: AuditResult) -> list[tuple[list[str], list[str]]]:
-    """Scores and kinds of copies of each table: degraded sound, which few are asked about, apart."""
+    """Return scores and kinds of copies of each table.
+
+    Degraded sound, which few scorers hear, has a table of its own.
+    """
     heard = [(result.heard, result.sounds)] if result.heard else []
     return [(result.scored, result.degradations), *heard]
 
@@ -124,7 +130,10 @@ def _heat(ax: Axes, result: AuditResult, keys: Sequence[str], names: Sequence[st
 
 
 def draw_sounds(path: Path, waves: Sequence[tuple[str, Tensor]], rate: int, title: str) -> None:
-    """Waves (channels, samples) below each other on one scale of time and loudness, the first channel of each."""
+    """Write a picture of waves (channels, samples) below each other, the first channel of each.
+
+    All share one scale of time and loudness.
+    """
     with drawn(path, 0.62 * len(waves) + 1.2, title) as figure:
         axes: list[Axes] = figure.subplots(len(waves), squeeze=False, sharex=True, sharey=True).ravel().tolist()
         for ax, (name, wave) in zip(axes, waves, strict=True):
@@ -136,7 +145,7 @@ def draw_sounds(path: Path, waves: Sequence[tuple[str, Tensor]], rate: int, titl
 
 
 def markdown(result: AuditResult) -> str:
-    """The same as tables for a page."""
+    """Return the audit as Markdown tables for a page, in the layout of `draw_audit`."""
     return "\n".join(_rows(result, keys, names) for keys, names in _parts(result))
 
 

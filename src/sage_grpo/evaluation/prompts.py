@@ -1,4 +1,4 @@
-"""The prompts of an evaluation: a file, a set that ships with the package, or a world's own, with ids and tags."""
+"""The prompts of an evaluation with ids and tags: from a file, a set that ships with the package, or a world's own."""
 
 import json
 import re
@@ -22,7 +22,7 @@ TAG = "tag."  # begins the columns of tags where a format has no objects, such a
 
 @dataclass(frozen=True)
 class Task:
-    """A prompt to make videos of."""
+    """A prompt to make videos of, with an id for file names and tags to group results by."""
 
     id: str
     prompt: Prompt
@@ -46,7 +46,14 @@ def shipped_sets() -> list[str]:
 
 
 def find_tasks(source: str | None, model: str, tags: Sequence[str] = (), limit: int | None = None) -> list[Task]:
-    """`source`: a file or a shipped set; none: the world's own prompts for its model, else the set `videos`."""
+    """Return the prompts of an evaluation.
+
+    Args:
+        source: A file or a set that ships. None takes the own prompts of the model's world, or else the set `videos`.
+        model: The type of the model, as in recipes.
+        tags: Conditions NAME=VALUE. Only prompts that meet them are returned.
+        limit: Most prompts to return.
+    """
     texts = build.own_prompts(model) if source is None else []
     if texts:
         tags_of = build.model_class(model).prompt_tags
@@ -98,7 +105,7 @@ def _task(number: int, prompt: Prompt, total: int, where: str) -> Task:
 
 
 def _having(tasks: list[Task], tags: Sequence[str]) -> list[Task]:
-    """Those with every tag that is asked for; a tag named twice may have either value."""
+    """Return the tasks that have every requested tag. A tag that is named twice may have either value."""
     allowed: dict[str, set[str]] = {}
     for text in tags:
         key, sign, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""A reference for the monitor `kid`: features of a folder's pictures and of frames of its videos."""
+"""Make a reference for the monitor `kid`: features of a folder's pictures and of frames of its videos."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,17 @@ from sage_grpo.rewards.kid import Inception, Reference
 def make_reference(
     files: list[Path], target: Path, *, device: torch.device, frames: int = 4, megapixels: float, emit: EmitProgress
 ) -> dict[str, Any]:
-    """Write `target`; a file that cannot be read is named and left out. Returns what it holds."""
+    """Write a reference to `target`, and return how many files and frames it holds.
+
+    A file that cannot be read is left out; `unread` in the returned dictionary has its name and the reason.
+
+    Args:
+        frames: Most frames per video.
+        megapixels: Most pixels, in millions, of a file.
+
+    Raises:
+        RewardError: `target` exists, or fewer than two files can be read.
+    """
     if target.exists():
         raise RewardError(f"{target} is there already; choose another name or remove it")
     inception, features, owners, unread = Inception(), [], [], []

@@ -1,6 +1,6 @@
-"""From scores to results: means, paired differences and win rates with intervals over prompts, in all and by tag.
+"""Compute results from scores: means, paired differences and win rates with intervals over prompts, in all and by tag.
 
-Prompts are what an evaluation draws from the world, so they are what the bootstrap draws again; the videos of a prompt
+Prompts are what an evaluation draws from the world, so they are what the bootstrap resamples. The videos of a prompt
 stay together. Two sources are compared video by video, each pair of one prompt and one seed.
 """
 
@@ -23,7 +23,7 @@ VERSION = 1  # of results.json
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over prompts and its 95 % interval, which has no ends where the prompts are too few."""
+    """A mean over prompts with its 95 % interval, whose ends are None where the prompts are too few."""
 
     mean: float | None
     low: float | None
@@ -40,7 +40,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Mean(Interval):
-    """One score of one source."""
+    """The mean of one score of one source, with the numbers of videos that were scored and masked."""
 
     videos: int
     masked: int
@@ -55,7 +55,7 @@ class Mean(Interval):
 
 @dataclass(frozen=True)
 class Difference(Interval):
-    """One score of a source minus that of another, over pairs of one prompt and one seed."""
+    """The mean of one score of a source minus that of another, over pairs of one prompt and one seed."""
 
     videos: int
     p: float | None  # that it is 0
@@ -84,7 +84,7 @@ class Difference(Interval):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sources by one score on all prompts."""
+    """The difference between two sources in one score, on all prompts."""
 
     source: str
     against: str
@@ -102,7 +102,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class TagComparison:
-    """A source and the reference by one score, on the prompts with one value of a tag."""
+    """The difference between a source and the reference in one score, on the prompts with one value of a tag."""
 
     tag: str
     value: str
@@ -121,7 +121,7 @@ class TagComparison:
 
 @dataclass(frozen=True)
 class Figures:
-    """All that is computed from the scores."""
+    """All that is computed from the scores: means, comparisons of sources, and comparisons by tag."""
 
     means: dict[str, dict[str, Mean]]  # by source and score
     comparisons: list[Comparison]  # of every two sources by every score
@@ -130,7 +130,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class SourceSummary:
-    """What a source is and how it was sampled."""
+    """A source by its checkpoint and model, and how it was sampled."""
 
     checkpoint: str
     model: str
@@ -142,7 +142,7 @@ class SourceSummary:
 
 @dataclass(frozen=True)
 class EvaluationResults(Figures):
-    """All that results.json holds."""
+    """The content of results.json."""
 
     reference: str  # the source that the others are compared with
     sources: dict[str, SourceSummary]
@@ -191,25 +191,34 @@ def as_array(rows: Sequence[Sequence[float | None]]) -> Values:
 
 
 def with_overall(values: Mapping[str, Values], scores: Sequence[Score]) -> dict[str, Values]:
-    """The weighted sum of the recipe; a video that lacks a part of it has none."""
+    """Add the overall score, the weighted sum of the recipe, if at least two scores have a weight.
+
+    A video that lacks one of these scores has no overall score.
+    """
     parts = [score.weight * values[score.name] for score in scores if score.weight]
     return {OVERALL: np.sum(parts, axis=0), **values} if len(parts) > 1 else dict(values)
 
 
 def by_prompt(values: Values) -> list[float]:
-    """Means over the videos of each prompt, of prompts that have any."""
+    """Return the mean over the videos of each prompt, from scores (prompts, seeds).
+
+    Prompts without a score are left out.
+    """
     scored = values[~np.isnan(values).all(axis=1)]
     return [float(x) for x in np.nanmean(scored, axis=1)] if len(scored) else []
 
 
 def wins(treated: Values, control: Values, lower: bool = False) -> Values:
-    """1 where the video is better than its pair, 0 where it is worse, a half where both score the same."""
+    """Return 1 where the video is better than its pair, 0 where it is worse, and a half where both score the same.
+
+    All arrays are (prompts, seeds), with nan where a score is missing. With `lower`, lower scores are better.
+    """
     difference = (control - treated) if lower else (treated - control)
     return np.where(np.isnan(difference), np.nan, (np.sign(difference) + 1) / 2)
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Return mean and interval of one value per prompt."""
+    """Return the mean of one value per prompt, with its interval if the prompts are enough for one."""
     mean = float(np.mean(values)) if values else None
     if len(values) < FEWEST:
         return Interval(mean, None, None, len(values))
@@ -223,7 +232,10 @@ def mean_of(values: Values) -> Mean:
 
 
 def compare(treated: Values, control: Values, lower: bool) -> Difference:
-    """Whether it stands among others, `flag` says."""
+    """Return the difference `treated` − `control` in one score, both (prompts, seeds), with its p-value and wins.
+
+    `stands` is not decided here but by `flag`, among all differences. With `lower`, lower scores are better.
+    """
     differences = by_prompt(treated - control)
     mean = interval(differences)
     return Difference(
@@ -238,13 +250,17 @@ def compare(treated: Values, control: Values, lower: bool) -> Difference:
 
 
 def flag(differences: Sequence[Difference]) -> list[Difference]:
-    """The same, with what stands among all of them marked, at a false discovery rate of 5 %."""
+    """Return the differences with `stands` set on those significant among all, at a false discovery rate of 5 %."""
     stands = iter(discoveries([difference.p for difference in differences if difference.p is not None]))
     return [replace(difference, stands=difference.p is not None and next(stands)) for difference in differences]
 
 
 def compute(values: Mapping[str, Mapping[str, Values]], scores: Sequence[Score], tasks: Sequence[Task]) -> Figures:
-    """`values` is by source, the reference first, and by score."""
+    """Compute means, the differences of every two sources, and differences to the reference by tag.
+
+    Args:
+        values: Scores (prompts, seeds) by source, the reference first, and by name of the score.
+    """
     names = list(values)
     means = {name: {s.name: mean_of(values[name][s.name]) for s in scores} for name in names}
     pairs = [(a, b, s) for b, a in itertools.combinations(names, 2) for s in scores]
@@ -269,7 +285,7 @@ def compute(values: Mapping[str, Mapping[str, Values]], scores: Sequence[Score],
 
 
 def tag_rows(tasks: Sequence[Task]) -> dict[tuple[str, str], list[int]]:
-    """Numbers of the prompts with each value of each tag, in the order in which they first come."""
+    """Return the rows of the prompts with each (tag, value). Tags are in the order in which they first occur."""
     rows: dict[tuple[str, str], list[int]] = {}
     for i, task in enumerate(tasks):
         for tag, value in task.tags.items():

@@ -1,4 +1,4 @@
-"""`sage-grpo eval` from end to end: videos, scores, results, table and page; a call that was stopped continues."""
+"""Run `sage-grpo eval` from end to end: videos, scores, results, table and page. A call that was stopped continues."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ DAY = 24 * 60.0  # minutes that processes wait for the slowest
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """What is asked for."""
+    """The plan of an evaluation: sources, prompts, seeds, scorers and the folder to write."""
 
     candidates: Sequence[Candidate]  # the first is what the others are compared with
     tasks: Sequence[Task]
@@ -48,14 +48,29 @@ class EvaluationPlan:
 
 
 def meet(device: str = "auto") -> Processes | None:
-    """The other processes of torchrun. Each loads models whole and takes prompts of its own: nothing is sharded."""
+    """Join the other processes of torchrun; return None if this process is alone.
+
+    Each loads models whole and takes prompts of its own: nothing is sharded.
+    """
     return join(launched(), 1, 1, device, minutes=DAY)
 
 
 def evaluate(
     plan: EvaluationPlan, progress: Progress = no_progress, processes: Processes | None = None
 ) -> EvaluationResults | None:
-    """The results, on the process that writes them."""
+    """Make the videos of a plan, score them, write all files, and return the results.
+
+    Videos and scores that the folder already has are reused. The first process writes results.json, table.md and
+    report.html, and returns the results. Other processes return None.
+
+    Args:
+        plan: What to compare, and where to write.
+        progress: Shows the progress of making and of scoring.
+        processes: Those that share the work, from `meet`; None for one process.
+
+    Raises:
+        ConfigError: Scorers or weights do not fit, videos differ in size, or no video has any score.
+    """
     rank, world = (processes.replica, processes.num_replicas) if processes else (0, 1)
     mine = plan.tasks[rank::world]
     folder = Folder(plan.out)

@@ -1,4 +1,4 @@
-"""The chosen scorers, and their answer to one video with a reason wherever a score is missing."""
+"""The chosen scorers, and their answer to a video: its scores, or the reason why a score is missing."""
 
 import logging
 from collections import Counter
@@ -45,7 +45,7 @@ class Scorer:
 
 @dataclass(frozen=True)
 class Answer:
-    """Scores and, where there is none, why."""
+    """The scores of one video, and the reason for each score that is missing."""
 
     scores: dict[str, float]
     masked: dict[str, str]
@@ -53,7 +53,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Scorers:
-    """The chosen scorers."""
+    """The chosen scorers, and the reasons why others were left out."""
 
     members: list[Scorer]
     left_out: Mapping[str, str] = field(default_factory=dict)  # not asked for by name, and cannot work here
@@ -65,7 +65,13 @@ class Scorers:
 
 
 def choose(names: Sequence[str], recipe: Path | None) -> Scorers:
-    """Those named, those of the recipe (rewards and monitors), or, if neither is given, all that work as they are."""
+    """Build the named scorers and those of a recipe (rewards and monitors).
+
+    If neither is given, build all built-in scorers that work as they are.
+
+    Raises:
+        ConfigError: The recipe has neither rewards nor monitors, and no scorer is named.
+    """
     entries = [RewardConfig(type=name) for name in names]
     trained: list[RewardConfig] = []
     advantages = False
@@ -104,7 +110,10 @@ def _why_not(known: Entry) -> str:
 
 
 def named(entries: Sequence[RewardConfig], rewards: Sequence[Reward], trained: Sequence[RewardConfig]) -> list[Scorer]:
-    """Scorers whose scores have each a name of its own; those of `trained`, by identity, have their weights."""
+    """Return a scorer per recipe entry, in which each score has a name of its own among all scorers.
+
+    Entries that are in `trained`, compared by identity, have the weights of the recipe. The others have none.
+    """
     count = Counter(name for reward in rewards for name in set(reward.names))
     scorers: list[Scorer] = []
     for entry, reward in zip(entries, rewards, strict=True):
@@ -118,7 +127,10 @@ def named(entries: Sequence[RewardConfig], rewards: Sequence[Reward], trained: S
 
 @contextmanager
 def logged_messages() -> Iterator[list[str]]:
-    """What our scorers log is a reason here, not lines in the middle of a progress bar."""
+    """Collect the warnings that our scorers log inside the block, and yield the list.
+
+    They become reasons for missing scores, not lines in the middle of a progress bar.
+    """
     messages: list[str] = []
 
     class Collector(logging.Handler):
@@ -137,9 +149,10 @@ def logged_messages() -> Iterator[list[str]]:
 
 
 def ask(scorer: Scorer, videos: Videos, prompts: Sequence[Prompt], unheard: str = "") -> list[Answer]:
-    """Scores of videos, asked as a run asks. A scorer that fails is a mask with its reason, for these videos alone.
+    """Score a batch of videos in the same way as a run does, and return an answer per video.
 
-    One that does not hear is given frames alone. `unheard` is why a sound cannot be had: those that hear are not asked.
+    A scorer that fails becomes a mask with its reason, for these videos alone. One that does not hear gets frames only.
+    `unheard` is why the sound cannot be read, if so. Scorers that hear are then not run, and it is their reason.
     """
     if unheard and scorer.uses_audio:
         return [Answer({}, dict.fromkeys(scorer.keys, unheard)) for _ in prompts]
@@ -173,7 +186,10 @@ def _why_masked(scorer: Scorer, videos: Videos) -> str:
 
 
 def joined(videos: Sequence[Videos]) -> Videos:
-    """For scorers that compare: one batch, with sound where all have one of the same length, and rates alike."""
+    """Join videos into one batch, for scorers that compare.
+
+    If sounds differ in length, or videos differ in their rates or in having sound, only the frames are kept.
+    """
     kinds = {(one.frame_rate, one.sample_rate, one.sound.shape if one.sound is not None else None) for one in videos}
     return Videos.joined(videos if len(kinds) == 1 else [Videos(one.frames) for one in videos])
 

@@ -1,7 +1,7 @@
-"""Scores of the kept videos: every scorer is built once and asked once for a video; a failure is a mask with a reason.
+"""Score the kept videos: each scorer is built once and scores a video once; a failure is a mask with a reason.
 
-A scorer's line in a prompt's file says which pixels it saw, and which sound it heard, so that a video made again is
-scored again.
+A scorer's line in a prompt's file has a hash of the pixels that it saw, and of the sound that it heard. So a video that
+was made again is scored again.
 """
 
 import json
@@ -33,7 +33,10 @@ OVERALL = "Overall"
 
 @dataclass(frozen=True)
 class VideoScores:
-    """What a scorer said of one video, under its own names: those of the scorers depend on which others sit in it."""
+    """The scores that one scorer gave to one video, under the names of the reward itself.
+
+    Names in `Scorer.keys` are not used here, because they depend on which other scorers were chosen.
+    """
 
     frames: str  # hash of the pixels that it was shown, and of the sound if it hears
     scores: dict[str, float]
@@ -42,7 +45,7 @@ class VideoScores:
 
 @dataclass(frozen=True)
 class ScorerLine:
-    """One scorer on one prompt: a line of the prompt's file."""
+    """The scores of one scorer for the videos of one prompt: a line of the prompt's file."""
 
     scorer: str
     type: str
@@ -73,7 +76,7 @@ class Score:
 
 
 def columns(scorers: Scorers) -> list[Score]:
-    """Return the columns of the results: rewards of any source, then what is held out."""
+    """Return the columns of the results: the overall score if any, rewards of any source, then held-out scores."""
     scores = []
     for scorer in scorers.members:
         weights = scorer.weights or [None] * len(scorer.keys)
@@ -86,7 +89,10 @@ def columns(scorers: Scorers) -> list[Score]:
 
 
 def read_scorers(names: Sequence[str], file: Path | None) -> list[RewardConfig]:
-    """By name with their defaults, and from YAML: a list as under `rewards:`, or a recipe with its rewards."""
+    """Return the scorers given by name, with their defaults, and those of a YAML file.
+
+    The file has a list as under `rewards:`, or is a recipe with rewards and monitors.
+    """
     by_name = [RewardConfig(type=name) for name in names]
     if file is None:
         return by_name
@@ -106,9 +112,10 @@ def read_scorers(names: Sequence[str], file: Path | None) -> list[RewardConfig]:
 def choose_scorers(
     candidates: Sequence[Candidate], more: Sequence[RewardConfig]
 ) -> tuple[list[RewardConfig], list[bool]]:
-    """Rewards and monitors of all sources, each once, and what was asked for; whether one was trained on.
+    """Return all scorers of an evaluation, each once, and for each whether a source was trained on it.
 
-    Weights of the overall score are those of the first recipe that has rewards. Options are checked, nothing is loaded.
+    They are the rewards and monitors of all sources, the own monitors of their models, and `more`. Weights of the
+    overall score are those of the first recipe that has rewards. Options are checked, but nothing is loaded.
     """
     configs = [candidate.config for candidate in candidates]
     first = next((config for config in configs if config.rewards), None)
@@ -146,7 +153,7 @@ def read_weights(text: str) -> dict[str, float]:
 
 
 def check_weights(weights: Mapping[str, float], entries: Sequence[RewardConfig]) -> None:
-    """Refuse weights of scores that nobody gives, as far as classes say their names before they are made."""
+    """Refuse weights of scores that no scorer gives, as far as the classes declare names before they are built."""
     names = [resolve_reward(e.type).names if e.type in registry.rewards() else () for e in entries]
     known = {name for of_one in names for name in of_one}
     for name in weights:
@@ -166,7 +173,10 @@ def weighed(scorers: Scorers, weights: Mapping[str, float]) -> Scorers:
 
 
 def build_scorers(entries: list[RewardConfig], trained: list[bool], candidates: Sequence[Candidate]) -> Scorers:
-    """Loads the scorers."""
+    """Build the scorers, with the weights of the first recipe that has rewards.
+
+    `trained` says for each entry whether a source was trained on it.
+    """
     first = next((candidate.config for candidate in candidates if candidate.config.rewards), None)
     weighted = [e for e in entries if first and any(e is reward for reward in first.rewards)]
     scorers = named(entries, [build.build_reward(entry) for entry in entries], weighted)
@@ -177,7 +187,7 @@ def build_scorers(entries: list[RewardConfig], trained: list[bool], candidates: 
 
 
 def read_lines(path: Path) -> dict[str, ScorerLine]:
-    """By scorer; a file that cannot be read counts for nothing."""
+    """Return the lines of a prompt's file by scorer; nothing if the file cannot be read."""
     try:
         lines = [ScorerLine.from_json(json.loads(text)) for text in path.read_text().splitlines()]
     except (OSError, ValueError, KeyError, TypeError):
@@ -188,7 +198,10 @@ def read_lines(path: Path) -> dict[str, ScorerLine]:
 def score_task(
     folder: Folder, source: str, task: Task, seeds: Sequence[int], scorers: Scorers, *, retry: bool = False
 ) -> bool:
-    """Ask the scorers for what they have not said yet; `retry` asks again where they failed. Whether any was asked."""
+    """Score the videos of one prompt with every scorer that has not scored them yet; return whether any was run.
+
+    With `retry`, scorers that failed are run again. One that compares videos scores all of them again if one is new.
+    """
     path = folder.scores(source, task.id)
     lines, kept = read_lines(path), _Kept(folder, source, task, seeds)
     changed = False
@@ -214,7 +227,7 @@ def score_task(
 
 
 class _Kept:
-    """Videos of one prompt, decoded when a scorer first asks for them, with their sound when one that hears does."""
+    """The videos of one prompt, decoded when a scorer first needs them. Sound is decoded when a scorer hears."""
 
     def __init__(self, folder: Folder, source: str, task: Task, seeds: Sequence[int]) -> None:
         self.folder, self.source, self.task = folder, source, task.id
@@ -223,7 +236,7 @@ class _Kept:
         self.records = {seed: record for seed, record in records.items() if record}
 
     def shown(self, scorer: Scorer, seed: int) -> str:
-        """Hash of what it is given; nothing if there is no such video."""
+        """Return the hash of what the scorer is given, or an empty text if there is no such video."""
         return self.records[seed].shown(scorer.uses_audio) if seed in self.records else ""
 
     def videos(self, scorer: Scorer, seed: int) -> Videos:
@@ -259,7 +272,7 @@ def _video_scores(scorer: Scorer, answer: Answer, frames: str) -> VideoScores:
 def collect(
     folder: Folder, source: str, tasks: Sequence[Task], seeds: Sequence[int], scorers: Scorers
 ) -> tuple[dict[str, list[list[float | None]]], dict[str, dict[str, int]]]:
-    """Return each score as rows of prompts and columns of seeds, None where masked; and the reasons, counted."""
+    """Return each score as rows of prompts and columns of seeds, None where masked; and the counts of the reasons."""
     table = {key: [[None] * len(seeds) for _ in tasks] for scorer in scorers.members for key in scorer.keys}
     values: dict[str, list[list[float | None]]] = {key: list(map(list, rows)) for key, rows in table.items()}
     reasons: dict[str, dict[str, int]] = {key: {} for key in values}

@@ -1,4 +1,4 @@
-"""What is compared: named runs, checkpoints and untrained models, each with a hash of all that makes its videos."""
+"""The sources to compare: named runs, checkpoints and untrained models, each with a hash of what makes its videos."""
 
 import json
 import re
@@ -21,7 +21,10 @@ NAME = re.compile(r"[\w.-]*\w[\w.-]*")  # fit for a file's name
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model by name. `path` is what `open_source` takes; nothing of it is in memory yet."""
+    """A source by name, of which nothing is in memory yet.
+
+    `path` is what `open_source` takes; `identity` is a hash of all that makes its videos.
+    """
 
     name: str
     path: Path
@@ -42,9 +45,15 @@ def digest(content: Any) -> str:
 def find_sources(
     texts: Sequence[str], *, base: bool, average: bool, overrides: Sequence[str] = (), trust_code: bool = False
 ) -> list[Candidate]:
-    """`name=path` or a path alone. Unless there is one named base, the first run's untrained model stands first.
+    """Return the sources, each given as `name=path` or a path alone.
 
-    Recipes in run folders may name what is not built in only with `trust_code`.
+    A source named base comes first. If there is none and `base` is set, the first run's untrained model is added as
+    base.
+
+    A recipe in a run folder may name code that is not built in only if `trust_code` is set.
+
+    Raises:
+        ConfigError: Two sources have one name, a path is no source, or sizes of videos differ.
     """
     pairs = [_split(text) for text in texts]
     _refuse_same_names(pairs)
@@ -99,7 +108,10 @@ def _identify(name: str, path: Path, average: bool, overrides: Sequence[str]) ->
 
 
 def _base_weights(path: str | None) -> list[Any]:
-    """Identify base weights: a folder by its files, a hub's name by itself and the revision that the recipe pins."""
+    """Return what identifies base weights: the files of a folder, or our version for the checkpoint that ships.
+
+    For a name on the hub the list is empty: the name and the revision that the recipe pins are hashed with the model.
+    """
     if path is None:
         return [__version__]  # the checkpoint that ships
     folder = Path(path).expanduser()
@@ -131,7 +143,7 @@ def _size(candidate: Candidate) -> str:
 
 
 def differences_in_sampling(candidates: Sequence[Candidate]) -> str | None:
-    """A word for the reader where models are sampled in different ways."""
+    """Return a sentence for the reader if sources are sampled in different ways, else None."""
     ways: dict[str, list[str]] = {}
     for candidate in candidates:
         sampling = candidate.config.sampling

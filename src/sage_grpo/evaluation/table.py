@@ -1,4 +1,4 @@
-"""Results as tables of text: one row a source with the best three of each score marked, then differences and wins."""
+"""Results as text tables: a row per source with the best three of each score marked, then differences and win rates."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ KEY = (
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of text, and of its cells the rank among the best three of their column."""
+    """A table of text. `ranks` marks the cells that are among the best three of their column."""
 
     title: str
     header: list[str]
@@ -28,7 +28,10 @@ class Grid:
 
 
 def ranked(values: Sequence[float | None], lower: bool = False) -> list[int | None]:
-    """1 for the best, then 2 and 3; equal values share the better rank. None below, and where there is no value."""
+    """Return the rank of each value: 1 for the best, then 2 and 3. It is None below, and where there is no value.
+
+    Equal values share the better rank. With `lower`, the lowest value is best.
+    """
     known = [value for value in values if value is not None]
     ranks: list[int | None] = []
     for value in values:
@@ -38,7 +41,7 @@ def ranked(values: Sequence[float | None], lower: bool = False) -> list[int | No
 
 
 def decimals(values: Sequence[float | None]) -> int:
-    """So many that the largest value has three digits."""
+    """Return how many decimals show the largest value with three digits, from 2 to 6."""
     largest = max((abs(value) for value in values if value is not None), default=1.0)
     return min(max(2 - math.floor(math.log10(largest)), 2), 6) if largest > 0 else 2
 
@@ -60,7 +63,7 @@ def ends(interval: Interval, digits: int, sign: str = "+") -> str:
 
 
 def heading(score: Score) -> str:
-    """What a column holds: which way is better, and whether anybody was trained on it."""
+    """Return the heading of a column: the score, which way is better, and whether no source was trained on it."""
     return f"{arrow(score)}{'' if score.trained else ' (held out)'}"
 
 
@@ -73,7 +76,7 @@ def digits_of(results: EvaluationResults) -> dict[str, int]:
 
 
 def main_table(results: EvaluationResults) -> Grid:
-    """The shape of the paper's Table 2."""
+    """Return the table of means in the form of the paper's Table 2: a row per source, a column per score."""
     scores, digits, ranks = results.scores, digits_of(results), {}
     rows = [[name] for name in results.sources]
     for column, score in enumerate(scores, 1):
@@ -94,7 +97,7 @@ def _overall(scores: Sequence[Score]) -> str:
 
 
 def _masked(results: EvaluationResults) -> str:
-    """How many videos have no score, and the commonest reason: they count in no mean."""
+    """Return a sentence on how many videos lack a score, which then count in no mean, with the commonest reason."""
     parts = []
     for score in results.scores:
         reasons: dict[str, int] = {}
@@ -114,7 +117,10 @@ def mark(difference: Difference) -> str:
 
 
 def differences(results: EvaluationResults) -> Iterator[Grid]:
-    """What was trained on, then what was held out: in one table the second would be out of sight."""
+    """Yield tables of differences to the reference: scores that were trained on, then held-out scores.
+
+    In one table, the held-out scores would be out of sight.
+    """
     digits, reference = digits_of(results), results.reference
     cells = {
         (row.source, row.score): with_interval(row.difference, digits[row.score]) + mark(row.difference)
@@ -134,7 +140,10 @@ def differences(results: EvaluationResults) -> Iterator[Grid]:
 
 
 def losses(results: EvaluationResults) -> str:
-    """What got worse by a difference that stands: a gain is not reported without its price."""
+    """Return a sentence on what is significantly worse than the reference, or an empty text.
+
+    With it, a gain is not reported without its price.
+    """
     parts = []
     for score in results.scores:
         names = [
@@ -168,7 +177,10 @@ def percent(share: Interval) -> str:
 
 
 def duels(results: EvaluationResults) -> Grid | None:
-    """Every source against every other by the first score; with two sources the table above has said it."""
+    """Return the win rates of every source against every other by the first score.
+
+    Return None for fewer than three sources, because `win_rates` has shown it already.
+    """
     names, score = list(results.sources), results.scores[0]
     if len(names) < 3:
         return None
@@ -185,7 +197,10 @@ def _reversed(share: Interval) -> Interval:
 
 
 def by_tag(results: EvaluationResults) -> Iterator[Grid]:
-    """A table a source: differences to the reference for every value of every tag; parts of the overall score aside."""
+    """Yield a table per source: its differences to the reference for every value of every tag.
+
+    If there is an overall score, it replaces the scores that were trained on.
+    """
     digits = digits_of(results)
     whole = sum(bool(score.weight) for score in results.scores) > 1
     scores = [score for score in results.scores if not (whole and score.trained) or score is results.scores[0]]

@@ -1,4 +1,4 @@
-"""Which prompt belongs to which video: by the file's name in a prompt file, or a .txt next to the video."""
+"""Find the prompt of each video: by the file's name in a prompt file, or in a .txt next to the video."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -15,14 +15,17 @@ SPLIT = "\t"  # between name and prompt, on a line of plain text
 
 
 class MissingPrompt(Unscorable):
-    """A scorer asked for the prompt of a video that has none."""
+    """Raised when a scorer reads the prompt of a video that has none."""
 
 
 class NoPrompt(Prompt):
-    """Stands for a prompt that is missing: scorers that never look at it score, others say that it is missing."""
+    """A placeholder for a prompt that is missing.
+
+    Scorers that never read it can score the video. For others it raises `MissingPrompt`.
+    """
 
     def __init__(self) -> None:
-        """Nothing is set, so that asking for it comes to `__getattr__`."""
+        """Set no attribute, so that reading `text` or `columns` calls `__getattr__`."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ("text", "columns"):
@@ -31,7 +34,15 @@ class NoPrompt(Prompt):
 
 
 def find_prompts(videos: Sequence[Path], root: Path, file: Path | None) -> list[Prompt]:
-    """One per video, `NoPrompt` where there is none."""
+    """Return one prompt per video, `NoPrompt` where there is none.
+
+    Args:
+        root: Folder that names in the prompt file are relative to.
+        file: The prompt file, if any. A video that it does not name has the .txt next to it.
+
+    Raises:
+        PromptError: No row of the file is for one of the videos.
+    """
     rows = dict(_rows(file, videos, root)) if file else {}
     if file and not rows:
         example = _names(videos[0], root)[0]
@@ -60,7 +71,7 @@ def _rows(file: Path, videos: Sequence[Path], root: Path) -> Iterator[tuple[Path
 
 
 def _names(path: Path, root: Path) -> list[str]:
-    """How a row may call this video."""
+    """Return the names by which a row of the prompt file may refer to this video."""
     inside = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
     return list(dict.fromkeys([inside, path.name, path.stem, NUMBER_OF_SAMPLE.sub("", path.stem)]))
 

@@ -1,8 +1,8 @@
-"""Videos of every source, prompt and seed, made once: each with a record of what made it, so that a call continues.
+"""Make the videos of every source, prompt and seed once, each with a record of its origin, so that a call continues.
 
-A video is kept twice: as mp4 to look at, and without loss to score, for what mp4 loses would change the scores. So is
-its sound, if the model makes any. It is made alone, never in a batch: rounding depends on the batch, and a seed and a
-prompt must always give the same video.
+A video is kept twice: as mp4 to look at, and without loss to score, because what mp4 loses would change the scores. So
+is its sound, if the model makes any. It is made alone, never in a batch: rounding depends on the batch, and a seed and
+a prompt must always give the same video.
 """
 
 import gc
@@ -33,7 +33,7 @@ from sage_grpo.videos import DEFAULT_FPS, LAYOUTS, SoundTrack, mp4_bytes, read_s
 
 @dataclass(frozen=True)
 class SoundRecord:
-    """The sound of the frames, and how fast they go: scorers that hear need both."""
+    """The hash and rate of a video's sound, and the frame rate. Scorers that hear need both rates."""
 
     samples: str  # sha256
     sample_rate: int
@@ -42,7 +42,7 @@ class SoundRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """Written last: a video without one was never finished."""
+    """The record of a finished video. It is written last, so a video without one was never finished."""
 
     made_from: str  # hash of model, weights, sampling, prompt and seed
     frames: str  # sha256 of the pixels
@@ -60,7 +60,7 @@ class Record:
         return cls(row["made_from"], row["frames"], tuple(row["shape"]), row["files"], kept)
 
     def shown(self, uses_audio: bool) -> str:
-        """Hash of what a scorer is given: the pixels, and the sound if it hears and there is any."""
+        """Return the hash of what a scorer is given: the pixels, and the sound if it hears and there is any."""
         return digest([self.frames, asdict(self.sound)]) if uses_audio and self.sound else self.frames
 
 
@@ -82,7 +82,10 @@ class Folder:
 
 
 def noise_seed(prompt: Prompt, seed: int) -> int:
-    """Return a seed of prompt and seed alone. Source, place in a list and process do not enter, so videos are pairs."""
+    """Return the seed of a video's noise, which depends on prompt and seed alone.
+
+    Source, place in a list and process do not change it, so the videos of two sources are pairs.
+    """
     return int.from_bytes(blake2b(repr((prompt.text, seed)).encode(), digest_size=7).digest(), "little")
 
 
@@ -100,7 +103,7 @@ def read_record(folder: Folder, source: str, task: str, seed: int) -> Record | N
 
 
 def is_made(folder: Folder, candidate: Candidate, task: Task, seed: int) -> bool:
-    """By this source as it is now, and its files are those that were written."""
+    """Return whether the video was made by this source as it is now, and its files are as they were written."""
     record = read_record(folder, candidate.name, task.id, seed)
     if record is None or record.made_from != made_from(candidate, task.prompt, seed):
         return False
@@ -131,7 +134,10 @@ def make_videos(
     overrides: Sequence[str] = (),
     after_first: Callable[[], None] = lambda: None,
 ) -> None:
-    """The model is in memory only while there is something to make. `after_first` may find that it fits no other."""
+    """Make and keep the videos of `todo`. The model is in memory only while there is something to make.
+
+    `after_first` is called after the first video: it may find that its size fits no other source.
+    """
     if not todo:
         return
     # what candidates may name was decided when they were found
@@ -172,9 +178,10 @@ def hash_of_sound(sound: SoundTrack) -> str:
 
 
 def lossless(video: Tensor, sound: SoundTrack | None = None, fps: float | None = None) -> bytes:
-    """H.264 in RGB at quantiser 0: a twentieth to a half of the pixels' size, and not one of them changed.
+    """Encode frames (F, H, W, 3), uint8, as H.264 in RGB at quantiser 0, and return the Matroska file.
 
-    Sound is stored next to it as the numbers that the model gave, which is a small part of the file.
+    It has a twentieth to a half of the pixels' size, and not one pixel is changed. Sound is stored next to it as the
+    numbers that the model gave, which is a small part of the file.
     """
     out, array = io.BytesIO(), video.numpy()
     bitexact = {"fflags": "bitexact"}  # the same video is the same file: no random number of the container's own
@@ -196,7 +203,11 @@ def lossless(video: Tensor, sound: SoundTrack | None = None, fps: float | None =
 
 
 def load_frames(folder: Folder, source: str, task: str, seed: int, expected: str) -> Tensor:
-    """The pixels as they were made, checked by their hash."""
+    """Return the frames of a video as they were made, (F, H, W, 3), uint8, checked by their hash.
+
+    Raises:
+        RuntimeError: The hash is not `expected`.
+    """
     path = folder.frames(source, task, seed)
     with av.open(str(path)) as container:
         video = torch.from_numpy(np.stack([f.to_ndarray(format="rgb24") for f in container.decode(video=0)]))
@@ -206,7 +217,11 @@ def load_frames(folder: Folder, source: str, task: str, seed: int, expected: str
 
 
 def load_sound(folder: Folder, source: str, task: str, seed: int, expected: str) -> SoundTrack:
-    """The samples as they were made, checked by their hash."""
+    """Return the sound of a video as it was made, checked by its hash.
+
+    Raises:
+        RuntimeError: There is no sound, or its hash is not `expected`.
+    """
     path = folder.frames(source, task, seed)
     sound = read_sound(path)
     if sound is None or hash_of_sound(sound) != expected:
@@ -215,7 +230,10 @@ def load_sound(folder: Folder, source: str, task: str, seed: int, expected: str)
 
 
 def refuse_sizes(folder: Folder, candidates: Sequence[Candidate], tasks: Sequence[Task], seeds: Sequence[int]) -> None:
-    """Recipes that leave the size to the model are distinguished by the first video of each."""
+    """Refuse sources whose first videos differ in size.
+
+    This catches recipes that leave the size to the model, which can only be compared by their videos.
+    """
     first: dict[tuple[int, ...], str] = {}
     for candidate in candidates:
         record = read_record(folder, candidate.name, tasks[0].id, seeds[0]) if tasks else None

@@ -41,7 +41,10 @@ def native(kernel: SDPBackend | None, query: Tensor, key: Tensor, value: Tensor,
 
 
 def attention_report(device: torch.device, shape: Sequence[int] = ()) -> list[dict[str, Any]]:
-    """A row for each kernel, with and without a mask of the keys, at a recipe's shape (batch, heads, tokens, width)."""
+    """Return a row of results for each kernel, with and without a mask of the keys.
+
+    `shape` is the recipe's (batch, heads, tokens, width); the host has a small one of its own.
+    """
     size = SMALL if device == HOST else tuple(shape) or SHAPE
     draw = torch.Generator(device).manual_seed(0)
     q, k, v = (torch.randn(size, generator=draw, device=device).bfloat16() for _ in "qkv")
@@ -58,7 +61,10 @@ def attention_report(device: torch.device, shape: Sequence[int] = ()) -> list[di
 
 
 def compare(kernel: Attend, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> dict[str, Any]:
-    """Bits and seconds of a kernel. `equal` is none where the kernel does not take the question."""
+    """Return whether a kernel gives equal bits with and without gradient, and its seconds.
+
+    `equal` is None where the kernel does not take these tensors.
+    """
 
     def ask(gradient: bool) -> Tensor:
         query, key, value = (x.detach().requires_grad_(gradient) for x in (q, k, v))

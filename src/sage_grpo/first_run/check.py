@@ -1,4 +1,4 @@
-"""One thing that was looked at."""
+"""The result of one check, with how to fix it."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ class Check:
     ok: bool
     found: str
     fix: str = ""
-    """What to do where it is not as it should be."""
+    """What to do where the check failed."""
     needed: bool = True
-    """Nothing runs without it."""
+    """Whether nothing runs without it."""
 
     @property
     def broken(self) -> bool:

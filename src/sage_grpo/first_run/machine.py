@@ -1,4 +1,4 @@
-"""What a machine has for a recipe, one line each: found, or what to do about it."""
+"""Checks of what a machine has for a recipe, a line each: what was found, or what to do about it."""
 
 import os
 import shutil
@@ -19,7 +19,10 @@ ROOM = 0.92  # of a device's memory that a plan may use
 
 
 def machine_checks(config: RecipeConfig, plan: Memory, disk: float) -> Iterator[Check]:
-    """In the order in which a run would trip over them."""
+    """Yield the checks of torch, devices, memory and disk, in the order in which a run would trip over them.
+
+    `disk` is the bytes that the run will write.
+    """
     device = choose_device(config.tuning.device)
     count = torch.accelerator.device_count() if device != HOST else 1
     processes = config.parallel.processes

@@ -1,4 +1,4 @@
-"""Checks, attention, real iterations, a calibrated plan: one file that can be sent back."""
+"""A first run: checks, attention, real iterations, and a calibrated plan, in one file that can be sent back."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ REPORT, CALIBRATION = "first-run.json", "calibration.yaml"
 def first_run(
     source: str | Path, overrides: Sequence[str], folder: Path, count: int, gpu: str | None, emit: Emit = print
 ) -> dict[str, Any]:
-    """The report; it is also in `folder`, and is written there whatever happens."""
+    """Run everything, and return the report. It is also in `folder`, and is written there whatever happens."""
     config = recipe_for(source, overrides, folder, count)
     if (folder / REPORT).exists():
         raise ConfigError(f"{folder} holds a first run already; choose another --out")
@@ -69,7 +69,7 @@ def first_run(
 
 
 def passed(checks: Iterable[Check], report: dict[str, Any]) -> None:
-    """Into the report, all of them; what is wrong ends the run in one message."""
+    """Add all checks to the report, and refuse what is wrong in one message."""
     done = list(checks)
     report["checks"] = report.get("checks", []) + [asdict(check) for check in done]
     if wrong := [f"{check.name}: {check.found}; {check.fix}" for check in done if not check.ok]:
@@ -77,7 +77,7 @@ def passed(checks: Iterable[Check], report: dict[str, Any]) -> None:
 
 
 def recipe_for(source: str | Path, overrides: Sequence[str], folder: Path, count: int) -> RecipeConfig:
-    """The recipe itself except for its length, its folder, and that it saves and samples within it."""
+    """Return the recipe with another length and folder, so that it saves and samples within that length."""
     short = [f"run.iterations={count}", f"run.out={folder / 'run'}", f"run.save_every={count}", "run.resume=never"]
     short += [f"run.sample_every={count}", "run.trackers=[]", "run.check_gpus=true"]
     recipe = load_recipe(source, [*overrides, *short])
@@ -99,7 +99,7 @@ def run_iterations(config: RecipeConfig, folder: Path, emit: Emit) -> None:
 
 
 def measured(config: RecipeConfig, folder: Path, plan: Plan) -> dict[str, Any]:
-    """Seconds by phase, memory and deviation of replay, next to what was planned."""
+    """Return what was measured next to what was planned: seconds by phase and memory, with the deviation of replay."""
     rows = read_metrics(RunFolder(folder / "run").log)
     later = rows[1:] or rows  # the first one warms up
     seconds = {phase: median(row.get(f"seconds/{phase}") or 0.0 for row in later) for phase in PHASES}

@@ -21,7 +21,19 @@ def export_run(
     dtype: str | None = None,
     trust_code: bool = False,
 ) -> dict[str, Any]:
-    """Whole or not there: written next to `out` and renamed into place. All on the host, so that no GPU is needed."""
+    """Write a run's trained weights into the folder `out`, and return what was written.
+
+    The folder is there whole or not at all: it is written next to `out` and renamed into place. All is done on the
+    host, so that no GPU is needed.
+
+    Args:
+        path: A run folder, or one of its checkpoints.
+        out: The folder to write.
+        merge: Whether adapters are merged into the weights.
+        average: Whether averaged weights are used where the run kept them.
+        dtype: Precision of the written weights, by its name in torch.
+        trust_code: Whether the recipe may name a model that is not built in.
+    """
     run = open_run(path, average=average, overrides=[f"tuning.device={HOST}"], trust_code=trust_code)
     work = out.with_name(f".{out.name}.part")
     shutil.rmtree(work, ignore_errors=True)
@@ -66,7 +78,7 @@ def readme(run: OpenedRun, kind: str, out: Path) -> str:
 
 
 def precision_note(update: Mapping[str, Mapping[str, float]] | None) -> str:
-    """What a merged update keeps, for whoever chooses the precision to load it in."""
+    """Return a section on what a merged update keeps, for the choice of the precision to load it in."""
     if update is None:
         return ""
     lines = [f"- {told}" for told in survival_lines(update)]
@@ -79,7 +91,7 @@ def precision_note(update: Mapping[str, Mapping[str, float]] | None) -> str:
 
 
 def survival_lines(update: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """One a precision, the written one first."""
+    """Return a line for each precision on what it keeps of an update, the written one first."""
     written = next(iter(update))
     return [
         f"{name} ({'as written' if name == written else 'if it is loaded so'}): {now['survives']:.1%} survives, "

@@ -27,12 +27,12 @@ class OpenedRun:
     iteration: int
     checkpoint: str
     averaged: bool
-    """The averaged weights are in place, not the last ones."""
+    """Whether the averaged weights are in place, and not the last ones."""
 
 
 @dataclass(frozen=True)
 class RunLocation:
-    """Where a run and its checkpoints lie."""
+    """The place of a run and of its checkpoints."""
 
     files: RunFolder
     config: RecipeConfig
@@ -40,7 +40,7 @@ class RunLocation:
     step: str | None  # the checkpoint that was named; none: the newest
 
     def newest(self) -> str:
-        """The name of the newest checkpoint; whether it is whole is seen when it is read."""
+        """Return the name of the newest checkpoint. Whether it is whole is seen when it is read."""
         known = checkpoints(self.root)
         if not known:
             raise _none_yet(self)
@@ -57,9 +57,10 @@ TOKEN = "token_variable"  # the option of a reward that says which environment v
 
 
 def refuse_code(config: RecipeConfig, place: Path, rewards: Iterable[RewardConfig] = ()) -> None:
-    """A run folder is data, so what its recipe names must be built in or installed: importing it would run it.
+    """Refuse a recipe of a run that names what could run code or send a secret.
 
-    `rewards` are those that would be built. A built-in one may not choose which environment variable it sends away.
+    A run folder is data, so what its recipe names must be built in or installed: importing it would run it. `rewards`
+    are those that would be built. A built-in one may not choose which environment variable it sends away.
     """
     strange = [f"module {module!r}" for module in config.run.imports]
     models, known = ({**own(), **registry.installed(kind)} for kind, own in KNOWN.items())
@@ -75,20 +76,20 @@ def refuse_code(config: RecipeConfig, place: Path, rewards: Iterable[RewardConfi
 
 
 def is_of_run(path: Path) -> bool:
-    """Whether a recipe there is one that a run wrote, and not one that the user chose as a recipe."""
+    """Return whether the recipe at `path` is one that a run wrote, and not one that the user chose."""
     return is_run(path) or path.name == RECIPE
 
 
 def find_run(path: Path | str, overrides: Sequence[str] = (), *, trust_code: bool = False) -> RunLocation:
-    """`path` is a run folder, or one of its checkpoints. Nothing is loaded yet.
+    """Find a run and its checkpoints. Nothing is loaded yet.
 
     Args:
-        path: The folder.
-        overrides: Of its recipe.
-        trust_code: The recipe may name a model that is not built in.
+        path: A run folder, or one of its checkpoints.
+        overrides: Settings that replace those of its recipe.
+        trust_code: Whether the recipe may name a model that is not built in.
 
     Raises:
-        ConfigError: It is no run, or its recipe names code.
+        ConfigError: If it is no run, the checkpoint is not there, or its recipe names code.
     """
     files, step = split(Path(path))
     if not files.exists:
@@ -107,10 +108,11 @@ def find_run(path: Path | str, overrides: Sequence[str] = (), *, trust_code: boo
 def open_run(
     path: Path | str, *, average: bool = True, overrides: Sequence[str] = (), trust_code: bool = False
 ) -> OpenedRun:
-    """The recipe of a run folder (or of one of its checkpoints), with the model that it trained.
+    """Build the model of a run folder (or of one of its checkpoints) with the weights that it trained.
 
-    Averaged weights are used where the run kept them. `overrides` are of its recipe, such as tuning.device=cpu.
-    With `trust_code` its recipe may name a model that is not built in, which runs the code of that model.
+    Averaged weights are used where the run kept them, unless `average` is off. `overrides` are of its recipe, such as
+    tuning.device=cpu. With `trust_code` its recipe may name a model that is not built in, which runs the code of that
+    model.
     """
     place = find_run(path, overrides, trust_code=trust_code)
     config, step = place.config, place.step

@@ -17,7 +17,7 @@ from sage_grpo.videos import contact_sheet, sound_of, write_frames
 
 @dataclass(frozen=True)
 class Source:
-    """What is asked for videos, and how to call it."""
+    """A model to make videos with, its recipe, and a name to show."""
 
     config: RecipeConfig
     model: VideoModel
@@ -25,7 +25,7 @@ class Source:
 
 
 def open_source(path: Path, *, average: bool = True, overrides: Sequence[str] = (), trust_code: bool = False) -> Source:
-    """A run folder, a checkpoint of one, or a recipe whose model is taken as it is.
+    """Open a run folder, a checkpoint of one, or a recipe whose model is taken as it is.
 
     The recipe of a run may name a model that is not built in only with `trust_code`.
     """
@@ -45,7 +45,7 @@ def untrained(source: Source) -> Source:
 def sample_videos(
     source: Source, prompts: Sequence[Prompt], seed: int, emit: Callable[[], None] = lambda: None
 ) -> Videos:
-    """One video a prompt; prompt i has seed + i, whatever else is sampled."""
+    """Make one video per prompt. Prompt i has the seed `seed + i`, whatever else is sampled."""
     made = []
     for i, prompt in enumerate(prompts):
         with torch.no_grad():
@@ -61,7 +61,10 @@ def write_samples(
     columns: Sequence[tuple[str, Videos]],
     seed: int,
 ) -> list[str]:
-    """A file a video and one page with all of them; the names of the files."""
+    """Write one file per video and one page with all of them, and return the names of the files.
+
+    `columns` are videos of the same prompts, each with a name.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     files, rows = [], []
     for i, prompt in enumerate(prompts):

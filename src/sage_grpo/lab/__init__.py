@@ -1,1 +1,1 @@
-"""The laboratory: a small real video generator, its rewards and the experiments that settle claims."""
+"""The laboratory: small real video generators, their rewards, and comparisons of before and after training."""

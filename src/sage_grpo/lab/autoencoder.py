@@ -1,4 +1,4 @@
-"""Clips to a few numbers and back, as the large video models do it: the generator works on these latents.
+"""An autoencoder from clips to a few numbers and back, as in large video models. The generator works on its latents.
 
 A patch of many pixels becomes a handful of channels, so a generator of few tokens is cheap, and its clips are as sharp
 as the decoder. It is trained once, before the generator, and never again.
@@ -15,7 +15,7 @@ from sage_grpo.lab.clips import cut, grid_of, join
 
 
 class _Tower(nn.Module):
-    """Blocks over the patches of a clip, from rows of one length to rows of another."""
+    """A transformer over the patches of a clip: rows (B, rows, inputs) become rows (B, rows, outputs)."""
 
     def __init__(self, rows: int, inputs: int, outputs: int, width: int, depth: int, heads: int) -> None:
         super().__init__()
@@ -36,7 +36,10 @@ class _Tower(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """`clip` and `patch` are frames, rows and columns of pixels; latents are (channels, frames, rows, columns)."""
+    """An autoencoder of clips (B, 3, F, H, W) in [-1, 1].
+
+    `clip` and `patch` are frames, rows and columns of pixels; latents are (channels, frames, rows, columns).
+    """
 
     def __init__(
         self,
@@ -71,22 +74,25 @@ class Autoencoder(nn.Module):
         return (len(self.mean), *self.grid)
 
     def encode(self, clips: Tensor) -> Tensor:
-        """Latents with mean 0 and deviation 1 over the world."""
+        """Return latents (B, channels, …) of clips (B, 3, F, H, W), with mean 0 and deviation 1 over the world."""
         raw = join(self.encoder(cut(clips, self.patch)), self.grid, (1, 1, 1))
         return (raw - self.mean) / self.deviation
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Clips in [-1, 1]."""
+        """Return the clips (B, 3, F, H, W) in [-1, 1] of latents (B, channels, …)."""
         return 2 * torch.sigmoid(self.logits(latents)) - 1
 
     def logits(self, latents: Tensor) -> Tensor:
-        """Return logits of the light of every pixel: trained on them, the decoder makes sharper edges."""
+        """Return logits of the light of every pixel, (B, 3, F, H, W).
+
+        Trained on them, the decoder makes sharper edges.
+        """
         rows = cut(latents * self.deviation + self.mean, (1, 1, 1))
         return join(self.decoder(rows), self.clip, self.patch)
 
     @torch.no_grad()
     def standardize(self, clips: Tensor) -> None:
-        """Let latents of the world have mean 0 and deviation 1 in every channel."""
+        """Set `mean` and `deviation` so that latents of these clips have mean 0 and deviation 1 in every channel."""
         raw = self.encode(clips) * self.deviation + self.mean
         axes = (0, 2, 3, 4)
         self.mean.copy_(raw.mean(axes).view_as(self.mean))

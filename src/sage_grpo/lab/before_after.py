@@ -1,4 +1,4 @@
-"""Look at videos of the base, train by a shipped recipe, look again: what the commands of all worlds do."""
+"""Evaluate the base, train it by a shipped recipe, and evaluate again: what the commands of all worlds do."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ E_co = TypeVar("E_co", covariant=True)
 
 
 class Evaluate(Protocol[E_co]):
-    """Makes videos of a model and looks at them, telling how many it has."""
+    """A function that makes videos of a model and evaluates them, and calls `emit` with the number made so far."""
 
     def __call__(
         self, model: VideoModel, config: RecipeConfig, samples: int, *, emit: Callable[[int], None]
@@ -42,7 +42,10 @@ class BeforeAfter(Generic[E]):
 def train_between(
     recipe: str, settings: Sequence[str], evaluate: Evaluate[E], samples: int, *, doing: str, console: Console
 ) -> BeforeAfter[E]:
-    """`doing` says how videos are judged: looking at, listening to."""
+    """Evaluate the base, train by a shipped recipe, and evaluate again on the same prompts and seeds.
+
+    `doing` says how videos are judged: looking at, listening to.
+    """
     started, cpu = time.perf_counter(), time.process_time()
     config = load_recipe(recipe, list(settings))
     console.print(f"1/3 {doing} {samples} videos of the base model", highlight=False)

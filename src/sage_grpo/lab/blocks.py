@@ -1,4 +1,4 @@
-"""What the laboratory's networks are made of."""
+"""The transformer block that the laboratory's networks are made of."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from sage_grpo.core.protocols import SequenceParallel
 
 
 class Block(nn.Module):
-    """Attention and a small network, both modulated from outside."""
+    """A transformer block on tokens (B, tokens, width): attention and an MLP, both modulated by (B, 6, width)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ EMPTY = 0.1  # of all captions
 
 
 def mistaken(indices: Tensor, kinds: int, share: float, generator: torch.Generator) -> Tensor:
-    """`share` of the indices moved to one of the other kinds, each as likely as the next."""
+    """Return the indices with a random `share` of them moved to one of the other kinds, each as likely as the next."""
     wrong = torch.rand(indices.shape, generator=generator) < share
     other = (indices + torch.randint(1, kinds, indices.shape, generator=generator)) % kinds
     return torch.where(wrong, other, indices)

@@ -7,31 +7,31 @@ from torch import Tensor
 
 
 def as_frames(clips: Tensor) -> Tensor:
-    """To the bytes of videos, (N, F, H, W, 3)."""
+    """Return clips (N, 3, F, H, W) as the frames of videos, (N, F, H, W, 3), uint8."""
     return ((clips + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 4, 1).contiguous()
 
 
 def as_clips(videos: Tensor) -> Tensor:
-    """And back."""
+    """Return the frames of videos (N, F, H, W, 3), uint8, as clips (N, 3, F, H, W) on the host."""
     return videos.cpu().float().permute(0, 4, 1, 2, 3) / 127.5 - 1
 
 
 def grid_of(clip: Sequence[int], patch: Sequence[int]) -> tuple[int, ...]:
-    """Patches along frames, rows and columns."""
+    """Return the number of patches along frames, rows and columns."""
     if any(side % part for side, part in zip(clip, patch, strict=True)):
         raise ValueError(f"a clip of {tuple(clip)} does not divide into patches of {tuple(patch)}")
     return tuple(side // part for side, part in zip(clip, patch, strict=True))
 
 
 def cut(x: Tensor, patch: Sequence[int]) -> Tensor:
-    """(B, C, F, H, W) to one row a patch, (B, patches, values)."""
+    """Cut a tensor (B, C, F, H, W) into patches, one per row: (B, patches, values)."""
     (b, c, *clip), (pt, ph, pw) = x.shape, patch
     t, h, w = grid_of(clip, patch)
     return x.view(b, c, t, pt, h, ph, w, pw).permute(0, 2, 4, 6, 1, 3, 5, 7).flatten(4).flatten(1, 3)
 
 
 def join(rows: Tensor, clip: Sequence[int], patch: Sequence[int]) -> Tensor:
-    """Back from rows to (B, C, F, H, W)."""
+    """Join patches (B, patches, values), as `cut` makes them, to a tensor (B, C, F, H, W)."""
     t, h, w = grid_of(clip, patch)
     pt, ph, pw = patch
     parts = rows.view(len(rows), t, h, w, -1, pt, ph, pw).permute(0, 4, 1, 5, 2, 6, 3, 7)

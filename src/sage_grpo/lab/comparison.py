@@ -41,7 +41,10 @@ class Proportion:
 
 
 def most_telling(gains: Tensor) -> list[int]:
-    """Pairs at even places of the order by gain, so that the failures are shown too."""
+    """Return the indices of at most `SHOWN` pairs of videos, the largest gain first.
+
+    They are at even places of the order by gain, so that the failures are shown too.
+    """
     order = gains.argsort(stable=True).tolist()
     places = torch.linspace(0, len(order) - 1, min(SHOWN, len(order))).round().long().tolist()
     return [order[i] for i in reversed(places)]
@@ -62,7 +65,7 @@ def diversity_row(before: float, after: float, name: str = "held out: diversity"
 
 
 def curve_reader(folder: str) -> Callable[[str, str], Curve]:
-    """Curves of a run by the key of its log and a name to show."""
+    """Return a function that reads a curve of a run, by its key in the log and a name to show."""
     log = read_metrics(RunFolder(Path(folder)).log)
 
     def curve(key: str, name: str) -> Curve:
@@ -73,7 +76,7 @@ def curve_reader(folder: str) -> Callable[[str, str], Curve]:
 
 
 def policy_charts(curve: Callable[[str, str], Curve]) -> list[Chart]:
-    """How far it went from where it was."""
+    """Return charts of how far the policy is from where it was: the KL, and the drift relative to the start."""
     return [
         Chart(
             "Distance of the policy",

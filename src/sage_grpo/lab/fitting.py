@@ -16,11 +16,20 @@ def improve(
     bounds: tuple[Tensor, Tensor],
     iterations: int,
 ) -> tuple[Tensor, Tensor]:
-    """Levenberg–Marquardt on many pairs of video and clip together: better numbers (N, K) and squared residuals.
+    """Improve the numbers of many pairs of video and clip together, by Levenberg–Marquardt.
 
-    masks: coverage of the clips by their numbers, (N, pixels); slopes: of that in the numbers, (N, pixels, K);
-    projected: the video's light along the clip's colour, (N, pixels); total: squared norm of the video; strength: of
-    the colour.
+    Args:
+        numbers: Where to begin, (N, K).
+        masks: Coverage of the clips by their numbers, (N, pixels).
+        slopes: That of the coverage in the numbers, (N, pixels, K).
+        projected: The video's light along the clip's colour, (N, pixels).
+        total: Squared norm of the video, (N,).
+        strength: Squared norm of the colour, (N,).
+        bounds: The lowest and the highest numbers, (K,) each.
+        iterations: Steps to try.
+
+    Returns:
+        Better numbers (N, K) and squared residuals (N,).
     """
 
     def residual(mask: Tensor) -> Tensor:
@@ -47,7 +56,10 @@ def improve(
 
 
 def differences(masks: Callable[[Tensor], Tensor], step: float = 1e-5) -> Callable[[Tensor, Tensor], Tensor]:
-    """Slopes of coverage that has no simple formula for them."""
+    """Return a function for the slopes (N, pixels, K) of coverage that has no simple formula for them.
+
+    It takes differences of size `step`.
+    """
 
     def slopes(numbers: Tensor, mask: Tensor) -> Tensor:
         units = torch.eye(numbers.shape[1], dtype=numbers.dtype)

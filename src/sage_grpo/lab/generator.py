@@ -27,7 +27,7 @@ DECODE_BATCH = 32
 
 
 class LabTransformer(nn.Module):
-    """`latents` are channels, frames, rows and columns."""
+    """A transformer over words and latents. `latents` are channels, frames, rows and columns."""
 
     def __init__(
         self,
@@ -60,13 +60,16 @@ class LabTransformer(nn.Module):
         self.out = nn.Linear(width, channels)
 
     def forward(self, x: Tensor, sigma: Tensor, tokens: Tensor) -> Tensor:
-        """The clean latents x̂0."""
+        """Return the clean latents x̂0, shaped like `x` (B, …), for noise levels (B,) and tokens (B, text_length)."""
         text = self.words(tokens) + self.word_places
         _, clean = self.through(sigma, text, self.patches(cut(x, (1, 1, 1))) + self.places)
         return join(self.out(self.norm(clean)), self.latents[1:], (1, 1, 1))
 
     def through(self, sigma: Tensor, *streams: Tensor) -> Sequence[Tensor]:
-        """All blocks, with attention over all tokens; each stream comes out as long as it went in."""
+        """Run streams (B, tokens, width) through all blocks, with attention over all tokens.
+
+        Each stream comes out as long as it went in.
+        """
         frequencies = torch.exp(torch.linspace(0, math.log(1000), 32, device=sigma.device))
         angles = sigma[:, None].float() * frequencies
         stream = torch.cat(streams, 1)
@@ -77,7 +80,7 @@ class LabTransformer(nn.Module):
 
 
 class LabModel(VideoModel):
-    """`VideoModel` of the laboratory: what is trained is the transformer, the autoencoder stays as it is."""
+    """The `VideoModel` of the laboratory. Only its transformer is trained; the autoencoder stays as it is."""
 
     lora_targets: Sequence[str] = ("qkv", "proj", "mlp.0", "mlp.2")
     # what a world gives
@@ -100,7 +103,7 @@ class LabModel(VideoModel):
         guidance_scale: float = 1.0,
         guidance_gradient: Literal["both", "conditional"] = "both",
     ) -> None:
-        """Parts that are not given are made new."""
+        """Make a model of these parts. Parts that are not given are made new."""
         autoencoder = autoencoder or Autoencoder(self.clip, self.patch, self.channels)
         self.autoencoder = autoencoder.requires_grad_(False).eval()
         self.module: nn.Module = module or self.new_module(autoencoder.latent_shape)
@@ -119,7 +122,7 @@ class LabModel(VideoModel):
 
     @classmethod
     def new_tokenizer(cls) -> Tokenizer:
-        """A token for each word."""
+        """Return a tokenizer with a token for each word."""
         known = ["[pad]", "[unk]", *cls.words]
         tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(known)}, unk_token="[unk]"))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -157,7 +160,7 @@ class LabModel(VideoModel):
         return torch.tensor([row.ids for row in rows], device=next(self.module.parameters()).device)
 
     def clean(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
-        """The clean latents x̂0, guidance included."""
+        """Return the clean latents x̂0, shaped like `x` (B, …), guidance included."""
         out: Tensor = self.module(x, sigma, condition["tokens"])
         if self.guided:
             with torch.set_grad_enabled(torch.is_grad_enabled() and self.guidance_gradient == "both"):
@@ -174,7 +177,10 @@ class LabModel(VideoModel):
         return torch.cat([as_frames(self.autoencoder.decode(part)) for part in parts])
 
     def save_pretrained(self, directory: str, **facts: object) -> None:
-        """Weights of both networks, configuration with `facts` about their making, and tokenizer."""
+        """Write weights of both networks, configuration with `facts` about their making, and tokenizer into a folder.
+
+        An autoencoder that belongs to another world is left out.
+        """
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
         save_file({k: v.contiguous() for k, v in self.module.state_dict().items()}, folder / "model.safetensors")
@@ -194,7 +200,7 @@ class LabModel(VideoModel):
         guidance_scale: float = 1.0,
         guidance_gradient: Literal["both", "conditional"] = "both",
     ) -> Self:
-        """From a folder, or the checkpoint that ships with the package."""
+        """Load a model from a folder, or from the checkpoint that ships with the package."""
         folder = Path(str(directory or files(cls.shipped) / "base"))
         if not (folder / "config.json").is_file():
             raise ConfigError(

@@ -36,7 +36,7 @@ Schedule = torch.optim.lr_scheduler.OneCycleLR
 
 @dataclass(frozen=True)
 class World:
-    """A model to be trained from nothing, clips and captions to train it on, and for how long."""
+    """A model to be pre-trained, clips and captions to train it on, and for how long."""
 
     make: Callable[[], LabModel]
     random_scene: Callable[[int, torch.Generator], Any]
@@ -47,7 +47,7 @@ class World:
     noise: float  # centre of the logit of σ; above 0 high noise comes more often, where layout and prompt are decided
     floor: float  # errors are divided by σ², or by this where it is larger
     more: Callable[[Any, Tensor, Any, torch.Generator], Tensor] = lambda model, pictures, scene, generator: pictures
-    """Latents of the pictures with what else there is of a scene."""
+    """Return the latents of the pictures with what else there is of a scene, such as its sound."""
 
 
 def dubbed(model: TonesModel, pictures: Tensor, scene: shapes.Scene, generator: torch.Generator) -> Tensor:
@@ -74,9 +74,9 @@ def pretrain(
     lr: float = 2e-3,
     show: bool = True,
 ) -> float:
-    """Write a checkpoint folder to `out`; returns the last smoothed loss.
+    """Pre-train a world's model, write a checkpoint folder to `out`, and return the last smoothed loss.
 
-    steps: of the generator; the autoencoder's and the clips seen become fewer in proportion.
+    `steps` are those of the generator; the autoencoder's and the clips seen become fewer in proportion.
     """
     chosen, started = WORLDS[world], time.perf_counter()
     steps = steps or chosen.steps
@@ -101,7 +101,10 @@ def pretrain(
 def train_autoencoder(
     network: Autoencoder, world: World, steps: int, generator: torch.Generator, lr: float, show: bool
 ) -> None:
-    """What comes back should be what went in, with a little noise on the way."""
+    """Train an autoencoder so that what comes back is what went in, with a little noise on the way.
+
+    It ends standardized, and rounded to half precision as it is written.
+    """
     network.requires_grad_(True).train()
     optimizer, schedule = optimizer_of(network, lr, steps)
     with bar("autoencoder", steps, show) as emit:
@@ -121,7 +124,7 @@ def train_autoencoder(
 
 @torch.no_grad()
 def encode_stock(network: Autoencoder, world: World, clips: int, generator: torch.Generator) -> tuple[Tensor, Any]:
-    """Latents of many clips, made once, and what they show."""
+    """Return the latents (clips, …) of many random clips, made once, and the scene that they show."""
     scene = world.random_scene(clips, generator)
     parts = torch.split(torch.arange(clips), CLIPS)
     return torch.cat([network.encode(world.render(scene.at(rows))) for rows in parts]), scene
@@ -138,7 +141,10 @@ def train_generator(
     lr: float,
     show: bool,
 ) -> float:
-    """Flow matching; the weights end as their moving average."""
+    """Train the generator by flow matching, and return the last smoothed loss.
+
+    The weights end as their moving average.
+    """
     average = torch.optim.swa_utils.AveragedModel(
         model.module,
         multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(EMA),  # type: ignore[no-untyped-call]
@@ -177,7 +183,7 @@ def descend(loss: Tensor, network: nn.Module, optimizer: torch.optim.AdamW, sche
 
 @contextmanager
 def bar(name: str, steps: int, show: bool) -> Iterator[Callable[[float], float]]:
-    """Progress with time left; told each loss, it answers with their moving average."""
+    """Show progress with the time left. Yield a function that takes each loss and returns their moving average."""
     columns = (
         TextColumn(f"{name:<11}"),
         BarColumn(),

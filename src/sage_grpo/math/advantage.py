@@ -1,4 +1,4 @@
-"""Rewards to group-relative advantages. A failed reward is a mask, never a number."""
+"""Group-relative advantages from rewards. A failed reward is a mask, never a number."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,18 @@ from torch import Tensor
 
 
 def weighted_reward(scores: Tensor, valid: Tensor, weights: Sequence[float] | None = None) -> tuple[Tensor, Tensor]:
-    r"""Eq. 33: $R = \sum_r w_r S_r$ over the last axis. A sample counts only if every weighted score does."""
+    r"""Return the weighted reward $R = \sum_r w_r S_r$ of each sample, and whether the sample counts (Eq. 33).
+
+    A sample counts only if every score with a weight other than 0 is valid.
+
+    Args:
+        scores: (…, R).
+        valid: (…, R), boolean.
+        weights: R numbers; None: 1 each.
+
+    Returns:
+        The rewards (…) in float64, and a mask (…).
+    """
     w = torch.ones(scores.shape[-1]) if weights is None else torch.as_tensor(weights)
     if len(w) != scores.shape[-1]:
         raise ValueError(f"{len(w)} reward weights for {scores.shape[-1]} scores: give one weight a score")
@@ -19,12 +30,21 @@ def weighted_reward(scores: Tensor, valid: Tensor, weights: Sequence[float] | No
 
 
 def group_advantages(reward: Tensor, valid: Tensor, *, limit: float = 5.0, eps: float = 1e-4) -> tuple[Tensor, Tensor]:
-    r"""Eq. 10 / 35 over the last axis, the group, with mean and standard deviation of the valid samples.
+    r"""Return the advantages of groups, and a mask of the samples that count (Eq. 10 / 35).
 
     $$A_i = \mathrm{clip}\left(\frac{r_i - \mathrm{mean}(r)}{\mathrm{std}(r) + \epsilon},\ \pm\mathrm{limit}\right)$$
 
-    Returns the advantages and which samples count: failed ones, and groups left with fewer than two,
-    do not.
+    Mean and standard deviation are those of the valid samples of a group. Failed samples do not count, and neither do
+    groups with fewer than two valid ones. Their advantage is 0.
+
+    Args:
+        reward: (…, G), with groups along the last axis.
+        valid: (…, G), boolean.
+        limit: Advantages are clipped to ± this.
+        eps: $\epsilon$.
+
+    Returns:
+        The advantages (…, G) in float64, and a mask (…, G).
     """
     used = valid & (valid.sum(-1, keepdim=True) >= 2)
     r = torch.where(used, reward, 0.0).double()
@@ -39,11 +59,21 @@ def group_advantages(reward: Tensor, valid: Tensor, *, limit: float = 5.0, eps: 
 def dimension_advantages(
     scores: Tensor, valid: Tensor, weights: Sequence[float] | None, group: int, *, limit: float = 5.0
 ) -> tuple[Tensor, Tensor]:
-    r"""Each score made an advantage of its own, then weighted and summed: none drowns another by its scale.
+    r"""Turn each score into advantages of its own, and combine these: no score drowns another by its scale.
 
     $$A_i = \frac{\sum_r w_r A_i^{(r)}}{\sum_r |w_r|}$$
 
-    The division keeps the size of advantages; the sum is clipped as they are. From (N, R) to (N/group, group).
+    The division keeps the size of advantages, and the result is clipped as they are.
+
+    Args:
+        scores: (N, R), with the videos of a group in adjacent rows.
+        valid: (N, R), boolean.
+        weights: R numbers; None: 1 each.
+        group: Videos per group, G.
+        limit: Advantages are clipped to ± this.
+
+    Returns:
+        The advantages (N/G, G) in float64, and a mask (N/G, G) of the samples that count.
     """
     w = torch.ones(scores.shape[-1]) if weights is None else torch.as_tensor(weights)
     _, ok = weighted_reward(scores, valid, weights)

@@ -9,43 +9,49 @@ LARGEST_ERROR = 10.0  # a KL further than this factor from its target counts as 
 
 @dataclass(frozen=True)
 class KLRule:
-    r"""How $\lambda$ moves. `warmup` = 0 starts at `high` (constant when there is no feedback)."""
+    r"""The rule by which $\lambda$ moves: a warm-up, then feedback; without feedback it stays as it is then."""
 
     low: float = 1e-7
-    """Where it starts, and its lower bound."""
+    r"""$\lambda$ before the first update, if there is a warm-up, and its lower bound."""
     high: float = 1e-5
-    """Its upper bound, and where the warm-up ends unless `start` says otherwise."""
+    """Upper bound, and the value where the warm-up ends unless `start` is given."""
     start: float | None = None
-    """Where the warm-up ends and feedback begins."""
+    """Value where the warm-up ends and feedback begins; None: `high`."""
     warmup: int = 100
-    """Updates from `low` to `start`."""
+    r"""Number of updates of the warm-up; with 0, $\lambda$ begins where it would end."""
     feedback: Feedback = "none"
-    """What it does afterwards."""
+    """The kind of feedback after the warm-up."""
     target: float = 0.0
     """The KL that feedback aims at."""
     history: int = 10
-    """Updates whose KLs feedback takes the mean of."""
+    """Number of updates over whose KLs feedback takes the mean."""
     band: float = 0.5
-    """How far that mean may be from the target, relative to it, before anything is done; `proportional` has none."""
+    """How far that mean may be from the target, relative to it, before feedback acts; not for `proportional`."""
     gain: float = 1.0
-    r"""The power of KL/target, for `proportional`, by which $\lambda$ moves over `history` updates."""
+    r"""For `proportional`: the power of KL/target by which $\lambda$ is multiplied over `history` updates."""
     damping: float = 1.0
-    r"""The power of the KL's own change, for `proportional`, by which $\lambda$ moves, against overshoot."""
+    r"""For `proportional`: the power of the KL's own change by which $\lambda$ is multiplied, against overshoot."""
 
 
 @dataclass(frozen=True)
 class KLWeight:
-    r"""$\lambda$ with all that its future depends on: save this, and a resumed run continues as if never stopped."""
+    r"""The current $\lambda$ with all that its future depends on.
+
+    A resumed run that restores it continues as if never stopped.
+    """
 
     value: float
     updates: int = 0
     recent: tuple[float, ...] = ()
+    """KLs of the last updates, as far as feedback looks back."""
 
 
 def warmup(update: int, rule: KLRule) -> float:
-    r"""Eq. 41, for update $u$ of the first $K$; its end afterwards, which is `high` or `start`.
+    r"""Return $\lambda$ at update $u$ of the $K$ updates of the warm-up (Eq. 41), and its end afterwards.
 
     $$\lambda_u = \lambda_\mathrm{low} + (\lambda_\mathrm{high} - \lambda_\mathrm{low})\,u/K$$
+
+    The end is `high`, or `start` in its place if that is given.
     """
     end = rule.high if rule.start is None else rule.start
     return end if update >= rule.warmup else rule.low + (end - rule.low) * update / rule.warmup
@@ -99,12 +105,12 @@ def _proportional(recent: tuple[float, ...], rule: KLRule) -> float:
 
 
 def initial_weight(rule: KLRule) -> KLWeight:
-    r"""$\lambda$ before the first update."""
+    r"""Return $\lambda$ before the first update."""
     return KLWeight(warmup(0, rule))
 
 
 def next_weight(weight: KLWeight, kl: float, rule: KLRule) -> KLWeight:
-    r"""$\lambda$ for the next update, after one that observed `kl`."""
+    r"""Return $\lambda$ for the next update, after an update that observed the KL `kl`."""
     own = rule.feedback == "proportional"
     updates, recent = weight.updates + 1, (*weight.recent, kl)[-rule.history - own :]
     if own and updates <= rule.warmup + rule.history:  # λ was another one, or Adam's first steps ignore it

@@ -7,12 +7,18 @@ from sage_grpo.math.kernels import KernelTable
 
 
 def gradient_scale(table: KernelTable) -> Tensor:
-    r"""Eq. 38: $N_t = |b_t|/s_t$, how large the gradient of $\log\pi$ is per unit of velocity; 0 if no noise."""
+    r"""Return $N_t = |b_t|/s_t$ of each step (T,), 0 without noise (Eq. 38).
+
+    It is the size of the gradient of $\log\pi$ per unit of velocity.
+    """
     return table.k.abs()
 
 
 def equalizer(table: KernelTable) -> Tensor:
-    r"""Eq. 9 / 39: $S_t = \mathrm{median}(N)/N_t$ over the stochastic steps; 0 on the others."""
+    r"""Return the weight $S_t = \mathrm{median}(N)/N_t$ of each step (T,), 0 without noise (Eq. 9 / 39).
+
+    The median is over the stochastic steps.
+    """
     scale, on = gradient_scale(table), table.stochastic
     if not on.any():
         return torch.zeros_like(scale)

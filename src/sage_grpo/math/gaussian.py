@@ -13,31 +13,36 @@ Reduction = Literal["mean", "sum"]
 
 
 def reduce(x: Tensor, reduction: Reduction = "mean") -> Tensor:
-    """One number per sample. The mean acts as a temperature of $1/D$ (what all reference code does)."""
+    """Reduce `x` (B, …) to one number per sample (B,).
+
+    The mean over the $D$ elements acts as a temperature of $1/D$ (what all reference code does).
+    """
     flat = x.flatten(1)
     return flat.mean(1) if reduction == "mean" else flat.sum(1)
 
 
 def difference(v: Tensor, v_other: Tensor) -> Tensor:
-    """In float32 at least."""
+    """Return `v - v_other` (B, …), in float32 at least."""
     dtype = torch.promote_types(v.dtype, torch.float32)
     return v.to(dtype) - v_other.to(dtype)
 
 
 def log_ratio(v: Tensor, v_old: Tensor, noise: Tensor, k: float, reduction: Reduction = "mean") -> Tensor:
-    r"""Return the log-ratio of the policy to the one that made the rollout with noise $\varepsilon$ (Eq. 4, 43).
+    r"""Return the log-ratio (B,) of the policy to the one that made the rollout with noise $\varepsilon$ (Eq. 4, 43).
 
     $$\log\frac{\pi_\theta}{\pi_\mathrm{old}} = k\,\langle\varepsilon, \delta\rangle - \tfrac12 k^2\lVert\delta\rVert^2,
     \qquad \delta = v_\theta - v_\mathrm{old}$$
 
-    It is exactly 0 when $\delta$ is.
+    It is exactly 0 when $\delta$ is. The velocities and the noise are (B, …).
     """
     delta = difference(v, v_old)
     return k * reduce(noise * delta, reduction) - 0.5 * k**2 * reduce(delta.square(), reduction)
 
 
 def kl(v: Tensor, v_ref: Tensor, k: float, reduction: Reduction = "mean") -> Tensor:
-    r"""$\mathrm{KL}(\pi_\theta\Vert\pi_\mathrm{ref}) = \tfrac12 k^2\lVert v_\theta - v_\mathrm{ref}\rVert^2$.
+    r"""Return the KL (B,) of the policy to a reference, from their velocities (B, …).
+
+    $$\mathrm{KL}(\pi_\theta\Vert\pi_\mathrm{ref}) = \tfrac12 k^2\lVert v_\theta - v_\mathrm{ref}\rVert^2$$
 
     Eq. 11-13 with $2\Sigma$ for $2\Sigma^2$, and Eq. 15 in closed form.
     """
@@ -45,9 +50,10 @@ def kl(v: Tensor, v_ref: Tensor, k: float, reduction: Reduction = "mean") -> Ten
 
 
 def sampled_kl(v: Tensor, v_old: Tensor, noise: Tensor, k: float, reduction: Reduction = "mean") -> Tensor:
-    r"""Eq. 15 as printed: $\log\pi_\mathrm{old} - \log\pi_\theta$ of the step that the rollout took.
+    r"""Return the KL (B,) estimated from the step that the rollout took (Eq. 15 as printed).
 
-    Its mean over the noise is $\mathrm{KL}(\pi_\mathrm{old}\Vert\pi_\theta)$, which `kl` gives without noise. A single
-    value may be negative. Where $\delta = 0$ the value is 0 and the gradient $-k\varepsilon$, of mean 0.
+    The estimate is $\log\pi_\mathrm{old} - \log\pi_\theta$ of that step. Its mean over the noise is
+    $\mathrm{KL}(\pi_\mathrm{old}\Vert\pi_\theta)$, which `kl` gives without noise. A single value may be negative.
+    Where $\delta = 0$ the value is 0 and the gradient $-k\varepsilon$, of mean 0.
     """
     return -log_ratio(v, v_old, noise, k, reduction)

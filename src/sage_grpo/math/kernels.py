@@ -25,15 +25,15 @@ CLAMP = 3e-3  # how near σ = 1 the reference lets the noise integral come
 
 @dataclass(frozen=True)
 class Kernel:
-    """A function that gives tables, and what the tests may ask of it."""
+    """A registered kernel: the function of its coefficients, and the properties that tables and tests use."""
 
     function: KernelFunction
     converges: bool
-    """To the marginals of the flow, as the number of steps grows."""
+    """Whether its samples converge to the marginals of the flow, as the number of steps grows."""
     holds_x0: bool
-    r"""All that it takes as constant over a step is $\hat x_0$: with that extrapolated it is of second order."""
+    r"""Whether it takes only $\hat x_0$ as constant over a step. Extrapolating that gives a form of second order."""
     scaled: bool = True
-    """Divides its log-likelihood by $2s^2$, as a Gaussian's is."""
+    """Whether its log-likelihood is divided by $2s^2$, as a Gaussian's is."""
 
 
 KERNELS: dict[str, Kernel] = {}
@@ -61,7 +61,7 @@ def kernel(
 
 @dataclass(frozen=True)
 class KernelTable:
-    """The sampler as six float64 vectors, one entry a step."""
+    """The sampler as six float64 vectors (T,), one entry per step."""
 
     sigma: Tensor
     r"""$\sigma$, where a step starts."""
@@ -85,7 +85,7 @@ class KernelTable:
 
     @property
     def stochastic(self) -> Tensor:
-        """Which steps have noise: the others carry neither loss nor KL."""
+        """Mask (T,) of the steps with noise: the others carry neither loss nor KL."""
         return self.s > 0
 
     @property
@@ -100,7 +100,7 @@ class KernelTable:
 
     @property
     def prefix(self) -> int:
-        """Steps before the first stochastic one: rollouts that begin alike stay alike until there."""
+        """Number of steps before the first stochastic one: rollouts that begin alike stay alike until there."""
         return int(self.stochastic.int().argmax()) if self.stochastic.any() else len(self)
 
     def ode_outside(self, window: Tensor) -> "KernelTable":
@@ -116,13 +116,13 @@ class KernelTable:
 
 
 def kernel_table(name: str, sigmas: Tensor, eta: float, order: int = 1) -> KernelTable:
-    r"""The table of kernel `name` along the schedule `sigmas` with noise level $\eta$.
+    r"""Return the table of kernel `name` along the schedule `sigmas` with noise level $\eta$.
 
     Args:
-        name: Of a registered kernel, such as `sage`.
-        sigmas: Noise levels from 1 to 0, by `sigma_schedule`.
+        name: Name of a registered kernel, such as `sage`.
+        sigmas: Noise levels from 1 to 0 (T + 1,), by `sigma_schedule`.
         eta: Strength of the noise; 0 gives the plain ODE under any name.
-        order: 2 extrapolates the clean estimate, for kernels that hold nothing else; others stay as they are.
+        order: 2 extrapolates the clean estimate in kernels with `holds_x0`; the others stay as they are.
     """
     if name not in KERNELS:
         raise ValueError(f"unknown kernel {name!r}; {did_you_mean(name, KERNELS)}")
@@ -139,15 +139,15 @@ def kernel_table(name: str, sigmas: Tensor, eta: float, order: int = 1) -> Kerne
 
 
 def extrapolated(a: Tensor, b: Tensor, sigmas: Tensor) -> Coefficients:
-    r"""(a, b, e) with the clean estimate continued on a line in log-SNR $\lambda = \log\frac{1-\sigma}{\sigma}$.
+    r"""Return (a, b, e) with the clean estimate continued on a line in log-SNR $\lambda = \log\frac{1-\sigma}{\sigma}$.
 
     Over a step of length $h$ after one of $h_-$ the mean of the clean estimate is
 
     $$D = (1+r)\,\hat x_0 - r\,\hat x_0^-,\qquad r = \frac{h}{2h_-}$$
 
-    and $x' = (a + b/\sigma)\,x - (b/\sigma)\,D + s\,\varepsilon$. The first two steps and the last one, where
-    $\lambda$ is infinite at an end, stay of first order. $\hat x_0^-$ belongs to the rollout, not to the policy:
-    log-ratio and KL need $k = b/s$ as ever.
+    and $x' = (a + b/\sigma)\,x - (b/\sigma)\,D + s\,\varepsilon$. The first two steps and the last one, where $\lambda$
+    is infinite at an end, stay of first order. $\hat x_0^-$ belongs to the rollout, not to the policy: log-ratio and KL
+    need $k = b/s$ as ever.
     """
     h = -torch.logit(sigmas).diff()
     r = torch.cat([torch.zeros_like(h[:1]), h[1:] / (2 * h[:-1])])

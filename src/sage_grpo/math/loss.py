@@ -4,7 +4,7 @@ from torch import Tensor
 
 
 def dual_kl(anchor: Tensor, old: Tensor, anchor_weight: float, old_weight: float) -> Tensor:
-    r"""Return the penalty of the dual trust region (Eq. 14 / 40), from the KL to the anchor and to the old policy.
+    r"""Return the penalty (B,) of the dual trust region (Eq. 14 / 40), from the KLs (B,) to anchor and old policy.
 
     $$L_\mathrm{KL} = w_\mathrm{anchor}\,\mathrm{KL}(\theta\Vert\mathrm{anchor})
     + w_\mathrm{old}\,\mathrm{KL}(\theta\Vert\mathrm{old})$$

@@ -11,9 +11,10 @@ VIDEOS, SHAPE, SIGMA = 6, (3, 4, 5), 0.6
 
 
 def fault_at_old_policy(objective: Objective, inputs: LossInputs) -> str | None:
-    """Return what is wrong at the old policy, in words, or None.
+    """Return what is wrong with an objective where the policy equals the old one, in words; None if nothing is.
 
-    There the ratio is 1. A step against the loss makes videos with a positive advantage more likely, and others less.
+    The ratio must be 1 there. A step against the loss must make videos with a positive advantage more likely, and
+    others less.
     """
     v = inputs.velocity
     loss = objective.loss(inputs)
@@ -38,7 +39,7 @@ def fault_at_old_policy(objective: Objective, inputs: LossInputs) -> str | None:
 
 
 def check_objective(objective: Objective) -> None:
-    """Check an objective on points drawn at random.
+    """Check an objective against the contract, on points drawn at random.
 
     Raises:
         ValueError: What is wrong, in a sentence.

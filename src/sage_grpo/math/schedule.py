@@ -7,16 +7,19 @@ from torch import Tensor
 
 
 def shift_sigma(sigma: Tensor, shift: float) -> Tensor:
-    r"""Spend more steps at high noise: $\sigma \mapsto k\sigma / (1 + (k-1)\sigma)$."""
+    r"""Return the shifted noise levels $k\sigma / (1 + (k-1)\sigma)$, in the shape of `sigma`.
+
+    A shift $k$ above 1 spends more steps at high noise.
+    """
     return shift * sigma / (1 + (shift - 1) * sigma)
 
 
 def sigma_schedule(steps: int, shift: float = 1.0) -> Tensor:
-    r"""The grid $\sigma_0 = 1 > \sigma_1 > \dots > \sigma_T = 0$: uniform, then shifted.
+    r"""Return the noise levels $\sigma_0 = 1 > \sigma_1 > \dots > \sigma_T = 0$ (T + 1,): uniform, then shifted.
 
     Args:
-        steps: Their number $T$; the grid has one noise level more.
-        shift: 1 leaves it uniform; above 1 there are more steps at high noise.
+        steps: Number of steps $T$.
+        shift: 1 leaves the levels uniform; above 1 there are more steps at high noise.
     """
     if steps < 1 or shift <= 0:
         raise ValueError(f"steps={steps}, shift={shift}: use at least one step and a shift above 0")
@@ -26,7 +29,10 @@ def sigma_schedule(steps: int, shift: float = 1.0) -> Tensor:
 
 
 def short_tail(steps: int, shift: float, end: int, share: float) -> Tensor:
-    """The same grid down to step `end`, then `share` of the steps that are left, rounded up: fewer and longer ones."""
+    """Return the schedule of `steps` steps down to step `end`, and then fewer and longer steps to 0.
+
+    Their number is `share` of the steps that would be left, rounded up.
+    """
     if share == 1:
         return sigma_schedule(steps, shift)
     left = math.ceil(share * (steps - end) - 1e-9)
@@ -35,7 +41,10 @@ def short_tail(steps: int, shift: float, end: int, share: float) -> Tensor:
 
 
 def stochastic_window(steps: int, size: int | None = None, start: int = 0) -> Tensor:
-    """Which steps may be stochastic (mixed ODE-SDE): `size` of them from `start` on, or all."""
+    """Return a mask (steps,) of the steps that may be stochastic (mixed ODE-SDE).
+
+    They are `size` steps from step `start` on, or all from there if `size` is None.
+    """
     if size is not None and not (size >= 1 and 0 <= start <= steps - size):
         raise ValueError(f"a window of {size} steps from step {start} does not fit into {steps} steps")
     index = torch.arange(steps)

@@ -1,1 +1,1 @@
-"""Video models behind the `VideoModel` contract, one a file."""
+"""Video models behind the `VideoModel` contract, one per file."""

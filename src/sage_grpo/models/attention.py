@@ -1,10 +1,14 @@
-"""Attention by one of diffusers' backends, to be timed against torch's own kernels."""
+"""Attention by one of diffusers' backends, to be timed and compared with torch's own kernels."""
 
 from torch import Tensor
 
 
 def attend(backend: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return attention (B, H, S, D) by a backend such as `flash`; a backend that is not installed is a RuntimeError."""
+    """Return the attention (B, H, S, D) that a backend of diffusers, such as `flash`, computes.
+
+    Raises:
+        RuntimeError: The backend is not installed, or does not take these inputs.
+    """
     from diffusers.models.attention_dispatch import (  # noqa: PLC0415 - diffusers is an extra
         AttentionBackendName,
         dispatch_attention_fn,

@@ -1,6 +1,7 @@
-"""What all adapters of diffusers pipelines share: loading, guidance, placement, cached conditions, frames.
+"""The base class of all adapters of diffusers pipelines: loading, guidance, placement, cached conditions and decoding.
 
-An adapter adds what differs: text to tensors, how the transformer is asked, the shape of latents (docs/add-a-model.md).
+An adapter adds what differs: how text becomes tensors, how the transformer is called, and the shape of latents
+(docs/add-a-model.md).
 """
 
 import inspect
@@ -89,26 +90,32 @@ class DiffusersModel(VideoModel):
     @classmethod
     @abstractmethod
     def tiny(cls) -> Any:
-        """A pipeline of the same classes at toy size."""
+        """Return a pipeline of the same classes at toy size."""
 
     @abstractmethod
     def embed_text(self, text: str) -> dict[str, Tensor]:
-        """Inputs of the transformer for one text, by its own names; a batch of one."""
+        """Return the transformer's inputs for one text, each (1, …), under the names that `predict` reads."""
 
     def embed_image(self, image: Image.Image) -> dict[str, Tensor]:
-        """The same for the first frame, in models that take one."""
+        """Return the transformer's inputs for the first frame by name, each (1, …), in models that take one."""
         raise NotImplementedError
 
     @abstractmethod
     def predict(self, x: Tensor, sigma: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The transformer's velocity for one side of the guidance."""
+        """Return the transformer's velocity, shaped like `x`, for one branch of guidance.
+
+        Args:
+            x: Latents (B, …).
+            sigma: Noise levels (B,).
+            inputs: What `embed_text` and `embed_image` return, one row per sample.
+        """
 
     @abstractmethod
     def latent_shape(self, prompt: Prompt) -> tuple[int, ...]: ...
 
     @abstractmethod
     def to_pixels(self, x0: Tensor) -> Tensor:
-        """Latents through the decoder: (B, C, F, H, W) in [-1, 1]."""
+        """Decode latents (B, …) to pixels (B, C, F, H, W) in [-1, 1]."""
 
     def text_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of what `embed_text` returns, without the batch, for a plan that has no encoder."""
@@ -116,30 +123,37 @@ class DiffusersModel(VideoModel):
 
     @property
     def encoded_tokens(self) -> int:
-        """Tokens that the encoders compute for a text, at most. Only a plan asks."""
+        """The largest number of tokens that the encoders compute for a text. Only a plan uses it."""
         return self.text_tokens
 
     def image_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The same for `embed_image`."""
+        """Return the shapes of what `embed_image` returns, without the batch, for a plan that has no encoder."""
         return DiffusersModel.text_shapes(self)
 
     def own_guidance(self) -> float:
-        """The scale that the pipeline would use by itself."""
+        """Return the guidance scale that the pipeline uses by default."""
         return 1.0
 
     def own_size(self) -> tuple[int, int, int]:
         return self.default_size
 
     def model_input(self, x: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The latents as the network sees them: frames that are given stand in their place."""
+        """Return the latents (B, …) as the network sees them: frames that are given replace the noisy ones."""
         return x
 
     def pipeline_inputs(self, x: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Arguments with which the pipeline begins at latents `x`, guided as this model is. Only the contract asks."""
+        """Return the arguments that start the pipeline at latents `x`, guided as this model is.
+
+        Only the contract uses them.
+        """
         return {"latents": self.model_input(x, inputs)}
 
     def pipeline_latents(self, found: tuple[Any, ...]) -> Tensor:
-        """The pipeline's end as `latent_shape` says. Only the contract asks."""
+        """Return the pipeline's final latents in the shape of `latent_shape`. Only the contract uses them.
+
+        Args:
+            found: What the pipeline returned.
+        """
         end: Tensor = found[0]
         return end
 
@@ -157,9 +171,13 @@ class DiffusersModel(VideoModel):
         without_encoders: bool = False,
         **settings: Any,
     ) -> "DiffusersModel":
-        """Real loading code: a folder or hub name; safetensors only. `empty` leaves out the weights to be trained.
+        """Load the model from a folder or hub name with the library's own loading code. Only safetensors are read.
 
-        `without_encoders` leaves these out until a text is asked for that is not stored, and lets them go after it.
+        Args:
+            dtype: Precision of the networks to be trained, by default float32.
+            frozen_dtype: Precision of the other components, by default `dtype`; those in `float32_parts` are float32.
+            empty: Leave out the weights to be trained.
+            without_encoders: Leave out the encoders until a text or image is not stored, and drop them after it.
         """
         if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
             raise ModelError(f"model.path: there is no folder {path}")
@@ -194,7 +212,10 @@ class DiffusersModel(VideoModel):
         frozen_dtype: torch.dtype | None = None,
         **settings: Any,
     ) -> "DiffusersModel":
-        """The model at full size without weights, to be planned: sizes of a checkpoint folder, or of the release."""
+        """Return the model at full size without weights, for a plan.
+
+        Its sizes are those of the checkpoint if `path` is a folder, or else those of the release.
+        """
         small = cls.tiny()
         sizes = next((sizes for word, sizes in cls.released.items() if word in (path or "")), {})
         kinds = precisions(cls, dtype, frozen_dtype)
@@ -223,11 +244,11 @@ class DiffusersModel(VideoModel):
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override] # read-only here: it follows from the weights
-        """What the transformer takes: that of its weights, unless autocast says otherwise."""
+        """Precision of the transformer's inputs: that of its weights, unless autocast sets another."""
         return self.autocast_dtype or self._layer.weight.dtype
 
     def place(self, device: torch.device, offload_device: torch.device | None = None) -> None:
-        """Move to the device; with `offload_device`, encoders and decoder wait there until they are used."""
+        """Move the model to `device`. With `offload_device`, encoders and decoder wait there until they are used."""
         self.offload_device = offload_device if offload_device != device else None
         for part in self._denoisers():
             if not self._layer.weight.is_meta:  # weights that are left out come later, shard by shard
@@ -238,7 +259,7 @@ class DiffusersModel(VideoModel):
 
     @contextmanager
     def on_device(self, *names: str) -> Iterator[None]:
-        """These components on the device for a while."""
+        """Keep the named components on the device inside the block, if they are offloaded."""
         parts = [part for name in names if (part := getattr(self.pipe, name, None)) is not None]
         with onloaded(parts, self.device) if self.offload_device else nullcontext():
             yield
@@ -255,12 +276,15 @@ class DiffusersModel(VideoModel):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt]) -> Condition:
-        """Each distinct text and image is embedded once, and found on disk by its content after that."""
+        """Return the network's inputs for the prompts: tensors by name, with the prompts as first axis.
+
+        Each distinct text and image is embedded once, and found on disk by its content after that.
+        """
         rows = [self._row(prompt) for prompt in prompts]
         return {name: torch.cat([row[name] for row in rows]).to(self.device) for name in rows[0]}
 
     def _parts(self, prompt: Prompt) -> Iterator[tuple[str, str, bytes, Callable[[], dict[str, Tensor]]]]:
-        """What a prompt consists of: the beginning of its names, its kind, its content, and how it is embedded."""
+        """Yield each part of a prompt: prefix of its names, kind, content, and the function that embeds it."""
         for prefix, text in (("", prompt.text), (NEGATIVE, self.negative_prompt))[: 1 + self.guided]:
             yield prefix, "text", text.encode(), partial(self.embed_text, text)
         if self.needs_image:
@@ -288,7 +312,7 @@ class DiffusersModel(VideoModel):
         return self.conditions.get(self._space(kind), content, visit)
 
     def _space(self, kind: str) -> tuple[str, ...]:
-        """What an embedding depends on besides its content."""
+        """Return what an embedding depends on besides its content: fingerprint, kind and precision."""
         if self._fingerprint is None:
             settings, folder = self._encoding_settings(), None
             if self.left_out:
@@ -319,7 +343,7 @@ class DiffusersModel(VideoModel):
             return self.guide(*branches(x, sigma, inputs, inputs | against), sigma)
 
     def _together(self, x: Tensor, sigma: Tensor, inputs: Condition, against: Condition) -> tuple[Tensor, Tensor]:
-        """One pass with twice the batch: fewer calls, and sharded weights travel once."""
+        """Return both branches from one pass with twice the batch: fewer calls, and sharded weights travel once."""
         both = self.predict(torch.cat([x, x]), torch.cat([sigma, sigma]), self.beside(inputs, against))
         v, unguided = both.chunk(2)
         return v, unguided
@@ -331,7 +355,7 @@ class DiffusersModel(VideoModel):
         return (in_turn(v), in_turn(unguided)) if self.branches_in_turn else (v, unguided)
 
     def beside(self, positive: Condition, negative: Condition) -> Condition:
-        """Inputs of both branches, as one batch."""
+        """Return the inputs of both branches of guidance as one batch, the positive branch first."""
         return {name: torch.cat([value, negative[name]]) for name, value in positive.items()}
 
     def guide(self, positive: Tensor, negative: Tensor, sigma: Tensor) -> Tensor:
@@ -355,7 +379,7 @@ class DiffusersModel(VideoModel):
         return sigma * steps
 
     def blank_condition(self, batch: int) -> Condition:
-        """What `encode` would give, in size only."""
+        """Return zeros in the shapes that `encode` would give for `batch` prompts."""
         shapes = self.text_shapes()
         shapes |= {NEGATIVE + name: shape for name, shape in shapes.items()} if self.guided else {}
         shapes |= self.image_shapes() if self.needs_image else {}

@@ -1,4 +1,4 @@
-"""Embeddings on disk, by the fingerprint of what made them: an encoder is asked once for each text or image."""
+"""Embeddings on disk, by the fingerprint of what made them, so that an encoder computes each text or image once."""
 
 import json
 from collections import OrderedDict
@@ -25,7 +25,7 @@ DIGEST = "digest"  # of a file's content, in its header
 def fingerprint(pipe: Any, encoders: Sequence[str], settings: str, folder: Path | None = None) -> str:
     """Return a digest of the encoders' weights, their tokenizers and everything that shapes an embedding.
 
-    With `folder`, that of the checkpoint, the encoders need not be in memory: their files are looked at instead.
+    With `folder`, that of the checkpoint, the encoders need not be in memory: their files are read instead.
     """
     versions = f"{transformers.__version__} {diffusers.__version__}"
     digest = blake2b(f"{settings} {versions}".encode(), digest_size=16)
@@ -53,7 +53,10 @@ def _of_weights(part: Any) -> bytes:
 
 
 def _of_files(folder: Path) -> bytes:
-    """Settings whole; of weights the header and some pieces of each tensor, for encoders have many gigabytes."""
+    """Return a digest of a component's files: settings whole, weights by their header and some pieces of each tensor.
+
+    The weights of encoders have many gigabytes, so they are not read whole.
+    """
     digest = blake2b(folder.name.encode())
     for path in sorted(folder.glob("*")):
         if path.suffix == ".json":
@@ -71,7 +74,7 @@ def _of_files(folder: Path) -> bytes:
 
 
 def _of_content(key: str, tensors: Mapping[str, Tensor]) -> str:
-    """Return a digest of a stored entry and its key: a file under another's name is found out."""
+    """Return a digest of a stored entry and its key, so that a file under another entry's name is detected."""
     digest = blake2b(key.encode(), digest_size=20)
     for name, value in sorted(tensors.items()):
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
@@ -80,7 +83,7 @@ def _of_content(key: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 class ConditionStore:
-    """`get` returns what `make` made for this content, now or in an earlier run."""
+    """A store of embeddings: `get` returns what `make` made for this content, now or in an earlier run."""
 
     def __init__(self, folder: str | Path | None) -> None:
         self.folder = Path(folder) if folder else None
@@ -101,7 +104,10 @@ class ConditionStore:
         return tensors
 
     def has(self, space: tuple[str, ...], content: bytes) -> bool:
-        """Whether there is a whole file of this content; whether it was changed is seen when it is read."""
+        """Return whether there is a complete file of this content.
+
+        Whether the file was changed is only seen when it is read.
+        """
         path = self._path(self._key(space, content))
         try:
             if path is None or not path.exists():

@@ -1,4 +1,4 @@
-"""One video shared among processes, in models of diffusers: by its own plans, and by a joint attention of ours."""
+"""Processes that share one video, in models of diffusers: by the library's plans, and by a joint attention of ours."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -18,12 +18,18 @@ from sage_grpo.models.errors import ModelError
 
 
 def cut(dim: int, of: int, output: bool = False) -> ContextParallelInput:
-    """An entry of a plan: this argument, or this output, is cut along `dim` if it has `of` dimensions."""
+    """Return an entry of a plan: cut this argument along `dim` if it has `of` dimensions.
+
+    With `output`, it is this output that is cut.
+    """
     return ContextParallelInput(split_dim=dim, expected_dims=of, split_output=output)
 
 
 def check_sharing(size: int, heads: int, tokens: int | None = None) -> None:
-    """Heads, and where the library asks for it tokens, divide by the processes of a video."""
+    """Refuse a number of processes per video that does not divide the heads, or the tokens where they are given.
+
+    The library needs divisible tokens for some models.
+    """
     counts = [heads] if tokens is None else [heads, tokens]
     if any(count % size for count in counts):
         fits = max(n for n in range(1, size) if not any(count % n for count in counts))
@@ -32,7 +38,13 @@ def check_sharing(size: int, heads: int, tokens: int | None = None) -> None:
 
 
 def share_by_plan(network: Any, attentions: Iterable[Any], sp: SequenceParallel, plan: Mapping[str, Any]) -> None:
-    """diffusers' context parallelism: it cuts and gathers as `plan` says, and trades inside the `attentions`."""
+    """Share a video by diffusers' context parallelism, which cuts and gathers as `plan` says.
+
+    Inside the `attentions`, the processes exchange keys and values or heads.
+
+    Raises:
+        ModelError: The network is compiled, or its attention backend cannot share a video.
+    """
     if any(layer._compiled_call_impl is not None for layer in network.modules()):
         raise ModelError(
             "tuning.compile: this model's blocks cannot be compiled while processes share a video, for diffusers hooks "
@@ -62,9 +74,9 @@ def share_by_plan(network: Any, attentions: Iterable[Any], sp: SequenceParallel,
 class JointAttention:
     """Attention over video and text together, for one process or for several that share the video.
 
-    No mask is passed on, because several kernels have no way or a slow one for it. Samples whose texts differ in length
-    attend one after the other, neighbours of equal length together. A mask, which only the library's own pipeline
-    gives, is left to the library.
+    No mask is passed on, because several kernels do not support one, or are slow with it. Samples whose texts differ in
+    length attend one after the other; neighbours of equal length attend together. A mask is only given by the library's
+    own pipeline, and is left to the library.
     """
 
     _attention_backend: Any = None
@@ -114,7 +126,10 @@ class JointAttention:
         return dropout(project(video_out.flatten(2).to(kind))), attn.to_add_out(text_out.flatten(2).to(kind))
 
     def _attend(self, joint: list[Tensor], sizes: tuple[Tensor, ...] | None, text: Tensor) -> Tensor:
-        """`sizes` are empty tensors (rows, tokens, 0), one for neighbours with texts of equal length."""
+        """Return the attention over all tokens, with the parts of `joint` as query, key and value.
+
+        `sizes` are empty tensors (rows, tokens, 0), one for each run of neighbours whose texts have equal lengths.
+        """
         if sizes is None:
             out: Tensor = dispatch_attention_fn(*joint, backend=self._attention_backend)
             return out

@@ -1,4 +1,4 @@
-"""What every adapter must hold, checked on its tiny checkpoint: `check(MyModel)`. The test-suite runs it by discovery.
+"""The contract of every adapter, checked on its tiny checkpoint: `check(MyModel)`. The test-suite runs it by discovery.
 
 The reference is the diffusers pipeline itself: same checkpoint, latents, texts and guidance must give the same video.
 """
@@ -28,13 +28,13 @@ TEXTS = ("a red cat runs", 'a shop sign that says "open late"')
 
 
 def adapters() -> list[type[DiffusersModel]]:
-    """Every built-in model that is an adapter of diffusers."""
+    """Return the classes of all built-in models that adapt a diffusers pipeline."""
     classes = [resolve_model(name) for name in models()]
     return [cls for cls in classes if issubclass(cls, DiffusersModel)]
 
 
 def make_checkpoint(adapter: type[DiffusersModel], folder: str | Path) -> str:
-    """The adapter's tiny pipeline on disk, as the real one would be."""
+    """Save the adapter's tiny pipeline into `folder`, as the real checkpoint would be, and return the folder's path."""
     adapter.tiny().save_pretrained(str(folder))
     return str(folder)
 
@@ -59,7 +59,10 @@ def prompts_for(model: DiffusersModel) -> list[Prompt]:
 def through_pipeline(
     model: DiffusersModel, prompt: Prompt, noise: Tensor, output: str, steps: int = STEPS
 ) -> tuple[Any, ...]:
-    """`pipe(...)` of diffusers with our noise; its Euler scheduler if its own one is of higher order."""
+    """Run diffusers' own `pipe(...)` from our noise, and return what it returns.
+
+    Its scheduler is replaced by the Euler scheduler if it is of higher order.
+    """
     pipe = model.pipe
     if not isinstance(pipe.scheduler, FlowMatchEulerDiscreteScheduler):
         pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=pipe.scheduler.config.flow_shift)
@@ -85,7 +88,7 @@ def through_pipeline(
 
 
 def check_pipeline(model: DiffusersModel) -> None:
-    """An ODE rollout through our kernel equals the pipeline's own result."""
+    """Check that an ODE rollout through our kernel equals the pipeline's own result."""
     for i, prompt in enumerate(prompts_for(model)):
         key = ("contract", i)
         noise = keyed_noise(model.latent_shape(prompt), [(*key, "initial")], model.device)
@@ -98,7 +101,7 @@ def check_pipeline(model: DiffusersModel) -> None:
 
 
 def check_guidance(model: DiffusersModel) -> None:
-    """The text matters, and so does the negative text exactly when there is guidance."""
+    """Check that the velocity depends on the text, and on the negative text exactly when there is guidance."""
     prompts = prompts_for(model)
     x = keyed_noise(model.latent_shape(prompts[0]), [("guide", 0)], model.device)
     with torch.no_grad():
@@ -111,7 +114,7 @@ def check_guidance(model: DiffusersModel) -> None:
 
 
 def check_batch(model: DiffusersModel) -> None:
-    """A batch of mixed prompts and noise levels is its samples one by one."""
+    """Check that a batch of mixed prompts and noise levels gives the same as its samples one by one."""
     prompts = prompts_for(model)
     x = keyed_noise(model.latent_shape(prompts[0]), [("batch", i) for i in range(2)], model.device)
     sigma = torch.tensor([0.9, 0.35], device=model.device)
@@ -122,7 +125,7 @@ def check_batch(model: DiffusersModel) -> None:
 
 
 def check_branches(model: DiffusersModel) -> None:
-    """Both branches of guidance in one pass are those of two passes, and so are their gradients."""
+    """Check that both branches of guidance in one pass give the same as two passes, and so do their gradients."""
     prompts = prompts_for(model)
     x = keyed_noise(model.latent_shape(prompts[0]), [("branches", i) for i in range(2)], model.device)
     condition, found = model.encode(prompts), []
@@ -138,7 +141,7 @@ def check_branches(model: DiffusersModel) -> None:
 
 
 def check_gradients(model: DiffusersModel) -> None:
-    """A gradient reaches every parameter of the transformer but those named in `unused`, and nothing else."""
+    """Check that a gradient reaches all parameters of the transformer except those in `unused`, and nothing else."""
     prompts = prompts_for(model)
     x = keyed_noise(model.latent_shape(prompts[0]), [("gradient", i) for i in range(2)], model.device)
     condition = model.encode(prompts)
@@ -156,7 +159,7 @@ def check_gradients(model: DiffusersModel) -> None:
 
 
 def check_decode(model: DiffusersModel) -> None:
-    """Frames, and sound where there is any, are those of the pipeline."""
+    """Check that frames, and sound where there is any, are those of the pipeline."""
     prompt = prompts_for(model)[0]
     noise = keyed_noise(model.latent_shape(prompt), [("contract", 0, "initial")], model.device)
     pictures, *heard = through_pipeline(model, prompt, noise, "np")
@@ -178,7 +181,7 @@ def check_decode(model: DiffusersModel) -> None:
 
 
 def check_seeds(model: DiffusersModel) -> None:
-    """The same key gives the same video bit for bit, another key another one."""
+    """Check that the same key gives the same video bit for bit, and another key another video."""
     prompt, table = prompts_for(model)[:1], kernel_table("sage", sigma_schedule(STEPS, 3.0), 0.5)
     first, again, other = (sample(model, prompt, table, [(k,)], [(k,)]).x0 for k in ("a", "a", "b"))
     assert torch.equal(first, again)
@@ -197,7 +200,7 @@ CHECKS: Sequence[Callable[[DiffusersModel], None]] = (
 
 
 def check(adapter: type[DiffusersModel]) -> list[str]:
-    """Run the whole contract, guidance on and off; the names of what was checked."""
+    """Run the whole contract with guidance on and off, and return the names of the checks that were run."""
     done = []
     with tempfile.TemporaryDirectory() as folder:
         path = make_checkpoint(adapter, folder)

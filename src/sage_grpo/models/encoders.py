@@ -1,4 +1,4 @@
-"""Encoders that are left out of memory, and come back only while there is something to encode."""
+"""Encoders that are left out of memory, and loaded only while there is something to encode."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from sage_grpo.models.loading import Precisions
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Where they lie, and the precision in which the rest of the pipeline was loaded."""
+    """The folder of encoders that are left out, and the precisions in which the rest of the pipeline was loaded."""
 
     folder: Path
     kinds: Precisions
 
     def load(self, pipe: Any, names: Sequence[str]) -> dict[str, nn.Module]:
-        """Return those that the checkpoint has, on the host, by the library's own loader.
+        """Load the named encoders that the checkpoint has, and return them on the host.
 
-        What `pipe` holds is handed over to it, so that nothing else is read.
+        The library's own loader reads them. It is given what `pipe` holds, so that nothing else is read.
         """
         held = {name: part for name, part in pipe.components.items() if name not in names}
         with torch.random.fork_rng(devices=[]):  # a run's numbers must not depend on what was encoded before it

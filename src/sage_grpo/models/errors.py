@@ -1,7 +1,10 @@
-"""What can be wrong with a model. Without its libraries too: who plans or compares the laboratory's needs none."""
+"""The exception of models, in a module that needs none of their libraries.
+
+Planning and comparing the laboratory's models works without these libraries.
+"""
 
 from sage_grpo.errors import UserError
 
 
 class ModelError(UserError, ValueError):
-    """The checkpoint or the request does not fit the model: what is wrong and the nearest fix."""
+    """Raised when the checkpoint or the request does not fit the model. It says what is wrong and the nearest fix."""

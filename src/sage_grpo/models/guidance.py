@@ -1,14 +1,14 @@
-"""Two passes of guidance, and their way back."""
+"""Backward passes of the two branches of guidance, one after the other."""
 
 import torch
 from torch import Tensor
 
 
 def in_turn(v: Tensor) -> Tensor:
-    """The same values, with a backward pass of their own that runs as soon as their gradient is known.
+    """Return the same values, with a backward pass of their own that runs as soon as their gradient is known.
 
-    A weight that two passes share gets its gradient when both have come back. Until then the gradients of one wait, of
-    all weights and unsharded; one after the other they do not.
+    A weight that two passes share gets its gradient when both backward passes are done. Until then the gradients of one
+    pass wait, for all weights and unsharded. If the passes run one after the other, they do not wait.
     """
     if not v.requires_grad:
         return v

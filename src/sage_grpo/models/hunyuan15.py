@@ -82,7 +82,10 @@ class HunyuanVideo15(OwnLengths):
             block.attn.processor = processor
 
     def share_sequence(self, sp: SequenceParallel) -> None:
-        """Tokens of the video are cut before the first block and gathered after the last; those of the text are not."""
+        """Share the tokens of a video: cut them before the first block, gather them after the last.
+
+        Tokens of the text are not cut.
+        """
         if sp.ring > 1:
             raise ModelError("parallel.ring: HunyuanVideo-1.5 trades heads only; use parallel.ring=1")
         network = self.pipe.transformer
@@ -100,7 +103,7 @@ class HunyuanVideo15(OwnLengths):
         return float(self.pipe.guider.guidance_scale) if self.pipe.guider._enabled else 1.0
 
     def own_size(self) -> tuple[int, int, int]:
-        """480p and 720p checkpoints say so in their transformer's `target_size`."""
+        """Return frames, height and width; 480p and 720p checkpoints differ in their transformer's `target_size`."""
         p = self.pipe
         height, width = p.video_processor.calculate_default_height_width(9, 16, p.target_size)
         return self.default_size[0], height, width
@@ -114,12 +117,15 @@ class HunyuanVideo15(OwnLengths):
         return (p.num_channels_latents, frames, self.height // space, self.width // space)
 
     def embed_text(self, text: str) -> dict[str, Tensor]:
-        """Without padding. A text that wants nothing written has no glyphs at all."""
+        """Return the embeddings of words and glyphs, both (1, tokens, width), without padding.
+
+        A text that asks for no written words has no glyphs at all.
+        """
         words, there, glyphs, written = self.pipe.encode_prompt([text], device=self.device, dtype=self.dtype)
         return {"text": words[:, there[0].bool()], "glyphs": glyphs[:, written[0].bool()]}
 
     def text_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of a text of usual length; the longest has `text_tokens` and `glyph_tokens`."""
+        """Return the shapes of a text of usual length; the longest has `text_tokens` and `glyph_tokens` tokens."""
         config = self.pipe.transformer.config
         text = min(self.typical_text, self.pipe.tokenizer_max_length)
         return {"text": (text, config.text_embed_dim), "glyphs": (0, config.text_embed_2_dim)}
@@ -133,7 +139,7 @@ class HunyuanVideo15(OwnLengths):
         return f"{own} {p.tokenizer_max_length} {p.tokenizer_2_max_length} {p.system_message}"
 
     def first_frame(self, x: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Condition latents and their mask: without an image both are zero."""
+        """Return condition latents (B, C, F, H, W) and their mask (B, 1, F, H, W): zeros without an image."""
         return torch.zeros_like(x), torch.zeros_like(x[:, :1])
 
     def predict(self, x: Tensor, sigma: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -1,7 +1,7 @@
 """HunyuanVideo-1.5's transformer without padding: its attention never sees a mask, and no pass waits for the device.
 
-The library fills texts and image up to 1,985 tokens, computes with all of them and masks them in attention. Here only
-tokens that are there take part. They carry no position, so leaving the others out changes nothing but rounding.
+The library pads texts and image to 1,985 tokens, computes with all of them and masks the padding in attention. Here
+only real tokens take part. Tokens carry no position, so leaving out the padding changes nothing but rounding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ KINDS = {"text": 0, "glyphs": 1, "image": 2}  # rows of the network's embedding 
 
 
 def install(network: Any) -> None:
-    """Asked with `words` the network computes without padding; asked as the library asks, it is the library's own."""
+    """Replace the network's forward pass: with `words` it computes without padding, otherwise as the library does."""
     stock = network.forward
 
     def forward(*args: Any, words: Mapping[str, Any] | None = None, **named: Any) -> Any:
@@ -27,7 +27,7 @@ def install(network: Any) -> None:
 
 
 def forward_unpadded(network: Any, words: Mapping[str, Any], x: Tensor, timestep: Tensor) -> Tensor:
-    """The steps of the library's forward pass, with the tokens of `text_tokens`."""
+    """Return the velocity (B, C, F, H, W) by the library's steps, with the tokens of `text_tokens`."""
     rotary = network.rope(x)
     # The library rounds the timestep itself to the dtype of the latents; the original rounds its sinusoids.
     time = network.time_embed.timestep_embedder(network.time_embed.time_proj(timestep).to(x.dtype))
@@ -45,10 +45,11 @@ def forward_unpadded(network: Any, words: Mapping[str, Any], x: Tensor, timestep
 
 
 def text_tokens(network: Any, timestep: Tensor, words: Mapping[str, Any]) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-    """Tokens besides the video's (B, tokens, width); and, unless all samples are alike, the size of each run of equals.
+    """Return the tokens (B, tokens, width) besides the video's, and the size of each run of samples with equal lengths.
 
-    A size is an empty tensor (rows, tokens, 0): a compiled block takes shapes of tensors as they come, and numbers not.
-    Compiled blocks are always given sizes, so that equal lengths are no graph of their own.
+    A size is an empty tensor (rows, tokens, 0): a compiled block takes shapes of tensors as they come, but would be
+    compiled again for each number. Sizes are None if all samples are alike, except for compiled blocks. These always
+    get sizes, so that equal lengths are no graph of their own.
     """
     graphs = compiled(network)
     if not graphs and "text" + COUNT not in words:
@@ -68,7 +69,10 @@ def text_tokens(network: Any, timestep: Tensor, words: Mapping[str, Any]) -> tup
 
 
 def _counts(words: Mapping[str, Any], name: str, samples: int) -> list[int]:
-    """Return the tokens of each sample's text: those of a mixed batch, which are numbers or a tensor, or all."""
+    """Return the number of tokens of each sample's text.
+
+    A mixed batch has counts, which are numbers or a tensor. In any other batch all tokens count.
+    """
     counts = words.get(name + COUNT)
     return [words[name].shape[1]] * samples if counts is None else [int(count) for count in counts]
 
@@ -86,7 +90,7 @@ def embedded(network: Any, timestep: Tensor, words: Mapping[str, Tensor]) -> Ten
 
 
 def regular(lengths: Sequence[object]) -> list[slice]:
-    """Two kinds of runs only: both halves alike, as branches of guidance are, or else each sample alone."""
+    """Return both halves if each is uniform, as branches of guidance are, or else each sample alone, as slices."""
     half = len(lengths) // 2
     halves = [slice(0, half), slice(half, len(lengths))]
     if all(len(set(lengths[rows])) == 1 for rows in halves):
@@ -100,7 +104,10 @@ def compiled(network: Any) -> bool:
 
 
 def varying(network: Any, tokens: Tensor) -> Tensor:
-    """Compiled blocks are compiled once for all lengths of a text, not once for each."""
+    """Return `tokens`, with their number marked as varying if blocks are compiled.
+
+    The blocks are then compiled once for all lengths of a text, not once for each.
+    """
     if compiled(network):
         torch._dynamo.mark_dynamic(tokens, 1)
     return tokens

@@ -1,4 +1,4 @@
-"""What models of pictures share: a picture is a video of one frame."""
+"""What image models share. To them a picture is a video of one frame."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def refuse_frames(model: DiffusersModel) -> None:
 
 
 def tiny_vae(scaling: float, shift: float) -> Any:
-    """The decoder that several of them share, at toy size."""
+    """Return the VAE that several image models share, at toy size."""
     return df.AutoencoderKL(
         block_out_channels=(8, 8),
         down_block_types=("DownEncoderBlock2D",) * 2,

@@ -1,4 +1,4 @@
-"""The libraries' progress bars and notices about toy checkpoints, switched off for rehearsals and plans."""
+"""A switch that silences the libraries' progress bars and notices about toy checkpoints, for rehearsals and plans."""
 
 import importlib.util
 import logging

@@ -1,4 +1,4 @@
-"""Checkpoints without their weights, and pictures from wherever prompts keep them."""
+"""Loading of checkpoints without their weights, and of the pictures that prompts name or hold."""
 
 import io
 import warnings
@@ -18,13 +18,16 @@ MEGAPIXELS = 50  # of a first frame; a small file can stand for a picture that f
 
 
 def precisions(adapter: Any, dtype: torch.dtype, frozen: torch.dtype | None) -> Precisions:
-    """`dtype` is that of the networks; encoders and decoder may do with less, except for some."""
+    """Return the precision of each component: `dtype` for the networks, `frozen` or else `dtype` for the others.
+
+    Components that lose quality in half precision are float32.
+    """
     kinds = {"default": frozen or dtype} | dict.fromkeys(adapter.denoisers, dtype)
     return kinds | dict.fromkeys(adapter.float32_parts, torch.float32)
 
 
 def empty_parts(pipeline: Any, folder: str, names: Sequence[str], kinds: Precisions) -> dict[str, Any]:
-    """The networks of a checkpoint without their weights, in the precision that loading them would give."""
+    """Return a checkpoint's networks without their weights, in the precisions that loading them would give."""
     from accelerate import init_empty_weights  # noqa: PLC0415 - only for several processes
 
     index, parts = pipeline.load_config(folder), {}
@@ -42,7 +45,7 @@ def empty_parts(pipeline: Any, folder: str, names: Sequence[str], kinds: Precisi
 def default_parts(
     pipe: Any, names: Sequence[str], kinds: Precisions, sizes: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Networks of a pipeline without weights: at the size that their classes have by default, except for `sizes`."""
+    """Return a pipeline's networks without weights, at the default size of their classes except for `sizes`."""
     from accelerate import init_empty_weights  # noqa: PLC0415 - only for several processes
 
     classes = {name: type(part) for name in names if (part := getattr(pipe, name, None)) is not None}
@@ -54,7 +57,7 @@ def default_parts(
 def empty_encoders(
     pipe: Any, folder: str | None, names: Sequence[str], kinds: Precisions, sizes: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Encoders of the classes of `pipe` without weights: of a checkpoint folder, or of these sizes."""
+    """Return encoders of the classes of `pipe` without weights, sized as in a checkpoint folder, or else by `sizes`."""
     from accelerate import init_empty_weights  # noqa: PLC0415 - only for a plan
 
     parts = {}
@@ -87,7 +90,10 @@ def full_size(
     kinds: Precisions,
     sizes: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """These parts of a pipeline like `pipe` without weights: sizes of a checkpoint folder, or of its release."""
+    """Return the named parts of a pipeline like `pipe` without weights.
+
+    Their sizes are those of the checkpoint if `path` is a folder, or else those of its release.
+    """
     folder = path if path and Path(path).is_dir() else None
     if folder and not (Path(folder) / "model_index.json").is_file():
         raise ModelError(f"model.path: {folder} is not a checkpoint: it has no model_index.json")
@@ -98,7 +104,13 @@ def full_size(
 
 
 def read_image(prompt: Prompt) -> Image.Image:
-    """The `image` column: a picture, a path, or encoded bytes as datasets store them. Never a URL."""
+    """Return the picture of a prompt's `image` column in RGB.
+
+    The column holds a picture, a path, or encoded bytes as datasets store them. It is never a URL.
+
+    Raises:
+        ModelError: There is no picture, or it cannot be read, or it is too large.
+    """
     value = prompt.columns.get("image")
     if isinstance(value, Mapping):
         value = io.BytesIO(value["bytes"]) if value.get("bytes") else value.get("path")

@@ -42,7 +42,10 @@ class LTXVideo(DiffusersModel):
         super().__init__(pipe, **settings)
 
     def share_sequence(self, sp: SequenceParallel) -> None:
-        """The library's plan cuts the text too, which its masked cross-attention forbids; ours leaves it whole."""
+        """Share a video by the library's plan, but keep the text whole.
+
+        The stock plan cuts the text too, which its masked cross-attention forbids.
+        """
         network = self.pipe.transformer
         check_sharing(sp.size, network.config.num_attention_heads, self.latent_shape(Prompt(""))[0])
         stock = network._cp_plan
@@ -60,7 +63,7 @@ class LTXVideo(DiffusersModel):
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Latent frames, rows and columns."""
+        """The numbers of latent frames, rows and columns."""
         p = self.pipe
         frames = (self.frames - 1) // p.vae_temporal_compression_ratio + 1
         space = p.vae_spatial_compression_ratio
@@ -109,7 +112,7 @@ class LTXVideo(DiffusersModel):
         return self.timestep(sigma)
 
     def unpacked(self, tokens: Tensor) -> Tensor:
-        """As the decoder takes them."""
+        """Return the latents (B, C, F, H, W) that the decoder takes, from tokens (B, tokens, channels)."""
         p, vae = self.pipe, self.pipe.vae
         patches = (p.transformer_spatial_patch_size, p.transformer_temporal_patch_size)
         latents = p._unpack_latents(tokens, *self.grid, *patches)
@@ -124,7 +127,10 @@ class LTXVideo(DiffusersModel):
         return out
 
     def _denoised(self, latents: Tensor) -> Tensor:
-        """By a decoder (0.9.1 and later) that takes a last step of its own, from noise that is the same for all."""
+        """Decode with a decoder (0.9.1 and later) that takes a last denoising step of its own.
+
+        Its noise is the same for all videos.
+        """
         device, scale = latents.device, self.decode_noise_scale
         noise = torch.randn(latents.shape, generator=torch.Generator(device).manual_seed(0), device=device)
         time = torch.tensor([self.decode_timestep], device=device, dtype=latents.dtype)
@@ -172,7 +178,7 @@ class LTXVideo(DiffusersModel):
 
 
 class GivenFirstFrame(DiffusersModel):
-    """The first latent frame is given: clean, told so token by token, and not denoised. Its tokens are the first."""
+    """A model whose first latent frame is given: its tokens come first, have noise level 0 and are not denoised."""
 
     needs_image = True
     frame_tokens: int
@@ -198,7 +204,7 @@ class GivenFirstFrame(DiffusersModel):
         return self.timestep(sigma)[:, None] * noisy
 
     def velocity(self, x: Tensor, sigma: Tensor, condition: Mapping[str, Tensor]) -> Tensor:
-        """A given frame flows straight to itself, so that the end state holds it."""
+        """Return the velocity, in which a given frame flows straight to itself, so that the end state holds it."""
         v, given = super().velocity(x, sigma, condition), condition["first_frame"].flatten(1)
         count = given.shape[1]
         straight = (x.flatten(1)[:, :count] - given) / sigma[:, None]

@@ -1,7 +1,8 @@
-"""LTX-2: video and sound from one denoiser, which hears what it draws. Latents are two rows of tokens, made one.
+"""LTX-2: video and sound from one denoiser, in which each attends to the other. Their tokens form one row of latents.
 
-Guidance is classifier-free alone, with a scale for each of the two. What the pipeline adds by default (spatio-temporal
-and modality guidance, rescaling) costs up to two further passes per step, and is left out of training and sampling.
+Guidance is classifier-free only, with one scale for video and one for sound. What the pipeline adds by default
+(spatio-temporal and modality guidance, rescaling) costs up to two further passes per step, and is left out of training
+and sampling.
 """
 
 from collections.abc import Mapping
@@ -54,7 +55,7 @@ class LTX2(LTXVideo):
 
     @property
     def sound_guidance_scale(self) -> float:
-        """That of the video unless it has its own."""
+        """The guidance scale of the sound: that of the video unless it has its own."""
         return self.guidance_scale if self._sound_scale is None else self._sound_scale
 
     @property
@@ -70,7 +71,7 @@ class LTX2(LTXVideo):
 
     @property
     def sound_frames(self) -> int:
-        """Steps of the sound's latents: as long as the video."""
+        """The number of steps of the sound's latents, for a sound as long as the video."""
         p = self.pipe
         a_second = p.audio_sampling_rate / p.audio_hop_length / p.audio_vae_temporal_compression_ratio
         return round(self.frames / self.frame_rate * float(a_second))
@@ -92,7 +93,10 @@ class LTX2(LTXVideo):
     # Text --------------------------------------------------------------------------------------------------
 
     def embed_text(self, text: str) -> dict[str, Tensor]:
-        """As far as the connectors, which are not trained: they make one text for pictures and one for sound."""
+        """Return the text as it leaves the connectors: one embedding for pictures and one for sound.
+
+        The connectors are not trained.
+        """
         p = self.pipe
         embedding, mask, _, _ = p.encode_prompt(
             [text], do_classifier_free_guidance=False, max_sequence_length=self.text_tokens, device=self.device
@@ -131,7 +135,10 @@ class LTX2(LTXVideo):
         return self.parts.pack({VIDEO: video, SOUND: sound})
 
     def share_sequence(self, sp: SequenceParallel) -> None:
-        """Tokens of the video are shared. Sound is short: every process has all of it, and gathers what it looks at."""
+        """Share the tokens of a video.
+
+        Sound is short: every process has all of it, and gathers the video's keys and values that it attends to.
+        """
         network = self.pipe.transformer
         check_sharing(sp.size, network.config.num_attention_heads, self.parts.shapes[VIDEO][0])
         stock = network._cp_plan
@@ -152,7 +159,7 @@ class LTX2(LTXVideo):
 
     @torch.no_grad()
     def to_sound(self, x0: Tensor) -> Tensor:
-        """(B, channels, samples)"""
+        """Decode the sound of latents (B, N) to waves (B, channels, samples) from -1 to 1."""
         p, vae = self.pipe, self.pipe.audio_vae
         with self.on_device("audio_vae", "vocoder"):
             latents = p._denormalize_audio_latents(self.parts.unpack(x0)[SOUND], vae.latents_mean, vae.latents_std)
@@ -261,7 +268,7 @@ class LTX2(LTXVideo):
 
 
 class LookAtWholeVideo:
-    """Attention of the sound, which every process has whole, to a video of which each has a part."""
+    """Attention from the sound, which every process has whole, to a video of which each process has a part."""
 
     _attention_backend: Any = None
     _parallel_config: Any = None

@@ -1,4 +1,4 @@
-"""Frozen components that wait on the host and only visit the device."""
+"""Frozen components that wait on the host, and are on the device only while they are used."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +10,10 @@ from torch import Tensor, nn
 
 @contextmanager
 def onloaded(parts: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """Copies of the weights on the device for a while. The originals stay where they are, so none is copied back."""
+    """Use copies of the weights on `device` inside the block.
+
+    The originals stay where they are, so none is copied back.
+    """
     slots: list[tuple[dict[str, Any], str, Tensor]] = [
         (slot, name, home)
         for part in parts

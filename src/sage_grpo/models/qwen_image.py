@@ -39,7 +39,7 @@ class QwenImage(OwnLengths):
         return 4.0
 
     def guide(self, positive: Tensor, negative: Tensor, sigma: Tensor) -> Tensor:
-        """Each token keeps the length that it has without guidance."""
+        """Return the guided velocity, with each token scaled to the length that it has without guidance."""
         guided = super().guide(positive, negative, sigma)
         before, after = (torch.linalg.vector_norm(v, dim=-1, keepdim=True) for v in (positive, guided))
         out: Tensor = guided * (before / after)
@@ -50,7 +50,7 @@ class QwenImage(OwnLengths):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of tokens."""
+        """The numbers of rows and columns of tokens."""
         return self.height // self.pixel_step(), self.width // self.pixel_step()
 
     def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ class QwenImage(OwnLengths):
 
     @property
     def encoded_tokens(self) -> int:
-        """A text alone is not filled up."""
+        """The number of tokens of a usual text, because a text alone is not padded."""
         return min(self.typical_text, self.text_tokens)
 
     def _encoding_settings(self) -> str:

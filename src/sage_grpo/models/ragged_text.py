@@ -1,4 +1,4 @@
-"""Texts of different lengths in one batch, for networks that compute with as many tokens as a text has."""
+"""Batches of texts of different lengths, for networks that compute with as many tokens as a text has."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -15,7 +15,7 @@ TEXTS = ("text", "glyphs")
 
 
 class OwnLengths(DiffusersModel):
-    """`embed_text` gives texts as long as they are."""
+    """An adapter whose `embed_text` returns texts at their own lengths, without padding."""
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt]) -> Condition:
@@ -27,7 +27,10 @@ class OwnLengths(DiffusersModel):
 
 
 def together(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """One batch of several. Where texts differ in length the shorter are padded, and all lengths are returned."""
+    """Join several inputs into one batch.
+
+    Where texts differ in length, the shorter are padded, and the lengths of all texts are added under their names.
+    """
     names = [name for name in parts[0] if not name.endswith(COUNT)]
     counts = {name: [n for p in parts for n in lengths_of(p, name)] for name in names if name.endswith(TEXTS)}
     mixed = any(len(set(lengths)) > 1 for lengths in counts.values())
@@ -47,6 +50,6 @@ def filled(tokens: Tensor, length: int) -> Tensor:
 
 
 def runs(lengths: Sequence[object]) -> list[slice]:
-    """Neighbours that are alike, such as those of one prompt or of one branch of guidance."""
+    """Return slices of neighbours with equal lengths, such as those of one prompt or of one branch of guidance."""
     ends = [i for i in range(1, len(lengths)) if lengths[i] != lengths[i - 1]]
     return [slice(first, last) for first, last in pairwise([0, *ends, len(lengths)])]

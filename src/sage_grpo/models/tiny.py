@@ -1,7 +1,7 @@
-"""Tokenizers and encoders of the real classes at toy size, made without any file: for rehearsals and tests.
+"""Tokenizers and encoders of the real classes at toy size, made without any file, for rehearsals and tests.
 
-Every adapter's `tiny()` builds a pipeline of its own classes from these; `save_pretrained` then gives a checkpoint that
-goes through the same loading code as the real one.
+Every adapter's `tiny()` builds a pipeline of its own classes from these. `save_pretrained` then writes a checkpoint
+that is loaded by the same code as the real one.
 """
 
 from typing import Any
@@ -61,7 +61,7 @@ GEMMA3_12B = {
 
 
 def unigram_tokenizer(length: int) -> Any:
-    """A T5 tokenizer that spells: one token a character."""
+    """Return a T5 tokenizer that spells: one token per character."""
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((letter, -1.0) for letter in ["▁", *LETTERS])]
     return hf.T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=length)
 
@@ -73,7 +73,10 @@ def clip_tokenizer(length: int) -> Any:
 
 
 def qwen_tokenizer(header: int) -> Any:
-    """Byte level. Its template replaces the system message by filler, so that a prompt starts at token `header`."""
+    """Return a byte-level Qwen tokenizer.
+
+    Its template replaces the system message by filler, so that a prompt starts at token `header`.
+    """
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     vocabulary = {word: i for i, word in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
     tokenizer = hf.Qwen2Tokenizer(
@@ -94,7 +97,7 @@ def qwen_tokenizer(header: int) -> Any:
 
 
 def gemma_tokenizer(length: int) -> Any:
-    """One token a character."""
+    """Return a Gemma tokenizer that spells: one token per character."""
     words = ["<pad>", "<eos>", "<bos>", "<unk>", "▁", *LETTERS]
     return hf.GemmaTokenizer(vocab={word: i for i, word in enumerate(words)}, merges=[], model_max_length=length)
 
@@ -149,7 +152,7 @@ def qwen_encoder(width: int, vocabulary: int) -> Any:
 
 
 def qwen_vl_encoder(width: int, vocabulary: int) -> Any:
-    """With an eye, as some pipelines keep it; it stays shut."""
+    """Return a Qwen2.5-VL encoder with a vision tower, which some pipelines keep but do not use."""
     text = qwen_encoder(width, vocabulary).config.to_dict()
     vision = {
         "depth": 1,
@@ -199,7 +202,7 @@ def vision_encoder(kind: str) -> Any:
 
 
 def seeded(make: Any) -> Any:
-    """A tiny checkpoint is the same every time."""
+    """Return what `make` builds with a fixed seed, so that a tiny checkpoint is the same every time."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return make()

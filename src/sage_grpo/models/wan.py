@@ -19,7 +19,7 @@ from sage_grpo.registry import model
 
 @model("wan", extra="models")
 class Wan(DiffusersModel):
-    """Wan 2.1 and the single-expert Wan 2.2 5B."""
+    """Wan 2.1 from text, and what all other models of the family share."""
 
     pipeline_class: ClassVar[Any] = df.WanPipeline
     denoisers = ("transformer", "transformer_2")
@@ -98,7 +98,7 @@ class Wan(DiffusersModel):
 
     @property
     def per_token(self) -> bool:
-        """Wan 2.2 5B gets the noise level of each token, so that a given first frame can be clean."""
+        """Whether each token has its own noise level, as in Wan 2.2 5B, so that a given first frame can be clean."""
         return bool(self.pipe.config.expand_timesteps)
 
     def pixel_step(self) -> int:
@@ -123,7 +123,7 @@ class Wan(DiffusersModel):
         return f"{super()._encoding_settings()} {self.text_tokens}"
 
     def high_noise(self, sigma: Tensor) -> Tensor:
-        """Which samples belong to the first expert."""
+        """Return which samples belong to the first expert, the one for high noise, as booleans (B,)."""
         boundary = self.pipe.config.boundary_ratio
         steps = self.pipe.scheduler.config.num_train_timesteps
         return torch.ge(self.timestep(sigma), (boundary or 0.0) * steps)
@@ -245,7 +245,7 @@ class Wan22Small(Wan):
 
 @model("wan-i2v", extra="models")
 class WanImageToVideo(Wan):
-    """Wan 2.1 from an image: its embedding for cross-attention, its latents as channels."""
+    """Wan 2.1 from an image: its embedding enters cross-attention, its latents are extra channels of the input."""
 
     pipeline_class = df.WanImageToVideoPipeline
     float32_parts = ("vae", "image_encoder")
@@ -310,7 +310,7 @@ class Wan22SmallImageToVideo(WanImageToVideo):
         return torch.cat([inputs["first_frame"].to(x.dtype), x[:, :, 1:]], dim=2)
 
     def velocity(self, x: Tensor, sigma: Tensor, condition: Mapping[str, Tensor]) -> Tensor:
-        """A given frame flows straight to itself, so that the end state holds it."""
+        """Return the velocity, in which a given frame flows straight to itself, so that the end state holds it."""
         v = super().velocity(x, sigma, condition)
         straight = (x[:, :, :1] - condition["first_frame"]) / sigma.view(-1, 1, 1, 1, 1)
         return torch.cat([straight.to(v.dtype), v[:, :, 1:]], dim=2)

@@ -1,4 +1,4 @@
-"""Z-Image: pictures from a small fast model, that is videos of one frame."""
+"""Z-Image, a small and fast model of pictures, that is of videos of one frame."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -16,9 +16,10 @@ from sage_grpo.registry import model
 
 @model("z-image", extra="models")
 class ZImage(OwnLengths):
-    """Its network's time runs from noise to picture, and its velocity with it. Here both run as in all others.
+    """Z-Image, with time, velocity and guidance scale as in all other models.
 
-    Its pipeline counts guidance from 0. Here 1 is none, as in all others: 5 is what the pipeline calls 4.
+    Its network's time runs from noise to picture, and its velocity with it; `predict` turns both around. Its pipeline
+    counts guidance from 0. Here 1 is no guidance: 5 is what the pipeline calls 4.
     """
 
     pipeline_class: ClassVar[Any] = df.ZImagePipeline
@@ -52,7 +53,7 @@ class ZImage(OwnLengths):
 
     @property
     def shard_blocks(self) -> list[nn.Module]:
-        """Those that look at pictures or texts alone, too."""
+        """All repeated layers, including those that process pictures or texts alone."""
         network = self.pipe.transformer
         return [block for part in ("noise_refiner", "context_refiner", "layers") for block in getattr(network, part)]
 

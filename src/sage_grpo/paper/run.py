@@ -20,7 +20,7 @@ NOTHING: Mapping[str, str] = {}
 
 
 class Stopped(Exception):
-    """The experiment ends early; its runs save first."""
+    """Raised in a run when the experiment ends early; the run saves first."""
 
 
 def devices_of(recipe: RecipeConfig, workers: int) -> list[dict[str, str]]:

@@ -14,7 +14,7 @@ Kernel = Literal["chosen", "flash", "cudnn", "flash3"]
 
 @dataclass(frozen=True)
 class Assumption:
-    """One figure in three cases. Every row is taken at its slow, expected or fast value at the same time."""
+    """One figure in three cases. A plan takes all its figures at their slow, expected or fast value together."""
 
     what: str
     slow: float
@@ -150,7 +150,10 @@ class Assumed:
 
 
 def attention_row(kernel: Kernel, *, wide: bool) -> Assumption:
-    """Return the row of the kernel; wide GPUs outrun FlashAttention 2."""
+    """Return the assumption about an attention kernel.
+
+    Only wide GPUs, which outrun FlashAttention 2, have one for each kernel.
+    """
     return ATTENTION[kernel] if wide else NARROW_ATTENTION
 
 
@@ -182,7 +185,10 @@ UNMEASURED = ("text_encoder", "disk")  # an iteration's log says nothing of them
 
 
 def assume(case: Case, kernel: Kernel = "chosen", *, wide: bool = True, calibrated: bool = False) -> Assumed:
-    """Return one case of the table. A calibrated plan keeps its range only where no run has measured."""
+    """Return the figures of one case of the table.
+
+    A calibrated plan keeps its range only where no run has measured.
+    """
 
     def value(name: str, row: Assumption) -> float:
         return row.at("expected" if calibrated and name not in UNMEASURED else case)

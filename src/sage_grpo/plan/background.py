@@ -1,4 +1,4 @@
-"""A plan made by a process of its own during a run: the MFU in the log is measured by it."""
+"""A plan made by a process of its own during a run. The MFU in the log is computed from it."""
 
 import json
 import os
@@ -25,7 +25,10 @@ def work_of(text: str) -> Work | None:
 
 
 class BackgroundPlan:
-    """Called, it returns the work of an iteration once the plan is made. A plan that fails leaves the MFU out."""
+    """A plan that a process of its own makes.
+
+    Calling it returns the work of an iteration, or None while it is not made. A plan that fails leaves the MFU out.
+    """
 
     def __init__(self, config: RecipeConfig, gpu: str, folder: Path) -> None:
         recipe, self.path = folder / "recipe.yaml", folder / "plan.json"
@@ -48,7 +51,7 @@ class BackgroundPlan:
 
 @contextmanager
 def background_plan(config: RecipeConfig, gpu: str | None) -> Iterator[BackgroundPlan | None]:
-    """Plan a recipe while the block runs; nothing happens where the GPU's peak is not known."""
+    """Plan a recipe while the block runs. Yield the plan, or None where the GPU's peak is not known."""
     if gpu is None:
         yield None
         return

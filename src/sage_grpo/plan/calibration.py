@@ -1,4 +1,4 @@
-"""What a real iteration reached of the plan's seconds, kept in a file: the next plan uses it."""
+"""How the seconds of a real run compare with its plan, kept in a file that the next plan uses."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ class Calibration(Settings):
 
     @property
     def calibrated(self) -> bool:
-        """Whether anything in it is not the default."""
+        """Whether any value differs from its default."""
         return self != Calibration()
 
 
@@ -48,7 +48,10 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
 
 
 def calibrate(rows: list[dict[str, Any]], planned: dict[str, float], videos: int, gpu: str, run: str) -> Calibration:
-    """From the log of a run and the seconds that an uncalibrated plan gives it. The first iteration warms up."""
+    """Return the calibration of a run, from its log and the seconds that an uncalibrated plan gives it.
+
+    The first iteration warms up, and is left out. `videos` are those of one replica in an iteration.
+    """
     timed = [row for row in rows if row.get("seconds/update") is not None][1:]
     if not timed:
         raise ConfigError(f"{run} has no timed iteration after its first; let it run for two or more")

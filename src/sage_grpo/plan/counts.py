@@ -28,12 +28,15 @@ class Counts:
 
 
 def stochastic_steps(config: RecipeConfig) -> int:
-    """Steps that a rollout keeps as points."""
+    """Return the number of steps that a rollout keeps as points; none with points on renoised videos."""
     return 0 if config.policy.points else config.sampling.window_size
 
 
 def count(config: RecipeConfig, guided: bool, one_sided: bool = False, experts: int = 1) -> Counts:
-    """`one_sided`: only one branch of guidance is trained. `experts` are asked in turn, by noise level."""
+    """Count the passes of an iteration.
+
+    With `one_sided`, only one branch of guidance is trained. `experts` are evaluated in turn, by noise level.
+    """
     branches = 2 if guided else 1
     asked = 1 if config.policy.points else branches  # renoised videos are trained without guidance
     trained = trained_videos(config) * config.trained_steps * config.policy.num_iterations

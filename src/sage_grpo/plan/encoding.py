@@ -26,22 +26,25 @@ class Encoders:
 
 @dataclass(frozen=True)
 class Encoding:
-    """Once, before the first iteration; nothing where the encoders stay in memory."""
+    """What encoding takes, once, before the first iteration. All is 0 where the encoders stay in memory."""
 
     prompts: int = 0
-    """At most: prompts that are alike, or stored by an earlier run, are not encoded again."""
+    """Prompts at most: those that are alike, or stored by an earlier run, are not encoded again."""
     seconds: float = 0.0
     stored: int = 0
     """Bytes on disk."""
 
 
 def encodes_ahead(model: VideoModel, config: RecipeConfig) -> bool:
-    """Whether the recipe's model leaves its encoders out once the prompts are encoded."""
+    """Return whether the recipe's model leaves its encoders out once the prompts are encoded."""
     return config.tuning.encode_ahead and bool(model.encoders)
 
 
 def encoders_of(model: Any, config: RecipeConfig) -> Encoders:
-    """Two operations for each weight of a matrix and token of the text: as long as the encoder fills it up."""
+    """Return the size of a model's encoders, and what one prompt takes.
+
+    A prompt takes two operations for each weight of a matrix and token of the text, at the length that encoders pad to.
+    """
     if not encodes_ahead(model, config):
         return Encoders(0, 0.0, 0)
     parts = [part for name in model.encoders if (part := getattr(model.pipe, name, None)) is not None]
@@ -53,7 +56,10 @@ def encoders_of(model: Any, config: RecipeConfig) -> Encoders:
 
 
 def prompts_of(config: RecipeConfig) -> int:
-    """How many prompts a run asks for: all of its file, where that is here, or as many as its iterations need."""
+    """Return how many prompts a run encodes.
+
+    That is as many as its iterations need, and at most all of its file, where that is here.
+    """
     asked = config.run.iterations * config.policy.prompts_per_iteration
     path = config.prompts.path
     if path is None or not Path(path).expanduser().is_file():
@@ -63,7 +69,10 @@ def prompts_of(config: RecipeConfig) -> int:
 
 
 def encoding(config: RecipeConfig, encoders: Encoders, gpu: GPU, assumed: Assumed) -> Encoding:
-    """Each process reads the encoders, which a node reads from disk once, and encodes its share, text by text."""
+    """Return the prompts, seconds and bytes on disk that encoding takes.
+
+    Each process reads the encoders, which a node reads from disk once, and encodes its share, text by text.
+    """
     if not encoders.bytes:
         return Encoding()
     prompts = prompts_of(config)

@@ -98,7 +98,10 @@ class Plan:
 
 
 def groups(config: RecipeConfig, gpu: GPU) -> tuple[ProcessGroup, ProcessGroup, ProcessGroup]:
-    """Who exchanges weights, sums of gradients between copies, and tokens. Neighbours share a video."""
+    """Return the groups of processes that exchange weights, sums of gradients between copies, and tokens.
+
+    Neighbours share a video.
+    """
     layout = config.parallel
 
     def over(size: int, stride: int) -> ProcessGroup:
@@ -119,7 +122,10 @@ def _probe(settings: str) -> Probe:
 
 
 def alone(config: RecipeConfig, batch: int = 1, *, unguided: bool = False) -> RecipeConfig:
-    """The same model on a single process: what does not depend on the layout is looked at one time."""
+    """Return the recipe with the same model on a single process.
+
+    What does not depend on the layout is then looked at one time. With `unguided` the model has no guidance.
+    """
     values = config.model_dump()
     values |= {"parallel": {"processes": 1}, "run": {}}
     values["policy"] |= {"batch_size": batch, "prompts_per_iteration": batch}
@@ -133,7 +139,10 @@ def sampled(config: RecipeConfig) -> RecipeConfig:
 
 
 def probed(config: RecipeConfig) -> Probe:
-    """Passes depend on who shares videos and weights, hardly on how many do: two copies of eight shards suffice."""
+    """Return the passes of a recipe, watched in a layout of at most two copies of eight shards.
+
+    Passes depend on which processes share videos and weights, hardly on how many do.
+    """
     layout, values = config.parallel, config.model_dump()
     replicate = min(layout.replicate, 2)
     shards = min(layout.processes // (layout.replicate * layout.sequence), 8)
@@ -146,7 +155,7 @@ def probed(config: RecipeConfig) -> Probe:
 
 @dataclass(frozen=True)
 class Work:
-    """What an iteration does and holds, on whatever GPU."""
+    """What an iteration does and holds, independent of the GPU."""
 
     guided: bool
     typical_text: int | None
@@ -201,7 +210,7 @@ def gauge_reading(config: RecipeConfig, gpu: GPU, states: ModelStates) -> float:
 
 
 def estimate(config: RecipeConfig, gpu: GPU, known: Calibration, case: Case = "expected") -> Plan:
-    """Plan a recipe on GPUs of a kind, in one case of the assumptions. A calibration holds in all of them."""
+    """Plan a recipe on GPUs of a kind, in one case of the assumptions. A calibration applies to all of them."""
     layout, policy = config.parallel, config.policy
     kernel = kernel_of(config.tuning.attention)
     assumed = assume(case, kernel, wide=gpu.wide, calibrated=known.calibrated)

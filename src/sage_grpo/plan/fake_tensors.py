@@ -1,4 +1,4 @@
-"""Tensors that have no values: a network at full size does all it would do, and takes neither memory nor time."""
+"""Tensors without values: on them a network at full size does all it would do, and takes neither memory nor time."""
 
 import gc
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,10 @@ from sage_grpo.distributed.device import HOST
 
 
 class MaskedRows(torch.autograd.Function):
-    """Rows chosen by a mask, which is remembered for the backward pass as torch's own indexing does."""
+    """Rows chosen by a mask, for tensors without values.
+
+    The mask is saved for the backward pass, as in torch's own indexing.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mask: Tensor, rows: int) -> Tensor:
@@ -28,7 +31,10 @@ class MaskedRows(torch.autograd.Function):
 
 
 class NoValues(TorchFunctionMode):
-    """Answers for tensors without values: every question is true, a mask keeps all rows and its inverse none."""
+    """A mode that answers for tensors without values.
+
+    Every question is true, a mask keeps all rows and its inverse none.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -54,7 +60,10 @@ def without_values() -> Iterator[None]:
 
 @torch.no_grad()
 def imagine_weights(module: nn.Module) -> None:
-    """Weights and buffers as tensors of the host that take no memory. Moving them there would keep both."""
+    """Replace the weights and buffers of a module with tensors of the host that take no memory.
+
+    Call it inside `without_values`. Moving the old ones there would keep both.
+    """
     for layer in module.modules():
         for name, weight in layer._parameters.items():
             if weight is not None:
@@ -67,7 +76,10 @@ def imagine_weights(module: nn.Module) -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Reference cycles keep tensors until Python happens to look for them; here they are kept to the end."""
+    """Switch Python's garbage collector off inside the block.
+
+    Reference cycles keep tensors until Python happens to look for them; here they are kept to the end.
+    """
     gc.collect()
     gc.disable()
     try:

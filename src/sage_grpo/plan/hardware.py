@@ -14,7 +14,7 @@ GB, TB, TERA = 1e9, 1e12, 1e12
 
 @dataclass(frozen=True)
 class GPU:
-    """Dense bf16 without sparsity; links in one direction, a GPU's share of them."""
+    """A GPU as its maker describes it: dense bf16 without sparsity, and its share of the links in one direction."""
 
     flops: float
     memory: float
@@ -48,7 +48,7 @@ def find_gpu(name: str) -> GPU:
 
 
 def guess_gpu(name: str) -> str | None:
-    """The plan's name of a GPU, from its maker's: `NVIDIA H100 80GB HBM3` is h100-80g."""
+    """Return the plan's name of a GPU from its maker's, or None: `NVIDIA H100 80GB HBM3` is h100-80g."""
     plain = name.lower().replace(" ", "").replace("geforce", "")
     known = [gpu for gpu in GPUS if gpu.split("-")[0] in plain]
     exact = [gpu for gpu in known if gpu.split("-")[1] in plain]
@@ -56,7 +56,10 @@ def guess_gpu(name: str) -> str | None:
 
 
 def at_roofline(operations: Mapping[Operation, float], gpu: GPU, assumed: Assumed) -> float:
-    """Each operation is bound by arithmetic or by memory. Elementwise ones are taken unfused, as without compile."""
+    """Return the seconds of operations on a GPU, each bound by arithmetic or by memory.
+
+    Elementwise ones are taken unfused, as without compile.
+    """
     return sum(
         n * max(flops / (assumed.share(kind) * gpu.flops), moved / (assumed.memory * gpu.bandwidth))
         for (flops, moved, kind), n in operations.items()
@@ -71,7 +74,10 @@ class ProcessGroup:
     nodes: int  # that they are on
 
     def seconds(self, moved: float, messages: float, gpu: GPU, assumed: Assumed) -> float:
-        """A ring: everyone passes on all parts but its own."""
+        """Return the seconds of messages in a ring: each process passes on all parts except its own.
+
+        `moved` are bytes of the whole, and `messages` their number.
+        """
         if self.size == 1:
             return 0.0
         speed = assumed.links * (gpu.link if self.nodes == 1 else gpu.network)
@@ -80,7 +86,10 @@ class ProcessGroup:
 
 @dataclass(frozen=True)
 class PassTime:
-    """Seconds of one pass. Messages of weights overlap with the arithmetic except for a share, those of tokens not."""
+    """The seconds of one pass.
+
+    Messages of weights overlap with the arithmetic except for a share, those of tokens do not.
+    """
 
     arithmetic: float
     weights: float
@@ -93,7 +102,7 @@ class PassTime:
 
     @property
     def waiting(self) -> float:
-        """For weights that arithmetic does not cover."""
+        """Seconds of waiting for weights that arithmetic does not cover."""
         covered = (1 - self.exposed) * min(self.arithmetic, self.weights)
         return self.weights - covered
 

@@ -9,7 +9,10 @@ GPU_HOURS_PER_FAILURE = 16_384 * 54 * 24 / 419
 
 @dataclass(frozen=True)
 class Saving:
-    """Seconds: training stands while the state is copied, files are written meanwhile, a restart begins again."""
+    """Seconds of saving: training stops while the state is copied, and continues while files are written.
+
+    `restart` is the time from a failure until training begins again.
+    """
 
     stall: float
     write: float
@@ -17,7 +20,7 @@ class Saving:
 
 
 def lost_share(interval: float, saving: Saving, between_failures: float) -> float:
-    """Share of the time that does not end up in the run, for saves `interval` seconds of training apart.
+    """Return the share of the time that does not end up in the run, for saves `interval` seconds of training apart.
 
     A failure throws away what came after the newest whole checkpoint: half an interval on average, and what was
     computed while the files were being written.
@@ -28,7 +31,7 @@ def lost_share(interval: float, saving: Saving, between_failures: float) -> floa
 
 
 def best_interval(saving: Saving, between_failures: float, iteration: float) -> int:
-    """Iterations between saves that lose least: Young's √(2·stall·time between failures), in whole iterations.
+    """Return the iterations between saves that lose least: Young's √(2·stall·time between failures), rounded.
 
     A save waits for the one before it, so that shorter intervals than a write would stall.
     """

@@ -29,7 +29,10 @@ class Contents:
 
 
 def contents(model: VideoModel, config: RecipeConfig, processes: Processes) -> Contents:
-    """After a first update: the trainer's own optimizer, bank of copies and state."""
+    """Return what the first process holds and saves after a first update.
+
+    It uses the trainer's own optimizer, bank of copies and state.
+    """
     shard(model, processes.weights_mesh, model.autocast_dtype)
     weights = dict(model.module.named_parameters())
     trained = [weight for weight in weights.values() if weight.requires_grad]
@@ -57,7 +60,7 @@ def contents(model: VideoModel, config: RecipeConfig, processes: Processes) -> C
 
 
 def check_layout(config: RecipeConfig) -> None:
-    """Whether the model can be cut as the recipe asks; a video's tokens and heads do not divide by everything."""
+    """Refuse a layout by which the model cannot be cut: a video's tokens and heads do not divide by everything."""
     layout = config.parallel
     if layout.sequence == 1:  # weights are cut by rows, which always works
         return

@@ -84,7 +84,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class ModelStates:
-    """What a process keeps between passes, by kind, and the whole of a checkpoint."""
+    """Bytes that a process keeps between passes, by kind, and bytes of a whole checkpoint."""
 
     by_kind: dict[str, int]
     largest: int  # trained tensor
@@ -94,7 +94,10 @@ class ModelStates:
 
 
 def model_states(config: RecipeConfig) -> ModelStates:
-    """Looked at on a process of its own, and cut as FSDP2 cuts: by rows, the first process never has fewer."""
+    """Return what the first process of a recipe's layout keeps between passes.
+
+    The model is looked at on a process of its own, and cut as FSDP2 cuts: by rows, the first process never has fewer.
+    """
     layout, model = config.parallel, build.outline_model(config)
     parameters = sum(w.numel() for name, w in model.module.named_parameters() if ".lora_" not in name)
     trained = sum(w.numel() for w in model.module.parameters() if w.requires_grad)
@@ -122,7 +125,7 @@ def component_bytes(model: VideoModel, names: Sequence[str]) -> int:
 
 
 def reads_base(model: VideoModel, config: RecipeConfig) -> bool:
-    """Whether the gauge puts the checkpoint's weights in place of the trained ones, on the device."""
+    """Return whether the gauge puts the checkpoint's weights in place of the trained ones, on the device."""
     wanted = config.gauge.every and config.tuning.mode == "full" and not config.tuning.offload_copies
     return bool(wanted and model.resizable)
 
@@ -161,7 +164,10 @@ def memory(
     *,
     gpu: bool = True,
 ) -> Memory:
-    """On a GPU the optimizer takes all tensors together, with room for one more of each; on the host two of one."""
+    """Return the memory of the fullest process, by part.
+
+    On a GPU the optimizer takes all tensors together, with room for one more of each; on the host two of one.
+    """
     policy = config.policy
     videos = config.rollouts // config.parallel.replicas
     decoded = math.ceil(videos / config.parallel.sequence)  # dealt out to those that share a video

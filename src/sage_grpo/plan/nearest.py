@@ -21,7 +21,7 @@ Layout = tuple[int, ...]
 
 
 def asked_layout(settings: dict[str, Any]) -> tuple[Layout, int]:
-    """What the settings say of KEYS, and the size of a group."""
+    """Return the values of `KEYS` in the settings, or their defaults, and the size of a group."""
     usual = RecipeConfig()
 
     def value(key: str) -> int:
@@ -32,7 +32,7 @@ def asked_layout(settings: dict[str, Any]) -> tuple[Layout, int]:
 
 
 def candidates(requested: Layout, group: int) -> list[Layout]:
-    """Whole numbers that divide, those with the fewest and smallest changes first."""
+    """Return layouts whose numbers divide, those with the fewest and smallest changes first."""
     processes, sequence, replicate, batch, prompts = requested
     counts = {*range(max(processes - 8, 1), processes + 9), max(processes // 8, 1) * 8, (processes // 8 + 1) * 8}
     layouts = set()
@@ -51,7 +51,10 @@ def candidates(requested: Layout, group: int) -> list[Layout]:
 
 
 def nearest_layouts(recipe: Any, overrides: Sequence[str], works: Callable[[RecipeConfig], Any]) -> list[list[str]]:
-    """Overrides that make the recipe valid, the smallest changes first. `works` raises for what it cannot do."""
+    """Return at most `MANY` sets of overrides that make the recipe valid, the smallest changes first.
+
+    `works` raises a `UserError` for what it cannot do.
+    """
     requested, group = asked_layout(read_settings(recipe, overrides))
     alternatives: list[list[str]] = []
     for layout in candidates(requested, group):

@@ -37,7 +37,10 @@ MESSAGES = {  # by what a collective is called, in FSDP2 and in functional colle
 
 
 def flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """By the formulas of torch's counter, which knows the attention of GPUs but not that of the host."""
+    """Return the floating-point operations of a call, by the formulas of torch's counter.
+
+    The counter knows the attention of GPUs. That of the host is added here.
+    """
     kind = func._overloadpacket
     if kind is aten._scaled_dot_product_flash_attention_for_cpu:
         return float(flop_counter.sdpa_flop_count(*(x.shape for x in args[:3])))
@@ -56,7 +59,7 @@ def kind_of(func: Any, work: float) -> Kind:
 
 
 def tensors(values: Any) -> Iterator[Tensor]:
-    """Return the tensors among an operation's arguments or results; faster than torch's walk through any nesting."""
+    """Yield the tensors among an operation's arguments or results; faster than torch's walk through any nesting."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, list | tuple):
@@ -71,7 +74,7 @@ def sizes(values: Any) -> list[int]:
 
 
 class OperationCounter(TorchDispatchMode):
-    """Counts operations by their cost, bytes of messages by purpose, and the most memory newly held at a time."""
+    """A mode that counts operations by cost, bytes of messages by purpose, and the most memory newly held at a time."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Passes of a recipe's network at full size, on tensors without values: what one process of the layout would do.
 
 Networks are stacks of equal blocks, so work, messages and memory grow by the same amount with every block. Two shallow
-networks are watched, and the rest is a straight line: a test holds it against all blocks.
+networks are watched, and the rest is a straight line: a test checks it against all blocks.
 """
 
 from collections import Counter
@@ -49,7 +49,7 @@ class Probe:
 
 
 def line(shallow: Cost, deeper: Cost, blocks: int) -> Cost:
-    """What `blocks` blocks cost, from networks of SHALLOW ones."""
+    """Return what `blocks` blocks cost, on a straight line through the costs of networks with `SHALLOW` ones."""
     few, more = SHALLOW
     further = (blocks - more) / (more - few)
 
@@ -66,7 +66,7 @@ def line(shallow: Cost, deeper: Cost, blocks: int) -> Cost:
 
 
 def stacks(model: VideoModel) -> list[tuple[nn.Module, str]]:
-    """Where the repeated blocks of each network are."""
+    """Return each network with the name of its repeated blocks; none if the model has no such name."""
     return [(part, model.blocks) for part in networks(model.module).values()] if model.blocks else []
 
 
@@ -79,7 +79,10 @@ def watched(act: Callable[[], Any]) -> Cost:
 
 
 def passes(model: VideoModel, config: RecipeConfig, depth: int | None) -> tuple[int, Cost, Cost]:
-    """Tokens of a video, a forward and a training pass of one batch, with so many blocks. Takes the model apart."""
+    """Return the tokens of a video, and the costs of a forward and a training pass of one batch.
+
+    They are those of the last `depth` blocks, or of all. The model is taken apart.
+    """
     layout = config.parallel
     shape, policy = model.latent_shape(Prompt("")), config.policy
     example = None if model.blank_condition(1) else model.encode(config_prompts(config, 1))
@@ -147,7 +150,7 @@ def probe(config: RecipeConfig) -> Probe:
 
 
 def decoding(config: RecipeConfig) -> Cost | None:
-    """Return the cost of decoding a batch of videos, their frames included."""
+    """Return the cost of decoding a batch of videos, their frames included; None for a model without a pipeline."""
     model = build.outline_model(config)
     if model.pipe is None:
         return None

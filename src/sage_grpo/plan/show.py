@@ -106,7 +106,7 @@ def warnings(plan: Plan) -> list[str]:
 
 
 def summary(plan: Plan, gpu: str, price: float | None) -> dict[str, Any]:
-    """For programs: bytes, seconds and plain numbers."""
+    """Return the plan as values for JSON: bytes, seconds and plain numbers."""
     config, counts, every = plan.config, plan.counts, plan.best_save_every
     gpu_hours = plan.hours * plan.gpus
     return {
@@ -249,7 +249,7 @@ def show(plan: Plan, gpu: str, price: float | None, console: Console) -> None:
 
 
 def show_assumptions(plan: Plan, gpu: str, console: Console) -> None:
-    """Print the table of assumptions behind a plan, a sentence each on where it comes from."""
+    """Print the table of assumptions behind a plan, each with a sentence on where it comes from."""
     grid = Table(title=f"Assumed of {gpu}; nothing of it is measured", title_justify="left")
     for name in ("slow", "expected", "fast"):
         grid.add_column(name, justify="right")
@@ -263,14 +263,14 @@ def show_assumptions(plan: Plan, gpu: str, console: Console) -> None:
 
 
 def advice(plan: Plan) -> str:
-    """What to change first when memory is short, from the fullest phase."""
+    """Say what to change first when memory is short, for the fullest phase."""
     phase = max(plan.memory.phases, key=plan.memory.phases.__getitem__)
     possible = [text for text, sensible in remedies(plan.config)[phase] if sensible]
     return f"fullest while it is in the phase {phase!r}; try {', then '.join(possible) or 'a GPU with more memory'}"
 
 
 def remedies(config: RecipeConfig) -> dict[Phase, list[tuple[str, bool]]]:
-    """For every phase: settings that make it smaller, the mildest first, and whether the recipe leaves them open."""
+    """Return the settings that make each phase smaller, the mildest first, and whether the recipe leaves them open."""
     policy, tuning = config.policy, config.tuning
     full = tuning.mode == "full"
     smaller = ("fewer frames or a smaller picture", True)

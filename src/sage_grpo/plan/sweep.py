@@ -31,7 +31,7 @@ class Cell:
 
 
 def parse_sweep(texts: Sequence[str]) -> dict[str, list[int]]:
-    """`gpus=8,64 sp=1,2` as lists."""
+    """Parse texts such as `gpus=8,64 sp=1,2` into a list of numbers for each axis."""
     axes: dict[str, list[int]] = {}
     for text in " ".join(texts).split():
         axis, _, numbers = text.partition("=")
@@ -47,7 +47,10 @@ def parse_sweep(texts: Sequence[str]) -> dict[str, list[int]]:
 
 
 def laid_out(config: RecipeConfig, gpus: int, sequence: int, replicate: int) -> RecipeConfig:
-    """The recipe's own videos per iteration where they divide; smaller batches, then more videos where they do not."""
+    """Return the recipe laid out on so many GPUs.
+
+    It keeps its videos per iteration where they divide. Where they do not, batches become smaller, then videos more.
+    """
     group, values = config.policy.num_generations, config.model_dump()
     if gpus % (sequence * replicate):
         raise ConfigError(f"{sequence} × {replicate} do not divide {gpus} GPUs")
@@ -63,7 +66,10 @@ def laid_out(config: RecipeConfig, gpus: int, sequence: int, replicate: int) -> 
 
 
 def reason(plan: Plan, requested: RecipeConfig) -> str:
-    """What an iteration's time is spent on besides useful arithmetic, the largest first."""
+    """Return what holds a layout back, in a few words.
+
+    That is its memory, more videos than requested, or what takes most time besides useful arithmetic.
+    """
     if not plan.fits:
         return f"needs {plan.memory.peak / 1e9:.0f} GB"
     worst = plan.passes["training"]
@@ -104,6 +110,6 @@ def sweep(
 
 
 def pays(cell: Cell, cells: Sequence[Cell]) -> bool:
-    """Whether its GPUs make about as many videos an hour as those of the best layout."""
+    """Return whether a cell's GPUs make about as many videos per hour as those of the best layout."""
     fits = [other.per_gpu_hour for other in cells if other.plan and other.plan.fits]
     return bool(cell.plan and cell.plan.fits and cell.per_gpu_hour >= PAYS * max(fits))

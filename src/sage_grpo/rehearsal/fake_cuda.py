@@ -27,9 +27,11 @@ def rehearse_on_fake_cuda(
     emit: Callable[[str], None] = print,
     processes: int | None = None,
 ) -> FakeCudaReport:
-    """Load, sample, rollout, decode, score, checks, update, anchor, EMA, gauge, save; resume and again; export.
+    """Rehearse a recipe on CUDA tensors without values, in a process of its own, and return its report.
 
-    As the first of `processes`, of which the others are pretended; none means two on each axis of the recipe's layout.
+    It covers load, sample, rollout, decode, score, checks, update, anchor, EMA, gauge and save; then a resume and a
+    second iteration; then export. The process is the first of `processes`, of which the others are pretended. None
+    means two on each axis of the recipe's layout.
     """
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; a rehearsal needs a folder of its own")

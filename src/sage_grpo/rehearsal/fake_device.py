@@ -29,11 +29,11 @@ PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 
 
 class DeviceMixture(UserError, RuntimeError):
-    """One operation was given tensors of the host and of the device."""
+    """Raised when one operation is given tensors of the host and of the device."""
 
 
 class Unanswerable(UserError, RuntimeError):
-    """The size of a result depends on values, and there are none."""
+    """Raised when the size of a result depends on values, and there are none."""
 
 
 def size_of(x: Tensor) -> int:
@@ -41,7 +41,7 @@ def size_of(x: Tensor) -> int:
 
 
 class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The rules of the device. Answers are remembered by operation and sizes, as models repeat themselves."""
+    """A mode with the rules of the device. Answers are kept by operation and sizes, as models repeat themselves."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -96,7 +96,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _ask(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """torch's own rules, which know what may be mixed: a single number of the host may."""
+        """Run an operation by torch's own rules, which know what may be mixed: a single number of the host may."""
         try:
             with self.fake:
                 return func(*args, **named)
@@ -111,7 +111,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise DeviceMixture(_mixture(func, args, named)) from error
 
     def _recipe(self, func: Any, args: tuple[Any, ...], before: Any, out: Any) -> Callable[..., Any] | None:
-        """How to answer the same question again without torch's long way round; none where that is not certain."""
+        """Return a function that repeats an answer without torch's long way round; None where that is not certain."""
         schema = func._schema
         if func in INVERSES:
             return None
@@ -146,7 +146,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # Between host and device ----------------------------------------------------------------------------------
 
     def _arrive(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Made on the device, or moved there."""
+        """Make a tensor on the device, or move it there."""
         if func is aten._to_copy.default and not args[0].is_meta:
             self.ledger.note("to device", "to", size_of(args[0]))
         rest = {name: value for name, value in named.items() if name != "pin_memory"}
@@ -155,7 +155,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _leave(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Copied to the host, or made there in the likeness of something on the device."""
+        """Copy a tensor to the host, or make one there in the likeness of one on the device."""
         x = args[0]
         if func is aten._to_copy.default:
             self.ledger.note("to host", "to", size_of(x))
@@ -195,7 +195,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._new(torch.empty(_kept(args[1]), dtype=args[0].dtype, device=META))
 
     def _index(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """A mask as an index is a list of places, and their number a question to the device."""
+        """Index a tensor. A mask as an index becomes a list of places, and their number is a question to the device."""
         places: list[Any] = []
         for x in args[1]:
             if isinstance(x, Tensor) and x.dtype == torch.bool:
@@ -211,7 +211,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _leaves(args: Sequence[Any], named: Mapping[str, Any] = MappingProxyType({})) -> list[Any]:
-    """As torch's own, which knows more kinds of containers and takes longer."""
+    """Return the values inside nested lists and tuples. torch's own function knows more containers and takes longer."""
     leaves: list[Any] = []
     for x in (*args, *named.values()):
         if isinstance(x, list | tuple):
@@ -222,12 +222,12 @@ def _leaves(args: Sequence[Any], named: Mapping[str, Any] = MappingProxyType({})
 
 
 def _lengths(args: Sequence[Any]) -> list[int]:
-    """Which of the leaves belong together."""
+    """Return how long each list among the arguments is, or -1: which of the leaves belong together."""
     return [len(x) if isinstance(x, list | tuple) else -1 for x in args]
 
 
 def _kept(mask: Tensor) -> int:
-    """Rows that a mask keeps. Where there are no values: all, and of its inverse none."""
+    """Return the number of rows that a mask keeps. Without values it keeps all, and its inverse none."""
     values = mask if not isinstance(mask, FakeTensor) else values_of(mask)
     if values is not None:
         return int(values.count_nonzero())
@@ -235,19 +235,19 @@ def _kept(mask: Tensor) -> int:
 
 
 def _of_host(x: Any) -> bool:
-    """A tensor that must not meet one of the device; a single number may."""
+    """Return whether this is a tensor that must not meet one of the device; a single number of the host may."""
     return isinstance(x, Tensor) and not isinstance(x, FakeTensor) and x.dim() > 0
 
 
 def _device(x: Any) -> torch.device | None:
-    """Whatever index is left out is the first."""
+    """Return a device without regard to its index, or None for what is no device."""
     if not isinstance(x, torch.device):
         return None
     return DEVICE if x.type == DEVICE.type else HOST if x.type == HOST.type else x
 
 
 def _outline(x: Any) -> Any:
-    """All that a result's size can depend on."""
+    """Return all of a value that a result's size can depend on."""
     if isinstance(x, Tensor):
         return isinstance(x, FakeTensor), x.shape, x.stride(), x.dtype
     return type(x), x

@@ -80,7 +80,7 @@ def place_of(frames: Iterator[tuple[FrameType, int]]) -> Place:
 
 
 def here() -> Place:
-    """Where the program is now."""
+    """Return the place where the program is now."""
     return place_of((frame, frame.f_lineno) for frame in _caller())
 
 
@@ -93,7 +93,10 @@ def place_of_error(error: BaseException) -> Place:
 
 
 class Ledger:
-    """`phases` says which functions of the project begin what; the innermost on the stack counts."""
+    """What made the host wait or moved bytes, counted by phase, place and operation.
+
+    `phases` says which functions of the project begin what; the innermost on the stack counts.
+    """
 
     def __init__(self, phases: Mapping[CodeType, str]) -> None:
         self.phases = phases

@@ -19,7 +19,7 @@ COMPILER = "g++"
 
 
 def torch_folder() -> Path:
-    """Without importing torch: the library must be there before torch first asks about CUDA."""
+    """Return the folder of torch without importing it: the library must be there before torch first asks about CUDA."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise ConfigError("--fake-cuda needs torch: pip install torch")
@@ -27,7 +27,10 @@ def torch_folder() -> Path:
 
 
 def check_build(version: dict[str, Any], platform: str = sys.platform) -> None:
-    """Only CPU builds for Linux were tried; on others two sets of CUDA's hooks would meet."""
+    """Refuse a build of torch that is not for CPUs on Linux.
+
+    Others were not tried, and two sets of CUDA's hooks would meet.
+    """
     if platform != "linux":
         raise ConfigError(f"--fake-cuda was only tried on Linux, and this is {platform}; use a Linux container")
     for toolkit in ("CUDA", "HIP", "XPU"):
@@ -44,7 +47,10 @@ def cache_folder() -> Path:
 
 
 def build_shim(emit: Callable[[str], None] = lambda text: None) -> Path:
-    """The library for the torch that is installed here; whole or not there."""
+    """Return the library for the torch that is installed here, and compile it if it is not there yet.
+
+    The file is written whole or not at all.
+    """
     torch = torch_folder()
     version = runpy.run_path(str(torch / "version.py"))
     check_build(version)

@@ -1,4 +1,4 @@
-"""What torch and some of our checks need where tensors have no values. Only for a process of its own."""
+"""Patches that torch and some of our checks need where tensors have no values. Only for a process of its own."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -45,7 +45,7 @@ def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
 
 
 def _constructor(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`torch.tensor` by way of the host."""
+    """Return `torch.tensor` that makes tensors on the host first, then moves them."""
 
     def tensor(data: Any, *, device: Any = None, requires_grad: bool = False, **rest: Any) -> Tensor:
         value = make(data, **rest)
@@ -59,7 +59,10 @@ def _new_tensor(self: Tensor, data: Any, *, dtype: Any = None, device: Any = Non
 
 
 def _by_tensor(ask: Callable[..., Any]) -> Callable[..., Any]:
-    """Indexing with lists in the place of tensors, which torch would copy to the device without asking any mode."""
+    """Return an indexing function that makes tensors of lists.
+
+    Those torch would copy to the device without asking any mode.
+    """
 
     def index(self: Tensor, places: Any, *value: Any) -> Any:
         return ask(self, _tensors(places), *value)
@@ -74,7 +77,7 @@ def _tensors(places: Any) -> Any:
 
 
 def _address(ask: Callable[[Any], int]) -> Callable[[Any], int]:
-    """`data_ptr` of a storage or tensor; one without memory has a number all the same, and views share it."""
+    """Return `data_ptr` of a storage or tensor. One without memory has a number all the same, and views share it."""
 
     def data_ptr(self: Any) -> int:
         fake = isinstance(self, FakeTensor) or self.device.type == "meta"
@@ -124,7 +127,7 @@ def torch_patches() -> list[Patch]:
 
 
 class Progress:
-    """Whether an optimizer has made a step: it decides what an adapter's values would say."""
+    """A record of whether an optimizer has made a step, which decides what an adapter's values would say."""
 
     stepped = False
 
@@ -133,7 +136,10 @@ class Progress:
 
 
 def project_patches(progress: Progress) -> list[Patch]:
-    """Questions about values whose true answer is known without them. They are asked all the same."""
+    """Return patches for questions about values whose true answer is known without them.
+
+    The questions are asked all the same.
+    """
 
     def without_values(*args: Any, **named: Any) -> float:
         with suppress(ReplayError):  # made-up values agree with nothing
@@ -168,7 +174,7 @@ def project_patches(progress: Progress) -> list[Patch]:
 
 @contextmanager
 def pretended_cuda() -> Iterator[None]:
-    """All patches, for a while."""
+    """Apply all patches inside the block."""
     progress = Progress()
     hook = register_optimizer_step_post_hook(progress.note)
     with ExitStack() as stack:

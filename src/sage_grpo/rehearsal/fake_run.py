@@ -39,7 +39,7 @@ AGAIN = "resume, second iteration"
 
 
 def phases(model: Any) -> dict[CodeType, str]:
-    """Which function of the project begins what."""
+    """Return the phase that each function of the project begins, by its code."""
     named: dict[Callable[..., Any], str] = {
         Trainer.__init__: "load",
         Trainer._resume: "resume",
@@ -66,7 +66,7 @@ def phases(model: Any) -> dict[CodeType, str]:
 
 
 def smallest(config: RecipeConfig, small: RecipeConfig, record: Rehearsal) -> RecipeConfig:
-    """The shrunk recipe on the device, smaller still: where there are no values one batch shows what many would."""
+    """Return the shrunk recipe on the device, smaller still: without values, one batch shows what many would."""
     values, replicas = small.model_dump(mode="json"), small.parallel.replicas
     policy = {
         "prompts_per_iteration": max(replicas // 2, 1),
@@ -88,7 +88,7 @@ def smallest(config: RecipeConfig, small: RecipeConfig, record: Rehearsal) -> Re
 
 
 class DevicePlacementCheck(Callback):
-    """Finds weights, copies and optimizer state that wait on the host although the recipe did not ask for that."""
+    """A callback that finds weights, copies and optimizer state on the host, if the recipe did not ask for that."""
 
     def __init__(self, config: RecipeConfig, gauge: Callable[[], dict[str, Any]]) -> None:
         self.offloaded, self.gauge = config.tuning.offload_copies, gauge
@@ -126,7 +126,10 @@ class DevicePlacementCheck(Callback):
 def act_out(
     source: str, overrides: Sequence[str], folder: Path, emit: Callable[[str], None], processes: int | None = None
 ) -> FakeCudaReport:
-    """Faults of the recipe, and whatever a run raises, become errors of the report."""
+    """Rehearse a recipe in this process, and return the report.
+
+    Faults of the recipe, and whatever a run raises, become errors of the report.
+    """
     report, record, ledger = FakeCudaReport(source), Rehearsal(source), Ledger({})
     try:
         emit("1 of 4: making a tiny checkpoint of the same classes")
@@ -163,7 +166,7 @@ class Stage:
     report: FakeCudaReport
 
     def iterate(self, iterations: int) -> None:
-        """A trainer of its own, as a new process would have."""
+        """Train to this iteration with a new trainer, as a new process would, and report faults and counts."""
         run = self.small.run.model_copy(update={"iterations": iterations})
         config = self.small.model_copy(update={"run": run})
         trainer = Trainer(config=config, rewards=self.rewards, prompts=self.prompts, console=Console(quiet=True))

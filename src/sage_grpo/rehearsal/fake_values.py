@@ -33,7 +33,10 @@ FILLS = {
 
 
 def made_up(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Finite, positive and not all alike, for rewards that never differ teach nothing; masks keep everything."""
+    """Return made-up values that are finite, positive and not all alike, for rewards that never differ teach nothing.
+
+    Masks keep everything.
+    """
     count = torch.Size(shape).numel()
     if dtype.is_floating_point or dtype.is_complex:
         return (1 - torch.arange(count) / (2 * max(count, 1))).to(dtype).view(shape)
@@ -43,7 +46,7 @@ def made_up(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def values_of(x: Tensor) -> Tensor | None:
-    """Those of a small tensor, if they are known and nobody has written to it since."""
+    """Return the values of a small tensor, if they are known and nothing was written to it since; else None."""
     if not isinstance(x, FakeTensor):
         return x if x.numel() <= SMALL and not x.is_meta else None
     version, values = getattr(x, "kept", (None, None))
@@ -51,13 +54,16 @@ def values_of(x: Tensor) -> Tensor | None:
 
 
 def answer(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """What the host gets when it asks for a tensor of the device."""
+    """Return what the host gets when it asks for a tensor of the device: its values if known, else made-up ones."""
     values = values_of(x)
     return made_up(x.shape, dtype or x.dtype) if values is None else values.to(dtype or x.dtype, copy=True)
 
 
 def keep_values(func: Any, args: Sequence[Any], named: Mapping[str, Any], leaves: Sequence[Any], out: Any) -> None:
-    """Do for real, on the host, what made a small tensor of the device, if all that it was made of is known."""
+    """Keep the values of a small tensor of the device, if all that it was made of is known.
+
+    They are made for real on the host, by the same operation.
+    """
     if not isinstance(out, FakeTensor) or out.numel() > SMALL:
         return
     tensors = [x for x in leaves if isinstance(x, Tensor)]
@@ -74,7 +80,7 @@ def _room(x: FakeTensor) -> Tensor:
 
 
 def _plain(func: Any) -> bool:
-    """The result is new, and the same every time."""
+    """Return whether an operation's result is new, and the same every time."""
     plain: bool = not (func.is_view or func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags)
     return plain and func not in (aten.empty_like.default, aten.new_empty.default)
 
@@ -87,7 +93,7 @@ class Origin(NamedTuple):
 
 
 def signed(out: Any, parents: Sequence[Any] = (), *, left: bool = False) -> Any:
-    """A tensor of the host remembers its origin: it may be found where none should be."""
+    """Return a tensor of the host that remembers its origin, as it may be found where none should be."""
     if isinstance(out, Tensor) and out.dim():
         known = (getattr(x, "origin", None) for x in parents if isinstance(x, Tensor))
         out.origin = next((o for o in known if o and o.left), None) or Origin(here(), left)  # type: ignore[attr-defined]
@@ -95,7 +101,7 @@ def signed(out: Any, parents: Sequence[Any] = (), *, left: bool = False) -> Any:
 
 
 def described(x: Tensor) -> str:
-    """For messages: type, size, side and origin."""
+    """Return a tensor's type, size, side and origin, for messages."""
     text = f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
     if isinstance(x, FakeTensor):
         return f"{text} of the device"

@@ -56,7 +56,7 @@ class FullSize:
 
 
 def at_full_size(config: RecipeConfig, folder: Path, record: Rehearsal) -> RecipeConfig:
-    """The toy recipe with the real network: its own adapters, texts and precision, on one process."""
+    """Return the toy recipe with the real network: its own adapters, texts and precision, on one process."""
     adapter = resolve_model(config.model.type)
     if not build.resizable(adapter):
         raise ConfigError(f"--full-size: {config.model.type} is small; `sage-grpo train` runs it as it is")
@@ -83,14 +83,18 @@ def planned_memory(config: RecipeConfig) -> Memory:
 
 
 def working(plan: Memory) -> dict[str, int]:
-    """Bytes by phase of an iteration; nothing is encoded here."""
+    """Return the planned bytes of an iteration by phase; nothing is encoded here."""
     return {name: size for name, size in plan.phases.items() if name != "encode"}
 
 
 def rehearse_full_size(
     source: str | Path, overrides: Sequence[str], folder: Path, emit: Callable[[str], None] = print
 ) -> FullSize:
-    """Make, train, resume and export; raises where this computer has not the room."""
+    """Make a checkpoint of the real size, train, resume and export, and return what was measured and planned.
+
+    Raises:
+        ConfigError: If this computer has not the room, the folder is not empty, or a stage fails.
+    """
     config, record = load_recipe(source, overrides), Rehearsal(str(source))
     load_plugins(config)
     if folder.exists() and any(folder.iterdir()):

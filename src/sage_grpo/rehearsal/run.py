@@ -1,4 +1,4 @@
-"""`rehearse`: a recipe acted out from loading to sampling what was exported, as it would run."""
+"""`rehearse`: a recipe acted out as it would run, from loading to export and sample videos."""
 
 import json
 from collections.abc import Sequence
@@ -26,9 +26,10 @@ def rehearse(
     emit: Emit = print,
     processes: int | None = None,
 ) -> Rehearsal:
-    """Two iterations with a restart between them, then export and a look; raises what a real run would raise.
+    """Run two iterations with a restart between them, then export and sample, and return a record of it.
 
-    `processes` of this machine share the work; none means the axes of the recipe's own layout, two on each.
+    It raises what a real run would raise. `processes` of this machine share the work; None means the axes of the
+    recipe's own layout, two on each.
     """
     config, record = load_recipe(source, overrides), Rehearsal(str(source))
     load_plugins(config)
@@ -80,7 +81,10 @@ def _launch(config: RecipeConfig, small: RecipeConfig, folder: Path, record: Reh
 
 
 def _load_export(config: RecipeConfig, folder: Path) -> str:
-    """As a user would: the whole checkpoint by its path, adapters into the base checkpoint."""
+    """Load what was exported as a user would, and say how.
+
+    A whole checkpoint is loaded by its path, adapters are loaded into the base checkpoint.
+    """
     adapter = resolve_model(config.model.type)
     if not build.resizable(adapter):
         exported = config.model.model_copy(update={"path": str(folder / "export")})

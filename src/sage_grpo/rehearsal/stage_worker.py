@@ -31,14 +31,14 @@ POOL = 2**22  # random numbers that weights are filled with, over and over: spee
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds."""
+    """Return the bytes of memory that this process holds."""
     with suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     return most()
 
 
 def most() -> int:
-    """The most since the start, or since `forget_most`."""
+    """Return the most bytes of memory since the start, or since `forget_most`."""
     with suppress(OSError):
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
@@ -46,7 +46,7 @@ def most() -> int:
 
 
 def forget_most() -> None:
-    """Where the system can: elsewhere the most includes what came before."""
+    """Let `most` begin again, where the system can. Elsewhere it includes what came before."""
     gc.collect()
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
@@ -60,7 +60,10 @@ def timed(stage: Stage, name: str) -> Iterator[None]:
 
 
 def random_weights(part: nn.Module) -> None:
-    """Numbers as a fresh network has them, in no time: norms are 1, biases 0, matrices small."""
+    """Fill a network in place with numbers as a fresh one has them, in no time.
+
+    Norms are 1, biases 0, matrices small.
+    """
     pool = 0.02 * torch.randn(POOL, generator=torch.Generator().manual_seed(0))
     part.to_empty(device=HOST)
     with torch.no_grad():
@@ -73,7 +76,7 @@ def random_weights(part: nn.Module) -> None:
 
 
 def make_checkpoint(config: RecipeConfig, folder: Path, released: str | None) -> None:
-    """A pipeline of the same classes: networks and decoder at the size of the release, encoders tiny."""
+    """Write a checkpoint of the same classes: networks and decoder at the size of the release, encoders tiny."""
     adapter: Any = resolve_model(config.model.type)
     pipe, outline = adapter.tiny(), adapter.outline(released, **storage_dtypes(config.tuning))
     for name in (*adapter.denoisers, *adapter.decoders):
@@ -87,7 +90,7 @@ def make_checkpoint(config: RecipeConfig, folder: Path, released: str | None) ->
 
 
 def random_conditions(model: Any) -> Any:
-    """In place of `encode`: as large as the real ones, equal for equal prompts."""
+    """Return a function to replace `encode`. Its conditions are as large as real ones, and equal for equal prompts."""
 
     def encode(prompts: Sequence[Prompt]) -> dict[str, Tensor]:
         blank = model.blank_condition(1)

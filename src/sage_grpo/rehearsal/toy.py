@@ -1,7 +1,7 @@
 """A recipe at toy size: what is shrunk, what stands in for what cannot be had here, and a record of both.
 
-Shrunk are sizes, counts and the checkpoint. Not shrunk: the model's classes, training mode, precision, guidance, the
-trust region, averaging, optimizer, and rewards and prompts where they can be had.
+Sizes, counts and the checkpoint are shrunk. The model's classes, training mode, precision, guidance, the trust region,
+averaging and optimizer are not; nor are rewards and prompts where they can be had.
 """
 
 import time
@@ -37,7 +37,7 @@ PROCESSES = 4  # the most that a rehearsal starts
 
 @dataclass
 class Rehearsal:
-    """What happened, in words and seconds."""
+    """The record of a rehearsal, in words and seconds."""
 
     recipe: str
     covered: dict[str, float] = field(default_factory=dict)  # phase → seconds
@@ -57,7 +57,7 @@ class Rehearsal:
 
 
 class StandIn(Reward):
-    """Brightness under the names of a reward that cannot run here: it exercises the loop, it judges nothing."""
+    """A reward of brightness, under the names of one that cannot run here: it exercises the loop, it judges nothing."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -68,7 +68,7 @@ class StandIn(Reward):
 
 
 def toy_layout(layout: ParallelConfig, processes: int | None = None) -> ParallelConfig:
-    """Two processes on each axis that the layout has, as far as four processes, or `processes`, go round.
+    """Return a layout with two processes on each axis that the recipe's has, as far as `processes` suffice, or four.
 
     A shared video comes first, then copies of the weights, then shards: weights are cut over those of a video, too.
     """
@@ -82,7 +82,7 @@ def toy_layout(layout: ParallelConfig, processes: int | None = None) -> Parallel
 
 
 def shrink(config: RecipeConfig, folder: Path, record: Rehearsal, processes: int | None = None) -> RecipeConfig:
-    """The same recipe at toy size. Every change that leaves something out is written into `record`."""
+    """Return the same recipe at toy size. Every change that leaves something out is written into `record`."""
     values = config.model_dump(mode="json")
     layout = toy_layout(config.parallel, processes)
     _describe_layout(config.parallel, layout, record)
@@ -145,7 +145,7 @@ def _shrink_model(values: dict[str, Any], config: RecipeConfig, folder: Path, re
 
 
 def _shrink_samples(run: dict[str, Any], config: RecipeConfig, record: Rehearsal) -> None:
-    """Sample videos of another size are twice as high and wide as those of training, and a step longer."""
+    """Shrink sample videos that have a size of their own: twice as high and wide as in training, and a step longer."""
     adapter = resolve_model(config.model.type)
     if not build.resizable(adapter) or not config.run.sample_size:
         return
@@ -205,7 +205,7 @@ def find_prompts(config: RecipeConfig, folder: Path, record: Rehearsal) -> Any:
 
 
 def find_rewards(config: RecipeConfig, record: Rehearsal) -> tuple[list[Reward], tuple[float, ...]]:
-    """The recipe's own where they can be built here, one by one."""
+    """Return the rewards and their weights: the recipe's own where they can be built here, else stand-ins."""
     parts: list[Reward] = []
     weights: list[float] = []
     for entry in config.rewards:
@@ -227,7 +227,7 @@ def find_rewards(config: RecipeConfig, record: Rehearsal) -> tuple[list[Reward],
 
 
 def find_monitors(config: RecipeConfig, record: Rehearsal) -> RecipeConfig:
-    """Without those that cannot be built here."""
+    """Return the recipe without the monitors that cannot be built here. They are written into `record`."""
     buildable = []
     for entry in config.monitors:
         try:
@@ -240,6 +240,6 @@ def find_monitors(config: RecipeConfig, record: Rehearsal) -> RecipeConfig:
 
 
 def _names_of(reward: str) -> tuple[str, ...]:
-    """A built-in scorer says its names without its checkpoint."""
+    """Return the names of a reward's scores. A built-in scorer says them without its checkpoint."""
     names = resolve_reward(reward).names if reward in registry.rewards() else ()
     return tuple(names) or (reward,)

@@ -28,7 +28,10 @@ def run_iterations(
     emit: Callable[[str], None],
     console: Console,
 ) -> None:
-    """Two iterations with a restart between them, in this process and those that were started with it."""
+    """Run two iterations with a restart between them, in this process and those that were started with it.
+
+    Facts are written into `record`. A rehearsal that changed no weight is refused.
+    """
     prompts = find_prompts(config, folder, record)
     rewards, weights = find_rewards(config, record)
     if small.policy.reward_weights is None:
@@ -67,7 +70,7 @@ def run_iterations(
 
 
 def main() -> None:
-    """One of several processes: what is asked lies in the folder, and so does the answer."""
+    """Run one of several processes. The folder has the recipes to run, and gets the record."""
     folder, rank = Path(sys.argv[1]), launched_rank()
     quiet_libraries()
     record = Rehearsal("")

@@ -1,1 +1,1 @@
-"""Pictures and pages made from results."""
+"""Pictures and pages made from results: reports of runs, charts, heat maps and animations."""

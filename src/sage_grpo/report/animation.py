@@ -1,4 +1,4 @@
-"""One moving picture of what changed: each prompt over its videos before and after, with a mark where it is met."""
+"""Make an animated picture of what changed: each prompt above its videos before and after, marked as met or missed."""
 
 import io
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ HOLD = 700  # milliseconds of the last frame
 
 @dataclass(frozen=True)
 class Shown:
-    """One prompt with its videos of equal seed, and whether they are what it asks for."""
+    """One prompt with its videos before and after, of equal seed, and whether each is what the prompt asks for."""
 
     prompt: str
     before: Frames | Tensor
@@ -31,7 +31,7 @@ class Shown:
 
 
 def _mark(draw: ImageDraw.ImageDraw, right: int, top: int, side: int, met: bool) -> None:
-    """A tick or a cross, drawn: not every font has them."""
+    """Draw a tick or a cross from lines, because not every font has them."""
     colour, left = MET if met else MISSED, right - side
     box = [left, top, right, top + side]
     draw.ellipse(box, fill=colour)
@@ -47,7 +47,7 @@ def _mark(draw: ImageDraw.ImageDraw, right: int, top: int, side: int, met: bool)
 
 
 def _still(shown: Sequence[Shown]) -> tuple[Image.Image, list[tuple[Frames, tuple[int, int], tuple[int, int]]]]:
-    """What does not move, and the videos with their places and sizes."""
+    """Return a sheet with all that does not move, and the videos with their places and sizes."""
     first = as_frames(shown[0].before)
     columns = 1 if first.shape[2] > 2 * first.shape[1] else 2  # wide videos need all of the width
     column = (WIDTH - (columns + 1) * MARGIN) // columns
@@ -77,7 +77,7 @@ def _still(shown: Sequence[Shown]) -> tuple[Image.Image, list[tuple[Frames, tupl
 
 
 def before_after(shown: Sequence[Shown], fps: float = DEFAULT_FPS) -> bytes:
-    """An animated WebP, which browsers and README pages play without a player."""
+    """Return an animated WebP of all prompts, which browsers and README pages play without a player."""
     if not shown:
         raise ValueError("an animation before and after needs at least one prompt")
     sheet, videos = _still(shown)

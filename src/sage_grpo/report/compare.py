@@ -1,4 +1,4 @@
-"""Several runs next to each other: which settings differ, and which runs are one experiment with several seeds."""
+"""Compare several runs: which settings differ, and which runs are one experiment with several seeds."""
 
 import json
 from collections.abc import Sequence
@@ -36,17 +36,23 @@ def value_text(key: str, value: Any) -> str:
 
 
 def presentable(key: str, value: Any) -> Any:
-    """A setting fit to be shown: a page is handed on, a secret in it is not."""
+    """Return the value of a setting with secrets in it hidden.
+
+    A page may be passed on to others.
+    """
     return clean_settings(value, key)
 
 
 def effective(run: RunRecord, key: str) -> Any:
-    """What a run was trained with: a setting that an older file lacks is taken for today's default."""
+    """Return the value of a setting that a run was trained with.
+
+    A setting that an older file lacks has today's default, or is `MISSING` if there is no default.
+    """
     return run.settings.get(key, DEFAULTS.get(key, MISSING))
 
 
 def all_keys(runs: Sequence[RunRecord]) -> list[str]:
-    """In the order of the recipe, then what only these runs know."""
+    """Return the names of all settings: in the order of the recipe, then those that only these runs have."""
     return list(dict.fromkeys([*DEFAULTS, *(key for run in runs for key in run.settings)]))
 
 
@@ -59,7 +65,7 @@ def same(run: RunRecord, other: RunRecord, key: str) -> bool:
 
 
 def cell(run: RunRecord, key: str) -> str:
-    """The value of a setting; whether it is the default, and whether the run's own file says so."""
+    """Return the value of a setting as text, with a note if it is the default or if the run's own file lacks it."""
     value = effective(run, key)
     if value is MISSING:
         return "–"
@@ -70,7 +76,7 @@ def cell(run: RunRecord, key: str) -> str:
 
 
 def changed(run: RunRecord) -> list[str]:
-    """Settings that are not the defaults."""
+    """Return the names of the settings that are not the defaults."""
     return [
         key
         for key in all_keys([run])
@@ -79,14 +85,17 @@ def changed(run: RunRecord) -> list[str]:
 
 
 def changed_on_resume(run: RunRecord) -> dict[str, tuple[str, str]]:
-    """Settings that another start of the same run changed: before and after."""
+    """Return the settings that a later start of the same run changed, with their values before and after."""
     before, after = run.earlier, run.settings
     keys = [key for key in dict.fromkeys([*before, *after]) if key not in PLACES and before.get(key) != after.get(key)]
     return {key: (value_text(key, before.get(key)), value_text(key, after.get(key))) for key in keys}
 
 
 def grouped(runs: Sequence[RunRecord]) -> tuple[list[Group], list[str]]:
-    """Runs that differ in nothing but their seed become one; and what the reader should know about it."""
+    """Pool runs that differ in nothing but their seed, and return the groups with notices for the reader.
+
+    Runs with equal settings are not pooled if two of them have the same seed.
+    """
     by_settings: dict[tuple[str, ...], list[RunRecord]] = {}
     keys = [key for key in all_keys(runs) if key not in PLACES and key != "seed"]
     for run in runs:

@@ -1,4 +1,4 @@
-"""What a run took: the time at work, the pauses that are none, and the price."""
+"""Compute what a run took: the time at work, the pauses that are not counted, and the price."""
 
 from dataclasses import dataclass, field
 
@@ -21,7 +21,10 @@ class Gap:
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds are of the wall; hours and price are of all processes."""
+    """The time and the price of a run.
+
+    Seconds are wall time, `hours` and `total` are of all processes, and `price` is that of one process hour.
+    """
 
     seconds: float
     processes: int
@@ -40,7 +43,12 @@ class Cost:
 
 
 def usual(spans: Column, sampled: Column) -> Column:
-    """The median time of an iteration of its kind: those that also make sample videos are longer."""
+    """Return the median time of each iteration's kind: those that also make sample videos are longer.
+
+    Args:
+        spans: Seconds of each iteration.
+        sampled: Above 0 for iterations that also make sample videos.
+    """
     out = np.zeros(len(spans))
     for kind in (sampled > 0, sampled == 0):
         known = spans[kind & np.isfinite(spans)]
@@ -49,7 +57,10 @@ def usual(spans: Column, sampled: Column) -> Column:
 
 
 def cost_of(run: RunRecord, price: float) -> Cost:
-    """From the times of the log and of the starts. Work that a kill undid was logged nowhere and is not in it."""
+    """Return the cost of a run, from the times in its log and of its starts.
+
+    Work that a kill undid was logged nowhere, so it is not counted. `price` is that of one process hour.
+    """
     if not len(run.steps):
         return Cost(0.0, run.processes, price)
     spans = np.diff(run.times, prepend=run.starts[0] if run.starts else np.nan)

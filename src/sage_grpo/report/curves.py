@@ -1,4 +1,4 @@
-"""Curves of runs: smoothed with the raw values behind, in few enough points to draw, pooled over seeds."""
+"""Make curves of runs: smoothed with the raw values behind, in few enough points to draw, and pooled over seeds."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ X = Callable[[RunRecord], Column]  # where on the axis a run's iterations lie
 
 @dataclass(frozen=True)
 class Plot:
-    """Columns of the log that belong into one picture: keys with their names."""
+    """The columns of the log that belong in one picture, as keys with their names, and how they are drawn."""
 
     title: str
     unit: str
@@ -74,7 +74,7 @@ DRIFT = {
 
 
 def plots_of(runs: Sequence[RunRecord]) -> list[Plot]:
-    """Everything that at least one of the runs logged."""
+    """Return a plot of everything that at least one of the runs logged, without columns that are always 0."""
     keys = list(dict.fromkeys(key for run in runs for key in run.columns if run.has(key)))
     parts = [key for key in keys if key.startswith("reward/") and key[7:] not in ("mean", "std", "failed")]
     scores = [key for key in keys if key.startswith("held_out/")]
@@ -114,14 +114,17 @@ def plots_of(runs: Sequence[RunRecord]) -> list[Plot]:
 
 
 def always_zero(runs: Sequence[RunRecord]) -> list[str]:
-    """Columns that say nothing but 0, in any of the runs: told, not drawn."""
+    """Return the columns that have no value but 0 in any of the runs. They are listed instead of drawn."""
     keys = [key for plot in FIXED for key in plot.keys]
     logged = [key for key in keys if any(run.has(key) for run in runs)]
     return [key for key in logged if not any(np.nan_to_num(run.column(key)).any() for run in runs)]
 
 
 def smoothed(values: Column, steps: Column, decay: float) -> Column:
-    """Exponential mean of what is finite, without the pull of the start: weights fall by `decay` an iteration."""
+    """Return the exponential mean of the finite values; others stay nan.
+
+    Weights fall by `decay` per iteration and are normalised, so that the first value does not pull on the rest.
+    """
     out = np.full(len(values), math.nan)
     total, weight, before = 0.0, 0.0, 0.0
     for i in np.flatnonzero(np.isfinite(values)):
@@ -132,7 +135,10 @@ def smoothed(values: Column, steps: Column, decay: float) -> Column:
 
 
 def thin(x: Column, values: Column, most: int = POINTS) -> list[tuple[float, float]]:
-    """A line in few points that keeps every peak: smallest and largest of each stretch, in their order."""
+    """Return a line as few points (x, value) that keep every peak.
+
+    These are the smallest and largest of each stretch, in their order. A line of up to `most` points stays as it is.
+    """
     if len(x) <= most:
         return [(float(a), float(b)) for a, b in zip(x, values, strict=True)]
     points = []
@@ -152,7 +158,10 @@ def mean_of(values: Column, where: Column) -> float:
 
 
 def band_of(rows: Column) -> tuple[Column, Column, Column]:
-    """Mean over seeds (rows) with its 95 % interval by Student's t; of two seeds, their range."""
+    """Return the mean over seeds, which are rows, and both ends of its 95 % interval by Student's t.
+
+    For two seeds, the ends are those of their range.
+    """
     mean, n = rows.mean(0), len(rows)
     if n == 2:
         return mean, rows.min(0), rows.max(0)
@@ -161,7 +170,7 @@ def band_of(rows: Column) -> tuple[Column, Column, Column]:
 
 
 def curve_of(group: Group, key: str, plot: Plot, decay: float, x: X, name: str, look: int | None) -> Curve | None:
-    """One column of a group; None where none of its runs has it."""
+    """Return one column of a group as a curve; None if a run lacks it, or the runs share no iteration."""
     if not all(run.has(key) for run in group.runs):
         return None
     steps = group.runs[0].steps
@@ -198,7 +207,7 @@ def curve_of(group: Group, key: str, plot: Plot, decay: float, x: X, name: str, 
 
 
 def limits_of(plot: Plot, groups: Sequence[Group]) -> list[tuple[str, float]]:
-    """The gauge's limits, once where the runs agree."""
+    """Return the limits of the drift gauge for a plot, as (name, value), once where the runs agree."""
     if not plot.limit:
         return []
     by_limit: dict[float, list[str]] = {}
@@ -229,7 +238,11 @@ def chart_of(plot: Plot, title: str, curves: Sequence[Curve], groups: Sequence[G
 
 
 def charts_of(groups: Sequence[Group], decay: float, x: X, x_label: str) -> list[Chart]:
-    """One run: what belongs together in one chart. Several: a chart a column, in which a run keeps its colour."""
+    """Return the charts of all groups.
+
+    A single group has one chart per plot, of all columns in it. Several groups have one chart per column, in which each
+    group keeps its colour.
+    """
     charts = []
     for plot in plots_of([run for group in groups for run in group.runs]):
         bare = replace(plot, spread="", note="" if plot.spread else plot.note)  # the band is of seeds, or none

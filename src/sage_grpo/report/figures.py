@@ -1,4 +1,4 @@
-"""The numbers of a run that a report tells: the reward's way, alarms, heat maps."""
+"""Compute the numbers that a report shows of a run: the trend of the reward, alarms and heat maps."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ MAPS = (
 
 @dataclass(frozen=True)
 class Trend:
-    """A column at both ends: means over a few iterations, with the standard deviation among them."""
+    """A column at the start and at the end: means over a few iterations, with the standard deviation among them."""
 
     first: float
     first_std: float
@@ -39,7 +39,7 @@ class Trend:
 
 
 def trend_of(run: RunRecord, key: str) -> Trend:
-    """A fifth of the run at each end, ten iterations at most."""
+    """Return the trend of a column, over a fifth of the run at each end and ten iterations at most."""
     values = run.column(key)
     values = values[np.isfinite(values)]
     if not len(values):
@@ -57,7 +57,7 @@ def last_of(run: RunRecord, key: str) -> float:
 
 @dataclass(frozen=True)
 class Alarms:
-    """A limit that stayed crossed over one measurement after the other; `worst` is farthest beyond it."""
+    """A limit that stayed crossed from one measurement to the next. `worst` is the value farthest beyond it."""
 
     measure: str
     first: int
@@ -83,7 +83,7 @@ def beyond(value: float, limit: float) -> float:
 
 
 def alarms_of(run: RunRecord) -> list[Alarms]:
-    """As the gauge rang them, from its measures in the log and the limits of the run's recipe."""
+    """Return the alarms that the gauge gave, from its measures in the log and the limits of the run's recipe."""
     gauge = gauge_of(run)
     measured = {name: run.column(f"drift/{name}") for name in LIMITS if run.has(f"drift/{name}")}
     open_now: dict[str, Alarms] = {}
@@ -105,7 +105,7 @@ def alarms_of(run: RunRecord) -> list[Alarms]:
 
 
 def grid_of(run: RunRecord, series: str) -> tuple[list[int], Grid] | None:
-    """Timesteps and their values by row of the log; None where nothing was logged."""
+    """Return timesteps, and the values (timesteps, iterations) of a series; None if nothing was logged."""
     keys = sorted(key for key in run.columns if key.startswith(f"steps/{series}/") and key.rsplit("/")[-1].isdigit())
     if not keys or not len(run.steps):
         return None
@@ -114,7 +114,10 @@ def grid_of(run: RunRecord, series: str) -> tuple[list[int], Grid] | None:
 
 
 def heat_maps(runs: Sequence[RunRecord]) -> list[HeatMap]:
-    """Each map for each run; maps of one kind share their colours, so that they compare."""
+    """Return each map for each of the first runs.
+
+    Maps of one kind share their range of colours, so that they can be compared.
+    """
     drafts = []
     for series, title, unit, log, kind in MAPS:
         for run in runs[:HEAT_RUNS]:

@@ -1,4 +1,4 @@
-"""Heat maps of iteration × timestep: a picture of one pixel a cell inside an SVG with axes, legend and a table."""
+"""Draw heat maps of timestep × iteration: one pixel per cell inside an SVG with axes and legend, and a table."""
 
 import io
 import math
@@ -25,7 +25,10 @@ COLOURS = "cividis"  # one hue scale from dark to bright for all kinds of colour
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Cells (timestep, column) with nan where nothing was measured; a column is the mean of some iterations."""
+    """A heat map of cells (timestep, column), with nan where nothing was measured.
+
+    A column is the mean of some iterations.
+    """
 
     title: str
     steps: Sequence[int]  # timestep of each row
@@ -39,7 +42,7 @@ class HeatMap:
     log: bool = False
 
     def in_words(self) -> str:
-        """What the picture shows, for those who cannot see it."""
+        """Describe what the picture shows, for those who cannot see it."""
         known = np.isfinite(self.cells)
         if not known.any():
             return f"{self.title}: nothing was measured."
@@ -54,7 +57,7 @@ class HeatMap:
         )
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """The same in few columns: header and rows."""
+        """Return the same values in few columns, as header and rows of text."""
         parts = np.array_split(np.arange(len(self.first)), min(TABLE_COLUMNS, len(self.first)))
         ends = [(self.first[p[0]], self.last[p[-1]]) for p in parts]
         header = ["timestep", *(f"{a}–{b}" if a != b else str(a) for a, b in ends)]
@@ -69,13 +72,22 @@ def mean_text(values: Grid) -> str:
 
 
 def buckets(count: int, most: int) -> list[npt.NDArray[np.intp]]:
-    """Indices in at most `most` stretches of equal length, the last one shorter."""
+    """Split the first `count` indices into at most `most` stretches of equal length, the last one shorter."""
     size = max(math.ceil(count / most), 1)
     return [np.arange(i, min(i + size, count)) for i in range(0, count, size)]
 
 
 def gather(values: Grid, iterations: Grid, most: int = COLUMNS) -> tuple[Grid, list[int], list[int]]:
-    """Means of rows over equal stretches of iterations, of what is finite; with each stretch's first and last."""
+    """Average the finite values of each row over equal stretches of iterations.
+
+    Args:
+        values: Values (rows, logged iterations).
+        iterations: The iteration of each of their columns.
+        most: Most stretches.
+
+    Returns:
+        The means (rows, stretches), nan where nothing is finite; and the first and the last iteration of each stretch.
+    """
     start, end = int(iterations[0]), int(iterations[-1])
     size = math.ceil((end - start + 1) / most)
     where = ((iterations - start) // size).astype(int)
@@ -90,7 +102,10 @@ def gather(values: Grid, iterations: Grid, most: int = COLUMNS) -> tuple[Grid, l
 
 
 def span_of(grids: Sequence[Grid], log: bool) -> tuple[float, float]:
-    """The range of the colours: of all maps that are compared, above zero where it is logarithmic, else from zero."""
+    """Return the range of the colours for all maps that are compared.
+
+    It begins above zero if it is logarithmic, else at zero or below.
+    """
     known = np.concatenate([g[np.isfinite(g)] for g in grids] or [np.zeros(0)])
     known = known[known > 0] if log else known
     if not len(known):
@@ -107,7 +122,7 @@ def palette() -> npt.NDArray[np.uint8]:
 
 
 def shades(values: Grid, low: float, high: float, log: bool) -> Grid:
-    """0 to 1 along the colours; what lies outside gets the colour of that end."""
+    """Return each value's place along the colours, from 0 to 1. Values outside have the colour of that end."""
     if log:
         with np.errstate(invalid="ignore"):
             values = np.log(np.where(values > low, values, np.where(np.isfinite(values), low, math.nan)))
@@ -116,7 +131,10 @@ def shades(values: Grid, low: float, high: float, log: bool) -> Grid:
 
 
 def picture(cells: Grid, low: float, high: float, log: bool) -> str:
-    """A PNG of one pixel a cell as data URI; empty cells are clear, so that the page shines through."""
+    """Return a PNG with one pixel per cell as a data URI.
+
+    Empty cells are transparent, so that the page shines through.
+    """
     shade = shades(cells, low, high, log)
     known = np.isfinite(shade)
     colours = palette()[np.where(known, shade * 255, 0).round().astype(int)]
@@ -133,7 +151,7 @@ def image(cells: Grid, box: tuple[float, float, float, float], low: float, high:
 
 
 def draw_heat(heat: HeatMap, key: str) -> Markup:
-    """The map with its axes and the legend of its colours; `key` makes ids."""
+    """Return the map as SVG, with its axes and the legend of its colours. `key` begins its ids."""
     rows = len(heat.cells)
     row = max(ROW, 110.0 / max(rows, 1))
     bottom = TOP + row * rows

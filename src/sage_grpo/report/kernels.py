@@ -1,4 +1,4 @@
-"""The noise of every kernel, step by step, in the three regimes of the paper's Figure 9."""
+"""Draw the noise of every kernel, step by step, in the three regimes of the paper's Figure 9."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ STYLE = {
 
 
 def regimes(sigmas: Tensor) -> dict[str, Tensor]:
-    """Three ways to keep away from the singular σ = 1, as schedules."""
+    """Return the schedule in three forms, by title: each is a way to keep away from the singular σ = 1."""
     return {
         "(a) FlowGRPO's schedule: σ₀ = σ₁": sigmas.clamp(max=sigmas[1].item()),
         f"(b) clamped at σ ≤ 1 − {CLAMP:g}": sigmas.clamp(max=1 - CLAMP),
@@ -29,7 +29,7 @@ def regimes(sigmas: Tensor) -> dict[str, Tensor]:
 
 
 def draw_regimes(sigmas: Tensor, eta: float, path: Path) -> None:
-    """Write a picture with one panel a regime and one line a kernel."""
+    """Write a picture with one panel per regime and one line per kernel."""
     steps = range(len(sigmas) - 1)
     said = f"{len(steps)} steps from σ = 1 over σ₁ = {sigmas[1].item():.4f} to 0, η = {eta:g}"
     with drawn(path, 4.0, f"Exploration noise of each kernel: {said}") as figure:

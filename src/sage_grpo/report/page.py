@@ -1,4 +1,7 @@
-"""A report in one HTML file: numbers, curves, heat maps, videos, tables; no network, no other files."""
+"""Write a report as one HTML file: numbers, curves, heat maps, videos, tables.
+
+It needs no network and no other files.
+"""
 
 import re
 from base64 import b64encode
@@ -61,7 +64,7 @@ if (button) {
 
 @dataclass(frozen=True)
 class Headline:
-    """A number the reader should leave with."""
+    """A number that the reader should remember."""
 
     title: str
     value: str
@@ -104,7 +107,7 @@ class PageTable:
             raise ValueError(f"table {self.title!r} needs {need}: row {wrong[0]} has {len(self.rows[wrong[0]])}")
 
     def numeric(self, column: int) -> bool:
-        """Whether a column holds numbers, which are compared along their right edge."""
+        """Return whether a column holds numbers, which are compared along their right edge."""
         cells = [row[column] for row in self.rows if row[column].strip(" –—")]
         return column > 0 and bool(cells) and all(NUMBER.match(cell) for cell in cells)
 
@@ -119,7 +122,10 @@ class Clip:
 
 @dataclass(frozen=True)
 class VideoStrip:
-    """The videos of one prompt and seed, in rows with a name each (none for a single row), over time."""
+    """The videos of one prompt and seed over time, in rows.
+
+    Each row has a name, which is empty for a single row.
+    """
 
     prompt: str
     rows: Sequence[tuple[str, Sequence[Clip]]]
@@ -127,7 +133,7 @@ class VideoStrip:
 
 @dataclass(frozen=True)
 class Details:
-    """A text that waits folded until it is asked for."""
+    """A text that is folded until the reader opens it."""
 
     title: str
     text: str
@@ -154,7 +160,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """All that a report shows; an empty list hides its section. `sections` stand after the others."""
+    """The content of a report. An empty list hides its section, and `sections` come after the others."""
 
     title: str
     summary: str
@@ -181,7 +187,7 @@ def as_uri(content: bytes, kind: str = "video/mp4") -> str:
 
 
 def render_page(page: Page) -> str:
-    """The report as HTML; the same page gives the same text."""
+    """Return the report as HTML. The same page gives the same text."""
     room = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     numbers = count(1)
     room.filters["uri"] = as_uri

@@ -1,4 +1,4 @@
-"""The report of one run or several: everything that their folders tell, on one page and as figures."""
+"""Make the report of one or several runs: everything in their folders, on one page and as figures."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -37,7 +37,14 @@ class Report:
 def make_report(
     runs: Sequence[RunRecord], *, price: float, smooth: float, megabytes: float, by_hours: bool = False
 ) -> Report:
-    """`by_hours` draws curves over the hours of all processes instead of iterations."""
+    """Return the report of one or several runs.
+
+    Args:
+        price: That of one process hour.
+        smooth: Weight of the past in a curve, per iteration; 0 for none.
+        megabytes: Most that the videos may add to the page.
+        by_hours: Draw curves over the hours of all processes instead of iterations.
+    """
     groups, notices = grouped(runs)
     several = len(runs) > 1
     summaries = [RunSummary(run, cost_of(run, price), alarms_of(run), trend_of(run, "reward/mean")) for run in runs]
@@ -92,7 +99,7 @@ def summary_of(summaries: Sequence[RunSummary], groups: Sequence[Group]) -> str:
 
 
 def notices_of(t: RunSummary, several: bool) -> list[str]:
-    """What is wrong or odd with one run's folder."""
+    """Return a notice for everything that is wrong or odd in one run's folder."""
     run, notices = t.run, []
     who = f"{run.name}: " if several else ""
     if run.torn:
@@ -163,7 +170,7 @@ def commands_of(runs: Sequence[RunRecord]) -> str:
 def figures_of(
     summaries: Sequence[RunSummary], groups: Sequence[Group], page: Page, videos: VideoSelection
 ) -> dict[str, Any]:
-    """All that the page shows, for programs."""
+    """Return all that the page shows as plain data, for programs."""
     runs = [t.run for t in summaries]
     items = [item for section in page.sections for item in section.items]
     return {

@@ -1,4 +1,4 @@
-"""The tables of a run's report: what differs, what came out, alarms, cost, what ran."""
+"""The tables of a run's report: settings that differ, final numbers, alarms, cost, and what ran."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ PHASES = {"rollout": "rollouts, rewards and gauge", "update": "updates", "betwee
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What the report says of one run."""
+    """A run with its cost, its alarms and the trend of its reward."""
 
     run: RunRecord
     cost: Cost
@@ -86,7 +86,7 @@ def seeds_table(summaries: Sequence[RunSummary], pooled: Sequence[Group]) -> Pag
 
 
 def alarm_parts(summaries: Sequence[RunSummary]) -> tuple[list[PageTable], str]:
-    """The table of alarms; where there is none, a sentence."""
+    """Return the table of alarms and no note; if there are no alarms, no table and a sentence."""
     alarms = [(t.run.name, alarm) for t in summaries for alarm in t.alarms]
     if not alarms:
         measured = any(key.startswith("drift/") for t in summaries for key in t.run.columns)
@@ -130,7 +130,10 @@ def cost_tables(summaries: Sequence[RunSummary]) -> list[PageTable]:
 
 
 def throughput_tables(summaries: Sequence[RunSummary]) -> list[PageTable]:
-    """How well the machines were used; nothing where a run is too old to have logged it."""
+    """Return the table of how well the machines were used.
+
+    There is no table if all runs are too old to have logged it.
+    """
     listed = [throughput_of(t.run) for t in summaries]
     names = list(dict.fromkeys(name for cells in listed for name in cells))
     rows = [[name, *(cells.get(name, "–") for cells in listed)] for name in names]

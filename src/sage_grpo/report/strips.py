@@ -1,4 +1,4 @@
-"""Sample videos over time: which iterations and prompts are shown, within a size that a page can carry."""
+"""Choose the sample videos of a report: which iterations and prompts, within a size that a page can carry."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ class VideoSelection:
 
 
 def evenly(values: Sequence[int], most: int) -> list[int]:
-    """First, last and evenly between."""
+    """Return the first and last of the values and others evenly between them, at most `most`."""
     if len(values) <= most:
         return list(values)
     return [values[i] for i in np.linspace(0, len(values) - 1, most).round().astype(int)]
 
 
 def subjects(run: RunRecord) -> dict[tuple[str, int], int]:
-    """Prompt and seed of each video, to its number."""
+    """Return the number of each sample video of a run, by prompt and seed."""
     count = max((len(videos) for videos in run.samples.values()), default=0)
     return {(run.prompts[i] if i < len(run.prompts) else f"video {i}", i): i for i in range(count)}
 
@@ -39,7 +39,7 @@ def file_of(run: RunRecord, iteration: int, number: int) -> Path | None:
 
 
 def rows_of(runs: Sequence[RunRecord], subject: tuple[str, int], iterations: Sequence[int]) -> Rows:
-    """The files of one prompt and seed, a row per run."""
+    """Return the files of one prompt and seed, with a row for each run that has any."""
     rows = []
     for run in runs:
         number = subjects(run).get(subject)
@@ -49,7 +49,11 @@ def rows_of(runs: Sequence[RunRecord], subject: tuple[str, int], iterations: Seq
 
 
 def choose(runs: Sequence[RunRecord], megabytes: float) -> VideoSelection:
-    """As many prompts and iterations as fit; fewer prompts first, then fewer iterations, never less than two."""
+    """Choose as many prompts and iterations as fit on a page.
+
+    If not all fit, prompts are left out first, down to two, and then iterations, down to two. Only then are more
+    prompts left out.
+    """
     runs = [run for run in runs if run.samples]
     if not runs:
         return VideoSelection(

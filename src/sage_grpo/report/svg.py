@@ -1,4 +1,4 @@
-"""Line charts as inline SVG, so that a report is one file with crisp curves in light, in dark and on paper."""
+"""Draw line charts as inline SVG, so that a report is one file with crisp curves in light, in dark and on paper."""
 
 import math
 import unicodedata
@@ -23,7 +23,7 @@ class Curve:
 
     Attributes:
         behind: Points of a faint line, such as the values that the line smooths.
-        look: Number of its colour and dash, where its place in the chart is not to decide.
+        look: Number of its colour and dash; None takes its place in the chart.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Curve:
             raise ValueError(f"curve {self.name!r} needs lists of one length, got {sizes}: pad the missing with nan")
 
     def drawable(self, log: bool) -> list[bool]:
-        """Which points have a place on the axes."""
+        """Return for each point whether it has a place on the axes."""
         return [plottable(s) and plottable(v, log) for s, v in zip(self.steps, self.values, strict=True)]
 
 
@@ -63,7 +63,7 @@ class Chart:
         return [i if curve.look is None else curve.look for i, curve in enumerate(self.curves)]
 
     def in_words(self) -> str:
-        """What the chart shows, for those who cannot see it."""
+        """Describe what the chart shows, for those who cannot see it."""
         words = f"{self.y_label}{' (logarithmic)' if self.log_y else ''} against {self.x_label}."
         for c in self.curves:
             drawn = [v for v, ok in zip(c.values, c.drawable(self.log_y), strict=True) if ok]
@@ -76,7 +76,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Axis:
-    """A range of data laid over a length of the picture, from `start` to `end`."""
+    """A mapping from a range of data to a length of the picture, from `start` to `end`."""
 
     low: float
     high: float
@@ -92,12 +92,15 @@ class Axis:
 
 
 def plottable(value: float, log: bool = False) -> bool:
-    """Whether a value has a place on an axis: not nan, and within what spans and logarithms can carry."""
+    """Return whether a value has a place on an axis.
+
+    It must not be nan, and be within what spans and logarithms can carry.
+    """
     return abs(value) < 1e150 and (value > 1e-150 or not log)
 
 
 def extent(values: Iterable[float], log: bool = False) -> tuple[float, float] | None:
-    """Range of what can be drawn, widened where it is a single value."""
+    """Return the range of what can be drawn, widened if it is a single value; None if nothing can be drawn."""
     drawable = [v for v in values if plottable(v, log)]
     if not drawable:
         return None
@@ -109,7 +112,10 @@ def extent(values: Iterable[float], log: bool = False) -> tuple[float, float] | 
 
 
 def linear_ticks(low: float, high: float, count: int, whole: bool = False) -> list[tuple[float, str]]:
-    """At most `count` + 1 round values inside the range, with their text."""
+    """Return at most `count` + 1 round values inside the range, with their text.
+
+    With `whole`, all of them are whole numbers.
+    """
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
@@ -119,7 +125,7 @@ def linear_ticks(low: float, high: float, count: int, whole: bool = False) -> li
 
 
 def log_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
-    """Powers of ten, with twos and fives between them where the range is short."""
+    """Return powers of ten inside the range, with twos and fives between them where the range is short."""
     powers = [10.0**e for e in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
     for digits in ((1,), (1, 2, 5)):
         values = [v for p in powers for d in digits if low * (1 - 1e-9) <= (v := d * p) <= high * (1 + 1e-9)]
@@ -129,7 +135,7 @@ def log_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
 
 
 def number(value: float, step: float, biggest: float) -> str:
-    """A value to the precision of `step`; times a power of ten where the axis is tiny or vast."""
+    """Format a value to the precision of `step`, times a power of ten where the axis is tiny or vast."""
     places = -math.floor(math.log10(step) + 1e-9)
     if value == 0 or 1e-3 <= biggest * (1 + 1e-9) < 1e6:
         return f"{value:,.{max(0, places)}f}".replace("-", "−") if value else "0"
@@ -139,13 +145,16 @@ def number(value: float, step: float, biggest: float) -> str:
 
 
 def breadth(text: str) -> float:
-    """Estimated width of a text, on the generous side: there is no font to ask."""
+    """Estimate the width of a text, rather too wide: there is no font to measure it with."""
     full = (c in "MWmw%…" or unicodedata.east_asian_width(c) in "WF" for c in text)
     return EM * sum(1.0 if wide else 0.78 if c.isupper() else 0.62 for c, wide in zip(text, full, strict=True))
 
 
 def tag(kind: str, content: str = "", /, **attributes: str | float) -> Markup:
-    """An element with everything escaped; `class_` stands for class and `fill_opacity` for fill-opacity."""
+    """Return an element with everything escaped.
+
+    In attributes, `class_` stands for class and `fill_opacity` for fill-opacity.
+    """
     out = Markup("<{}").format(kind)
     for name, value in attributes.items():
         shape = f"{value:.2f}" if isinstance(value, float) else value
@@ -154,7 +163,10 @@ def tag(kind: str, content: str = "", /, **attributes: str | float) -> Markup:
 
 
 def text(x: float, y: float, content: str, anchor: str = "start", kind: str = "label") -> Markup:
-    """A text that stays inside the picture, shortened where it must be; the description keeps it whole."""
+    """Return a text that stays inside the picture, shortened where it must be.
+
+    The description keeps the text whole.
+    """
     if breadth(content) > WIDTH:
         content = content[: int(len(content) * WIDTH / breadth(content)) - 1] + "…"
     before = breadth(content) * {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor]
@@ -171,12 +183,15 @@ def line(x1: float, y1: float, x2: float, y2: float, **attributes: str) -> Marku
 
 
 def runs(flags: Iterable[bool]) -> list[list[int]]:
-    """Indices of each unbroken stretch of true flags."""
+    """Return the indices of each unbroken stretch of true flags."""
     return [[i for i, _ in group] for flag, group in groupby(enumerate(flags), key=lambda pair: pair[1]) if flag]
 
 
 def marks(curve: Curve, index: int, x: Axis, y: Axis) -> Markup:
-    """Band and line of one curve, cut where a value is missing; a value alone between gaps is a dot."""
+    """Draw band and line of one curve, cut where a value is missing.
+
+    A value alone between gaps is a dot.
+    """
     low, high, flags = curve.low or (), curve.high or (), curve.drawable(y.log)
 
     def trace(where: Iterable[tuple[int, float]]) -> str:
@@ -198,7 +213,7 @@ def marks(curve: Curve, index: int, x: Axis, y: Axis) -> Markup:
 
 
 def faint(curve: Curve, index: int, x: Axis, y: Axis) -> Markup:
-    """The points behind a curve, as a thin line with gaps."""
+    """Draw the points behind a curve as a thin line with gaps."""
     out = Markup("")
     for run in runs(plottable(a) and plottable(b, y.log) for a, b in curve.behind):
         points = " ".join(f"{x.place(a):.1f},{y.place(b):.1f}" for a, b in curve.behind[run[0] : run[-1] + 1])
@@ -207,7 +222,7 @@ def faint(curve: Curve, index: int, x: Axis, y: Axis) -> Markup:
 
 
 def frame(chart: Chart, x: Axis, y: Axis, y_ticks: list[tuple[float, str]], whole: bool) -> Markup:
-    """Grid, ticks, labels and the edge of the plot."""
+    """Draw grid, ticks, labels and the edge of the plot."""
     out = Markup("")
     for value, label in y_ticks:
         h, kind = y.place(value), "grid" if value else "zero"
@@ -224,7 +239,10 @@ def frame(chart: Chart, x: Axis, y: Axis, y_ticks: list[tuple[float, str]], whol
 
 
 def beside(chart: Chart, x_range: tuple[float, float], y: Axis) -> list[tuple[float, float]] | None:
-    """Where each line ends at the right edge and its name stands there; None where names would crowd or not fit."""
+    """Return the height of each line's end at the right edge, and the height of its name next to it.
+
+    Return None if the names would be too close to each other, or do not fit.
+    """
     ends, nearly = [], x_range[1] - 0.02 * (x_range[1] - x_range[0])
     for curve in chart.curves:
         last = max((i for i, ok in enumerate(curve.drawable(y.log)) if ok), default=None)
@@ -240,7 +258,10 @@ def beside(chart: Chart, x_range: tuple[float, float], y: Axis) -> list[tuple[fl
 
 
 def limit_lines(chart: Chart, x: Axis, y: Axis) -> Markup:
-    """Limits across the plot; the name stands above its line or, at the top of the plot, below."""
+    """Draw limits across the plot.
+
+    The name is above its line or, at the top of the plot, below.
+    """
     out = Markup("")
     for name, value in chart.limits:
         h = y.place(value)
@@ -250,7 +271,7 @@ def limit_lines(chart: Chart, x: Axis, y: Axis) -> Markup:
 
 
 def legend(chart: Chart) -> Markup:
-    """Names under the chart, as a list that wraps at any width."""
+    """Return the names under the chart, as a list that wraps at any width."""
     items = Markup("")
     for i, curve in zip(chart.looks(), chart.curves, strict=True):
         sample = line(0, 5, 34, 5, stroke_width="2.6", stroke_dasharray=DASHES[i % len(DASHES)], **ink(i))
@@ -259,7 +280,10 @@ def legend(chart: Chart) -> Markup:
 
 
 def draw_chart(chart: Chart, key: str) -> Markup:
-    """A chart as SVG, its names next to the lines' ends or, where they do not fit, in a list below; `key` makes ids."""
+    """Return a chart as SVG. `key` begins its ids.
+
+    Names are next to the lines' ends or, where they do not fit, in a list below.
+    """
     labels, view = f"{key}-title {key}-desc", f"0 0 {WIDTH:g} {HEIGHT:g}"
     head = {"class_": "chart", "viewBox": view, "role": "img", "aria_labelledby": labels}
     out = tag("title", chart.title, id=f"{key}-title") + tag("desc", chart.in_words(), id=f"{key}-desc")

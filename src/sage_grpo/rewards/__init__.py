@@ -1,1 +1,1 @@
-"""Rewards behind the `Reward` contract, one scorer a file."""
+"""Rewards behind the `Reward` contract, one scorer per file."""

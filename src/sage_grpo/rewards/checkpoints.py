@@ -1,4 +1,4 @@
-"""What scorers with a checkpoint of their own share: others' pickles, folders that are whole, and the device."""
+"""What scorers with a checkpoint of their own share: reading others' pickles, writing complete folders, and devices."""
 
 import hashlib
 import os
@@ -18,7 +18,11 @@ from sage_grpo.rewards.errors import MissingWeights, RewardError
 
 
 def unpickle_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors and nothing else: what would run code is refused before it can."""
+    """Return the dictionary of tensors in a pickle, and nothing else: what would run code is refused before it can.
+
+    Raises:
+        RewardError: The file cannot be read, or it holds more than tensors.
+    """
     try:
         stay = lambda storage, _: storage  # noqa: E731 - on the host, wherever they were saved
         state = torch.load(path, map_location=stay, weights_only=True, mmap=zipfile.is_zipfile(path))
@@ -33,7 +37,10 @@ def unpickle_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def not_loaded(scorer: str, source: str, needs: str, error: OSError) -> UserError:
-    """What to raise for a folder that is wrong, or for weights that are not here: a rehearsal replaces the latter."""
+    """Return the error for a folder that is wrong, or for weights that are not on this computer.
+
+    The second is a `MissingWeights`: a rehearsal replaces such a scorer.
+    """
     kind = ConfigError if Path(source).exists() else MissingWeights
     reason = str(error).splitlines()[0]
     return kind(f"{scorer}: {source} is not {needs}, or the hub did not give it: {reason}")
@@ -46,7 +53,11 @@ def sha256(path: Path) -> str:
 
 
 def check_places(state: Mapping[str, Tensor], network: nn.Module, missing: str = "are missing") -> None:
-    """Every tensor that the network has, no other, in its shape. `missing`: what is said where one is not there."""
+    """Refuse a state that does not have exactly the network's tensors, each in its shape.
+
+    Args:
+        missing: What the message says of tensors that are not there.
+    """
     expected = {name: tuple(value.shape) for name, value in network.state_dict().items()}
     present = {name: tuple(value.shape) for name, value in state.items()}
     for words, names in (
@@ -60,7 +71,7 @@ def check_places(state: Mapping[str, Tensor], network: nn.Module, missing: str =
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill, which takes its place in the end if nothing went wrong."""
+    """Yield a new folder to fill. At the end it is renamed to `target` if nothing went wrong, and removed otherwise."""
     work = target.with_name(f".{target.name}.{os.getpid()}.new")
     try:
         work.mkdir(parents=True)
@@ -71,7 +82,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def move(network: nn.Module, device: str | None, name: str) -> None:
-    """To the device that an option names; without one it stays on the host."""
+    """Move the network to the device that an option names. Without one it stays on the host."""
     try:
         network.to(torch.device(device) if device else None)
     except (RuntimeError, AssertionError) as error:

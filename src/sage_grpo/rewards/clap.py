@@ -1,7 +1,7 @@
-"""Sound against the prompt in CLAP's space: does it sound like what is asked for?
+"""Does the video sound like what the prompt asks for? The cosine of sound and text in CLAP's space.
 
-CLAP hears what kind of sound it is and not when it comes: gamed by one loop of the right sound, and by a voice that
-reads the prompt. It sees no picture; pair it with `synchrony` and a score of frames.
+CLAP hears what kind of sound it is, not when it comes. It is gamed by one loop of the right sound, and by a voice that
+reads the prompt. It sees no picture: pair it with `synchrony` and a score of frames.
 """
 
 import tempfile
@@ -29,7 +29,7 @@ REVISION = (
 
 @reward("clap", extra="models")
 class CLAPReward(SoundScorer):
-    """CLAPScore: cosine of text and sound, from −1 to 1; of a long sound the mean over windows."""
+    """CLAPScore: the cosine of text and sound, from −1 to 1; for a long sound the mean over its windows."""
 
     names: tuple[str, ...] = ("clap",)
     device_bytes = 776_000_000  # of its weights: what a plan counts
@@ -42,7 +42,11 @@ class CLAPReward(SoundScorer):
         column: str = "sound",
         device: str | None = None,
     ) -> None:
-        """`column` of the prompt file says how it should sound; where it is empty the prompt counts."""
+        """Load a CLAP checkpoint.
+
+        Args:
+            column: Column of the prompt file that describes the sound; where it is empty, the prompt's text counts.
+        """
         source, at = path or DEFAULT, revision or ("main" if path else REVISION)
         try:
             # Pickled weights would run code of whoever made them.
@@ -72,7 +76,7 @@ class CLAPReward(SoundScorer):
         return [float(self.cosines(clip.mono(self.extractor.sampling_rate), bounded(described or prompt.text)).mean())]
 
     def cosines(self, wave: Tensor, text: str) -> Tensor:
-        """Return cosines (windows,) of a text and each window of a sound (samples,) at the extractor's rate."""
+        """Return the cosine of a text and each window of a sound (samples,) at the extractor's rate, as (windows,)."""
         device = self.model.device
         tokens = self.tokenizer(text, truncation=True, max_length=self.text_tokens, return_tensors="pt")
         of_text = self.model.get_text_features(**tokens.to(device)).pooler_output.double()
@@ -82,9 +86,9 @@ class CLAPReward(SoundScorer):
         return torch.cosine_similarity(torch.cat(heard), of_text)
 
     def spectrograms(self, wave: Tensor) -> Iterator[Tensor]:
-        """Return spectrograms of as many windows as the sound fills, spread over all of it.
+        """Yield the spectrograms of as many windows as the sound (samples,) fills, spread over all of it.
 
-        Given a longer sound the extractor would cut out a random part, and the same video would have two scores.
+        From a longer sound the extractor would cut out a random part, and the same video would have two scores.
         """
         length, rate = self.extractor.nb_max_samples, self.extractor.sampling_rate
         for start in window_starts(len(wave), length, -(-len(wave) // length)):
@@ -100,7 +104,7 @@ class CLAPReward(SoundScorer):
 
 
 def make_tiny_checkpoint(folder: str | Path, **audio: Any) -> None:
-    """CLAP's own classes at toy size: a tokenizer that spells, windows of a second."""
+    """Write a checkpoint of CLAP's own classes at toy size, with a tokenizer that spells and windows of one second."""
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     words = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     text = {

@@ -1,6 +1,7 @@
-"""Frames against the prompt in CLIP's space: CLIPScore and PickScore.
+"""How well frames match the prompt in CLIP's space: CLIPScore and PickScore.
 
-CLIP reads words and ignores time: gamed by writing the prompt into the frame, and by a still of the right subject.
+CLIP reads words and ignores time. It is gamed by writing the prompt into the frame, and by a still of the right
+subject.
 """
 
 import tempfile
@@ -43,9 +44,12 @@ class CLIPReward(VideoScorer):
         scale: float = 1.0,
         device: str | None = None,
     ) -> None:
-        """`processor` is where tokenizer and image sizes lie, if not at `path`; `device` is by default the videos'.
+        """Load a CLIP checkpoint.
 
-        `scale` multiplies the score: CLIPScore as first published has 2.5.
+        Args:
+            processor: Where tokenizer and image sizes are, if not at `path`.
+            scale: Factor of the score; CLIPScore as first published has 2.5.
+            device: Where to score, by default the device of the videos.
         """
         if frames < 1:
             raise ConfigError(f"{self.names[0]}: frames={frames}; at least one is needed")
@@ -82,7 +86,7 @@ class CLIPReward(VideoScorer):
         return [float(self.cosines(frames[self.frame_indices(len(frames))], bounded(prompt.text)).mean())]
 
     def cosines(self, pictures: Tensor, text: str) -> Tensor:
-        """Return cosines (N,) of a text and each picture (N, H, W, 3)."""
+        """Return `scale` times the cosine of a text and each picture (N, H, W, 3), as (N,)."""
         tokens = self.tokenizer(text, truncation=True, max_length=self.text_tokens, return_tensors="pt")
         pixels = self.processor(list(pictures.cpu().numpy()), return_tensors="pt", input_data_format="channels_last")
         device = self.model.device
@@ -99,7 +103,7 @@ class CLIPReward(VideoScorer):
 
 @reward("pickscore", extra="models")
 class PickScoreReward(CLIPReward):
-    """PickScore: exp(logit_scale) · cosine of a CLIP that was trained on preferences, over `divisor`."""
+    """PickScore: exp(logit_scale) · cosine of a CLIP that was trained on preferences, divided by `divisor`."""
 
     names = ("pickscore",)
     device_bytes = 3_940_000_000
@@ -117,7 +121,10 @@ class PickScoreReward(CLIPReward):
 
 
 def make_tiny_checkpoint(folder: str | Path) -> None:
-    """CLIP's own classes at toy size: a tokenizer that spells, two layers, pictures of 32 pixels."""
+    """Write a checkpoint of CLIP's own classes at toy size.
+
+    It has a tokenizer that spells, two layers, and pictures of 32 pixels.
+    """
     special = ["<|startoftext|>", "<|endoftext|>"]
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {word: i for i, word in enumerate([*special, *letters, *(f"{letter}</w>" for letter in letters)])}

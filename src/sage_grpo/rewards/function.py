@@ -1,5 +1,6 @@
 """Any Python function as a reward, and several rewards as one."""
 
+import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -23,9 +24,7 @@ class FunctionReward(Reward):
     def __init__(self, function: Callable[..., Sequence[float | None]], name: str | None = None) -> None:
         self.function = function
         self.names = (name or getattr(function, "__name__", "reward").strip("<>"),)
-        code = getattr(function, "__code__", None)
-        self._takes = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) if code else set()
-        self._takes_all = bool(code and code.co_flags & 0x08)  # **columns
+        self._given, self._takes, self._takes_all = parameters(function)
         self.uses_audio = "sound" in self._takes
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
@@ -36,7 +35,7 @@ class FunctionReward(Reward):
 
     def _asked(self, videos: Videos, prompts: Sequence[Prompt]) -> Scores:
         shared = set.intersection(*(set(prompt.columns) for prompt in prompts)) if prompts else set()
-        names = shared if self._takes_all else shared & self._takes
+        names = shared - self._given if self._takes_all else shared & self._takes
         columns: dict[str, Any] = {name: [p.columns[name] for p in prompts] for name in sorted(names)}
         if self.uses_audio and videos.sound is None and "sound" not in columns:
             return Scores.failed(len(videos), 1)
@@ -50,8 +49,18 @@ class FunctionReward(Reward):
         return Scores.of(values)
 
 
+def parameters(function: Callable[..., Any]) -> tuple[set[str], set[str], bool]:
+    """Return the names of the first two parameters, those of the others, and whether there is a `**columns`."""
+    try:
+        known = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # some functions of C have none
+        return set(), set(), False
+    named = [p.name for p in known if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    return set(named[:2]), set(named[2:]), any(p.kind is p.VAR_KEYWORD for p in known)
+
+
 def in_any(parts: Iterable[Sequence[int] | None]) -> list[int] | None:
-    """Frames that at least one part needs; none if one of them needs all."""
+    """Return the indices of frames that at least one part needs, sorted, or None if one of them needs all."""
     numbers: set[int] = set()
     for part in parts:
         if part is None:
@@ -84,7 +93,10 @@ class CompositeReward(Reward):
         return self.submit(Videos(videos), prompts)()
 
     def submit(self, videos: Videos, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
-        """Those that work elsewhere start now and side by side, the others when their scores are asked for."""
+        """Start all rewards side by side, and return a function that waits for their scores.
+
+        Rewards that work elsewhere start now, the others when their scores are read.
+        """
         begun = [reward.submit(videos, prompts) for reward in self.rewards]
 
         def answer() -> Scores:
@@ -97,10 +109,10 @@ class CompositeReward(Reward):
         return answer
 
     def frame_indices(self, frames: int) -> list[int] | None:
-        """What any of them needs."""
+        """Return the indices of frames that any of the rewards needs, or None if one of them needs all."""
         return in_any(reward.frame_indices(frames) for reward in self.rewards)
 
     @property
     def reasons(self) -> Mapping[int, str]:  # type: ignore[override] # read-only here: the parts keep them
-        """The first that one of them gives."""
+        """The first reason that any reward gives, by the index of its video."""
         return {i: why for reward in reversed(self.rewards) for i, why in reward.reasons.items()}

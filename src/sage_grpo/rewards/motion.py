@@ -1,8 +1,8 @@
-"""Motion without a trained network: is there some, is it even, does the shot hold, does the light hold?
+"""Motion without a trained network: does something move, is it even, does the shot hold, is the light steady?
 
-How each is gamed. `dynamic` by shaking and by noise that stay inside the band; `acceleration`, `cut` and `flicker` by a
-static video, and by blur a little; `cut` by a crossfade. So never one alone: `combined` pays evenness only as far as
-something moves.
+How each score is gamed: `dynamic` by shaking and by noise that stay inside the band; `acceleration`, `cut` and
+`flicker` by a static video, and a little by blur. `cut` is also gamed by a crossfade. So never use one alone:
+`combined` pays evenness only as far as something moves.
 """
 
 from typing import Self
@@ -27,7 +27,7 @@ CLEAR_CUT = 0.15  # mean jump of the thumbnails, of the whole range, that is cer
 
 
 def moved(picture: Tensor, flow: Tensor) -> Tensor:
-    """The picture at x + flow(x); flows are (N, 2, h, w) in pixels, x first."""
+    """Return pictures (N, C, h, w) sampled at x + flow(x); flows are (N, 2, h, w) in pixels, x first."""
     height, width = picture.shape[2:]
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     position = torch.stack([x, y]).to(flow) + flow
@@ -36,7 +36,10 @@ def moved(picture: Tensor, flow: Tensor) -> Tensor:
 
 
 def optical_flow(first: Tensor, second: Tensor) -> Tensor:
-    """Lucas-Kanade on a pyramid: where each pixel of `first` (N, 1, h, w) has gone in `second`."""
+    """Return the flow (N, 2, h, w): how far each pixel of `first` (N, 1, h, w) has moved in `second`.
+
+    The method is Lucas-Kanade on a pyramid.
+    """
     levels = [(first, second)]
     while min(levels[0][0].shape[2:]) >= 2 * SMALLEST:
         levels.insert(0, (F.avg_pool2d(levels[0][0], 2), F.avg_pool2d(levels[0][1], 2)))
@@ -50,7 +53,10 @@ def optical_flow(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _improved(flow: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Plus the least-squares shift of each window; places without texture take the flow of those around them."""
+    """Return the flow plus the least-squares shift of each window.
+
+    Places without texture take the flow of those around them.
+    """
     middle = F.pad((a + b) / 2, (1, 1, 1, 1), mode="replicate")
     dx, dy = (middle[..., 1:-1, 2:] - middle[..., 1:-1, :-2]) / 2, (middle[..., 2:, 1:-1] - middle[..., :-2, 1:-1]) / 2
     late = b - a
@@ -63,20 +69,23 @@ def _improved(flow: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _around(x: Tensor) -> Tensor:
-    """The mean of each window, in two passes."""
+    """Return the mean of each window, computed in two passes."""
     half = WINDOW // 2
     rows = F.avg_pool2d(x, (1, WINDOW), 1, (0, half), count_include_pad=False)
     return F.avg_pool2d(rows, (WINDOW, 1), 1, (half, 0), count_include_pad=False)
 
 
 def most(lengths: Tensor) -> Tensor:
-    """Mean of the longest few of each frame (N, h, w): small things may move too."""
+    """Return the mean (N,) of the longest few lengths of each frame (N, h, w), because small things may move too."""
     flat = lengths.flatten(1)
     return flat.topk(max(1, round(MOVING * flat.shape[1])), 1).values.mean(1)
 
 
 def shot_cut(thumbnails: Tensor) -> float:
-    """How far one jump of (F, 3, g, g) in [0, 1] stands above twice its neighbours: in fast motion they are alike."""
+    """Return how far one jump between thumbnails (F, 3, g, g) in [0, 1] stands above twice its neighbours, from 0 to 1.
+
+    In fast motion the jump and its neighbours are alike.
+    """
     jumps = thumbnails.diff(dim=0).abs().mean((1, 2, 3))
     around = torch.stack([F.pad(jumps, (1, 0))[:-1], F.pad(jumps, (0, 1))[1:]]).amax(0)
     return float(((jumps - 2 * around).amax() / CLEAR_CUT).clamp(0, 1))
@@ -86,7 +95,7 @@ def shot_cut(thumbnails: Tensor) -> float:
 class MotionReward(VideoScorer):
     """`dynamic` from 0 to 1; `acceleration`, `cut` and `flicker` from 0, the best, downwards.
 
-    Speeds are in shorter sides a frame: `dynamic` rises to 1 at `low` and falls from `high` to 0 at twice that.
+    Speeds are in shorter sides per frame: `dynamic` rises to 1 at `low`, and falls from `high` on to 0 at twice that.
     """
 
     names: tuple[str, ...] = ("dynamic", "acceleration", "cut", "flicker")

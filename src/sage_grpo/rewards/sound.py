@@ -1,4 +1,4 @@
-"""What scorers that listen share: a video with its sound, or a mask."""
+"""What scorers of sound share: a video with its sound, and a mask for videos without."""
 
 import math
 from abc import abstractmethod
@@ -17,7 +17,7 @@ from sage_grpo.rewards.frames import Unscorable, VideoScorer
 
 @dataclass(frozen=True)
 class Clip:
-    """One video that can be heard."""
+    """One video with its sound."""
 
     frames: Tensor
     """uint8 (F, H, W, 3)."""
@@ -27,7 +27,10 @@ class Clip:
     sample_rate: int
 
     def loudness(self, times: Tensor, width: float) -> Tensor:
-        """Root mean square of the samples within `width` seconds around each time; where there are none, 0."""
+        """Return the root mean square (T,) of the samples in a window of `width` seconds around each of `times` (T,).
+
+        Where a window has no samples it is 0.
+        """
         power = self.wave.double().square().mean(0)
         sums = torch.cat([power.new_zeros(1), power.cumsum(0)])
         edges = torch.stack([times - width / 2, times + width / 2]) * self.sample_rate
@@ -36,7 +39,10 @@ class Clip:
         return torch.sqrt(mean)
 
     def mono(self, sample_rate: int) -> Tensor:
-        """The mean of its channels with so many samples a second; tones too high for them are taken out, not folded."""
+        """Return the mean (samples,) of the channels, resampled to `sample_rate`.
+
+        Tones too high for that rate are taken out, not folded.
+        """
         wave = self.wave.double().mean(0)
         if sample_rate == self.sample_rate:
             return wave
@@ -45,19 +51,19 @@ class Clip:
 
 
 def window_starts(total: int, length: int, count: int) -> list[int]:
-    """Where windows of `length` samples begin, spread evenly from the first to the last of `total` samples."""
+    """Return where `count` windows of `length` samples begin, spread evenly over `total` samples from end to end."""
     room = max(total - length, 0)
     return [room * i // max(count - 1, 1) for i in range(count)]
 
 
 class SoundScorer(VideoScorer):
-    """A reward that looks at one video at a time and listens to it; a subclass says how in `score_clip`."""
+    """A reward that scores one video with its sound at a time; a subclass says how in `score_clip`."""
 
     uses_audio = True
 
     @abstractmethod
     def score_clip(self, clip: Clip, prompt: Prompt) -> Sequence[float | None]:
-        """One number per name; None where this video has no such score."""
+        """Return one number per name, or None where this video has no such score."""
 
     def score_video(self, frames: Tensor, prompt: Prompt) -> Sequence[float | None]:
         raise Unscorable("it has no sound")

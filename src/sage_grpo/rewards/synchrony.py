@@ -1,7 +1,7 @@
-"""Does it sound when something begins to move? Onsets of motion against onsets of sound, without a trained network.
+"""Does a sound begin when something begins to move? Compares onsets of motion and sound, without a trained network.
 
-How it is gamed: by one flash with one bang, and by noise and flicker that both begin with the video. It says nothing of
-what is heard; pair it with a score of pictures and one of sound.
+It is gamed by one flash with one bang, and by noise and flicker that both begin with the video. It says nothing of what
+is heard; pair it with a score of pictures and one of sound.
 """
 
 from collections.abc import Sequence
@@ -23,14 +23,17 @@ TOLERANCE = (0.25, 0.5, 0.25)  # an onset counts half if it comes a frame early 
 
 
 def onsets(curve: Tensor) -> Tensor:
-    """How far each value rises above the one before; before the first there is nothing."""
+    """Return how far each value of a curve (T,) rises above the one before, spread a little over neighbours, as (T,).
+
+    Before the first value there is 0.
+    """
     rises = F.pad(curve, (1, 0)).diff().clamp_min(0)
     return F.conv1d(rises[None, None], curve.new_tensor(TOLERANCE)[None, None], padding=1)[0, 0]
 
 
 @reward("synchrony")
 class SynchronyReward(SoundScorer):
-    """From 0 to 1: the cosine of the rises of motion and of loudness. 0 for a video that is still or silent."""
+    """Cosine of the rises of motion and of loudness, from 0 to 1; 0 for a video that is still or silent."""
 
     names: tuple[str, ...] = ("synchrony",)
 

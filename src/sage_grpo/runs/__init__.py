@@ -1,1 +1,1 @@
-"""A run folder as plain data: its names, its log, its alarms. Nothing here needs torch."""
+"""Read a run folder as plain data: the names of its files, its log, its alarms. Nothing here needs torch."""

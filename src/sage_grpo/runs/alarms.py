@@ -1,4 +1,7 @@
-"""The drift gauge's limits: what is crossed, by how much, in words. Without torch, for whoever reads a run's log."""
+"""The limits of the drift gauge: which are crossed, by how much, in words.
+
+It needs no torch, so that a run's log can be read without it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +11,7 @@ from sage_grpo.config import GaugeConfig
 
 @dataclass(frozen=True)
 class Alarm:
-    """A measure beyond its limit; `text` says so to a person."""
+    """A measure beyond its limit; `text` is the sentence that people see."""
 
     measure: str
     value: float
@@ -40,7 +43,7 @@ LIMITS = {
 
 
 def crossed(config: GaugeConfig, now: Mapping[str, float]) -> list[Alarm]:
-    """Every limit that is crossed by what was measured; a measure that is missing crosses none."""
+    """Return an alarm for every limit that a measure crosses. A measure that is missing crosses none."""
     alarms = []
     for name, (upper, words) in LIMITS.items():
         limit, value = getattr(config, name), now.get(name)

@@ -1,4 +1,4 @@
-"""The folder of a run: the one place that knows what lies where in it."""
+"""The layout of a run folder: the one place that knows where each of its files is."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ STEP = "step-"  # begins the name of a checkpoint
 
 @dataclass(frozen=True)
 class SampleFolder:
-    """Sample videos of one iteration."""
+    """The folder with the sample videos of one iteration."""
 
     path: Path
 
@@ -23,7 +23,7 @@ class SampleFolder:
 
     @property
     def scores(self) -> Path:
-        """What the monitors say of them."""
+        """Return the file with the monitors' scores of the videos."""
         return self.path / "scores.json"
 
     @property
@@ -52,12 +52,12 @@ class RunFolder:
 
     @property
     def speeds(self) -> Path:
-        """What the device of each process reached at the start, with `run.check_gpus`."""
+        """Return the file with the speeds that devices reached at the start, written with `run.check_gpus`."""
         return self.path / "devices.json"
 
     @property
     def end(self) -> Path:
-        """How it ended; not there while it runs."""
+        """Return the file that says how the run ended. It does not exist while the run is active."""
         return self.path / "end.json"
 
     @property
@@ -70,17 +70,17 @@ class RunFolder:
 
     @property
     def conditions(self) -> Path:
-        """Encoded prompts."""
+        """Return the folder of encoded prompts."""
         return self.path / "conditions"
 
     @property
     def hangs(self) -> Path:
-        """Stacks of processes that stood still."""
+        """Return the folder with the stacks of processes that stood still."""
         return self.path / "hang"
 
     @property
     def lock(self) -> Path:
-        """Held by the run that writes here."""
+        """Return the lock file, which is held by the run that writes here."""
         return self.path / ".lock"
 
     @property
@@ -91,12 +91,15 @@ class RunFolder:
         return SampleFolder(self.path / "samples" / f"{iteration:06d}")
 
     def samples(self) -> dict[int, SampleFolder]:
-        """By iteration."""
+        """Return the folders of sample videos by iteration."""
         folders = sorted((self.path / "samples").glob("[0-9]*"))
         return {int(path.name): SampleFolder(path) for path in folders if path.name.isdigit()}
 
     def part(self, name: str, number: int) -> Path:
-        """config.yaml, config-1.yaml, …: one for each time that the run was started."""
+        """Return a file of which each start of the run writes its own: config.yaml, config-1.yaml, …
+
+        `number` is 0 for the first start.
+        """
         stem, dot, ending = name.partition(".")
         return self.path / (f"{stem}-{number}{dot}{ending}" if number else name)
 
@@ -107,15 +110,18 @@ class RunFolder:
         return [by_number[i] for i in sorted(by_number)]
 
     def checkpoints(self, config: RecipeConfig) -> str:
-        """Where they lie. The folder may have been moved since; a place of its own for checkpoints has not."""
+        """Return where the checkpoints are: `run.checkpoints` if the recipe sets it, else a folder inside this one.
+
+        This folder may have been moved since the run; a place that the recipe sets has not.
+        """
         return config.run.checkpoints or str(self.path / CHECKPOINTS)
 
 
 def is_run(path: Path) -> bool:
-    """A run folder or a checkpoint of one, and no recipe."""
+    """Return whether a path is a run folder or a checkpoint of one, and not a recipe."""
     return RunFolder(path).exists or path.name.startswith(STEP)
 
 
 def split(path: Path) -> tuple[RunFolder, str | None]:
-    """A run folder, or one of its checkpoints: the run and the checkpoint's name."""
+    """Return the run folder of a path, and the checkpoint's name if the path is one of its checkpoints, else None."""
     return (RunFolder(path.parent.parent), path.name) if path.name.startswith(STEP) else (RunFolder(path), None)

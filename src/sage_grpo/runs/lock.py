@@ -1,4 +1,7 @@
-"""One process at a time works in a folder. The system frees a lock when its holder ends, however it ends."""
+"""A lock, with which one process at a time works in a folder.
+
+The system frees a lock when its holder ends, however it ends.
+"""
 
 import fcntl
 import os
@@ -11,7 +14,7 @@ from sage_grpo.config import ConfigError
 
 
 def take(path: Path) -> int | None:
-    """The descriptor of a lock, to be closed; none: another process holds it."""
+    """Take a lock and return its descriptor, to be closed; None if another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR)
     try:
@@ -28,7 +31,7 @@ def take(path: Path) -> int | None:
 def locked(
     path: Path, refusal: str, *, patience: float = 0.0, waiting: Callable[[], None] = lambda: None
 ) -> Iterator[int]:
-    """The descriptor of the lock; processes that are given it hold it too.
+    """Hold a lock inside the block and yield its descriptor. Processes that are given it hold the lock too.
 
     Args:
         path: The file that stands for the lock; it stays.

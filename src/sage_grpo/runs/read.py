@@ -1,4 +1,4 @@
-"""A run folder as plain data: settings, columns of the log, samples, state."""
+"""Read a run folder as plain data: settings, columns of the log, samples, state."""
 
 import json
 import math
@@ -36,7 +36,7 @@ PLACES = {"run.out", "run.checkpoints", "tuning.conditions"}  # where files lie,
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What one folder tells; a value that is missing or not finite is nan."""
+    """The content of one run folder. In columns, a value that is missing or not finite is nan."""
 
     name: str
     folder: Path
@@ -82,13 +82,13 @@ class RunRecord:
 
     @cached_property
     def starts(self) -> list[float]:
-        """When each part began, as far as that was written down."""
+        """Return when each part of the run began, in seconds, as far as that was recorded."""
         moments = [moment(facts.get("started")) for facts in self.environments]
         return sorted(t for t in moments if math.isfinite(t))
 
     @cached_property
     def state(self) -> tuple[str, str]:
-        """One word for what became of it, and a sentence."""
+        """Return what became of the run, in one word and in a sentence."""
         reached = f"{self.iterations} of {self.wanted} iterations"
         if self.end.get("error"):
             return "failed", f"Failed after {reached}: {self.end['error']}"
@@ -106,7 +106,7 @@ class RunRecord:
 
 
 def flatten(values: Any, key: str = "") -> Settings:
-    """Nested settings by dotted key; lists of mappings by their places, other lists as they are."""
+    """Return nested settings by dotted key: lists of mappings by their places, other lists as they are."""
     if isinstance(values, Mapping) and (values or not key):
         return {k: v for name, part in values.items() for k, v in flatten(part, f"{key}.{name}".strip(".")).items()}
     if isinstance(values, list) and values and all(isinstance(part, Mapping) for part in values):
@@ -129,7 +129,7 @@ def when(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """12 s, 3.4 min, 5.6 h."""
+    """Format seconds as text, such as 12 s, 3.4 min or 5.6 h."""
     size, unit = next((s, u) for s, u in ((3600, "h"), (60, "min"), (1, "s")) if seconds >= s or s == 1)
     return f"{seconds / size:.0f} {unit}" if unit == "s" else f"{seconds / size:.1f} {unit}"
 
@@ -142,7 +142,10 @@ def current_metric(name: str) -> str:
 
 
 def read_log(path: Path) -> tuple[Column, Column, dict[str, Column], int]:
-    """Steps, times, columns and how many lines were torn; of a step that is there twice, the last."""
+    """Return steps, times and columns of a log, and how many lines were torn.
+
+    All arrays are (steps,). If a step is there twice, the last counts.
+    """
     rows: dict[int, dict[str, Any]] = {}
     torn = 0
     for line in path.read_bytes().splitlines() if path.is_file() else []:
@@ -175,7 +178,13 @@ def read_json(path: Path) -> Any:
 
 
 def read_recipe(path: Path) -> tuple[Settings, str]:
-    """As it stands there: a run of another version may have other keys."""
+    """Return the settings of a recipe by dotted key, and its text.
+
+    Keys are not checked, because a run of another version may have other keys. Renamed keys have today's names.
+
+    Raises:
+        ConfigError: The file is damaged.
+    """
     try:
         text = path.read_text(encoding="utf-8")
         values = read_yaml(text)
@@ -191,7 +200,7 @@ def read_recipe(path: Path) -> tuple[Settings, str]:
 
 
 def read_samples(folder: RunFolder) -> tuple[dict[int, list[Path]], list[str]]:
-    """Videos by iteration, and the prompts of the newest."""
+    """Return the sample videos by iteration, and the prompts of the newest."""
     by_iteration = {}
     prompts: list[str] = []
     for iteration, sample in folder.samples().items():
@@ -204,7 +213,16 @@ def read_samples(folder: RunFolder) -> tuple[dict[int, list[Path]], list[str]]:
 
 
 def read_run(folder: Path, name: str = "", now: float | None = None) -> RunRecord:
-    """Everything of a run folder, wherever it lies now; `now` is the time of the report."""
+    """Read everything in a run folder, which may have been moved since the run.
+
+    Args:
+        folder: The run folder.
+        name: Name of the run in reports; by default that of the folder.
+        now: Time of the report, in seconds; by default the current time.
+
+    Raises:
+        ConfigError: The folder is not a run, or its recipe is damaged.
+    """
     check(folder)
     files = RunFolder(folder)
     recipes = [read_recipe(path) for path in files.parts(RECIPE)]
@@ -231,7 +249,7 @@ def read_run(folder: Path, name: str = "", now: float | None = None) -> RunRecor
 
 
 def check(folder: Path) -> None:
-    """Whether this is a run; if not, where one is."""
+    """Refuse a folder that is not a run, and say where one is."""
     if RunFolder(folder).exists:
         return
     inside = [str(path) for path in nearby(folder)]
@@ -251,13 +269,16 @@ def check(folder: Path) -> None:
 
 
 def nearby(folder: Path) -> Iterator[Path]:
-    """A few of the runs directly inside a folder."""
+    """Yield a few of the runs directly inside a folder."""
     recipes = sorted(folder.glob(f"*/{RECIPE}")) if folder.is_dir() else []
     yield from (path.parent for path in recipes[:8])
 
 
 def read_runs(folders: Sequence[Path], now: float | None = None, emit: EmitProgress = no_count) -> list[RunRecord]:
-    """Each with a name of its own: the folder's, with as many of those above it as tell them apart."""
+    """Read several runs and give each a name of its own.
+
+    This is the name of its folder, with as many of those above it as tell the runs apart.
+    """
     paths = [folder.resolve() for folder in folders]
     for i, path in enumerate(paths):
         if path in paths[:i]:

@@ -1,4 +1,4 @@
-"""What travels with results names no person and no secret. Without torch, for whoever shows a run."""
+"""Remove the names of people and secrets from what is shown of a run. Nothing here needs torch."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,10 @@ OPTION = re.compile(r"-{0,2}[\w.-]+")
 
 
 def clean_command(arguments: Sequence[str]) -> list[str]:
-    """A command line fit to be shown: secrets hidden, home folders as ~, the program by its name only."""
+    """Return a command line that is fit to be shown.
+
+    Secrets are hidden, home folders are ~, and the program has its name only.
+    """
     out: list[str] = []
     hide_next = False
     for argument in arguments:
@@ -55,7 +58,10 @@ def clean_command(arguments: Sequence[str]) -> list[str]:
 
 
 def clean_settings(value: Any, key: str = "") -> Any:
-    """Settings fit to be shown: what a key calls a secret is hidden, and what looks like one."""
+    """Return settings that are fit to be shown.
+
+    A value is hidden if its key names a secret, or if it looks like one.
+    """
     if _is_secret(key) and value is not None and not isinstance(value, bool):
         is_count = COUNT.search(key) and isinstance(value, int | float)
         return value if is_count else HIDDEN
@@ -71,12 +77,12 @@ def clean_settings(value: Any, key: str = "") -> Any:
 
 
 def clean_recipe(text: str) -> str:
-    """A recipe fit to be shown."""
+    """Return the text of a recipe with secrets hidden and home folders as ~."""
     return _clean_yaml(text, flow=False)
 
 
 def clean_text(text: str) -> str:
-    """A sentence fit to be shown: secrets hidden, home folders as ~."""
+    """Return a text with secrets hidden and home folders as ~."""
     home = str(Path.home())
     text = PAIR.sub(_hide, LINE.sub(_hide, VALUE.sub(HIDDEN, text)))
     text = text.replace(home, "~") if len(home) > 1 else text  # "/" as home is no one's name
@@ -96,7 +102,7 @@ def _hide(found: re.Match[str]) -> str:
 
 
 def _clean_yaml(text: str, *, flow: bool) -> str:
-    """As it stands where nothing in it is secret."""
+    """Return YAML with secrets hidden. Its layout is kept where nothing in it is secret."""
     try:
         values = read_yaml(text)
     except YamlError:

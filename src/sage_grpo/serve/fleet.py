@@ -31,7 +31,7 @@ PATIENCE = "60"  # seconds in which a proxy must be ready; Ray's own 5 end it ag
 
 
 class FleetError(UserError, RuntimeError):
-    """The fleet cannot be started."""
+    """Raised when the fleet cannot be started."""
 
 
 def limits_of(config: FleetConfig) -> Limits:
@@ -43,7 +43,7 @@ def deployment_name(kind: str) -> str:
 
 
 def scorer_deployment(entry: ScorerConfig, config: FleetConfig) -> Any:
-    """Replicas of one scorer, each of which puts requests together into calls."""
+    """Return the deployment of one scorer. Each of its replicas puts requests together into calls."""
 
     class Replica:
         def __init__(self) -> None:
@@ -85,7 +85,7 @@ def scorer_deployment(entry: ScorerConfig, config: FleetConfig) -> Any:
 
 
 def is_gone(error: Exception) -> bool:
-    """Whether a replica died or has no room, which is not the request's fault; else the scorer itself failed."""
+    """Return whether a replica died or has no room, which is not the request's fault; else the scorer itself failed."""
     gone = (RayActorError, BackPressureError, DeploymentUnavailableError)
     return isinstance(error, gone) and not isinstance(error, RayTaskError)
 
@@ -100,7 +100,10 @@ async def call(method: Any, *arguments: Any) -> Any:
 
 
 def gate_deployment(config: FleetConfig, token: str) -> Any:
-    """The HTTP side, with every scorer behind it."""
+    """Return the deployment of the gate, which answers HTTP, with every scorer behind it.
+
+    `token` is the fingerprint of the token.
+    """
     scorers = {entry.type: scorer_deployment(entry, config) for entry in config.scorers}
     limits, seconds, types = limits_of(config), config.seconds, list(scorers)
 
@@ -136,7 +139,7 @@ def looking(handle: Any) -> LooksAt:
 
 
 def check(config: FleetConfig) -> str:
-    """Refuse what cannot run before anything is started; the token's fingerprint."""
+    """Refuse a fleet that cannot run, before anything is started. Return the token's fingerprint."""
     types = [entry.type for entry in config.scorers]
     twice = {name for name in types if types.count(name) > 1}
     if twice:
@@ -153,7 +156,7 @@ def check(config: FleetConfig) -> str:
 
 
 def start(config: FleetConfig, address: str | None = None) -> str:
-    """Start it here or on the Ray cluster at `address`, and wait until it answers; its URL."""
+    """Start the fleet here or on the Ray cluster at `address`, wait until it answers, and return its URL."""
     token = check(config)
     if address is None:
         check_port(config)
@@ -220,7 +223,7 @@ def check_port(config: FleetConfig) -> None:
 
 
 def check_room(config: FleetConfig) -> None:
-    """Ray would wait for ever for what the cluster does not have."""
+    """Refuse scorers for which the cluster has no room: Ray would wait for ever."""
     has = ray.cluster_resources()
     for kind, field in (("CPU", "cpus"), ("GPU", "gpus")):
         needed = sum(getattr(entry, field) * entry.replicas for entry in config.scorers)
@@ -232,7 +235,7 @@ def check_room(config: FleetConfig) -> None:
 
 
 def _last_words() -> str:
-    """What a scorer that could not be made said: its error is the last line of a trace."""
+    """Return what a scorer that could not be made said: its error is the last line of a trace."""
     for name, state in serve.status().applications[APPLICATION].deployments.items():
         errors = [line for line in state.message.splitlines() if re.match(r"[\w.]+: ", line)]
         if state.status == "DEPLOY_FAILED" and errors:
@@ -242,13 +245,13 @@ def _last_words() -> str:
 
 
 def replicas() -> dict[str, int]:
-    """How many of each scorer are up."""
+    """Return the number of running replicas of each deployment."""
     states = serve.status().applications[APPLICATION].deployments
     return {name: int(state.replica_states.get("RUNNING", 0)) for name, state in states.items()}
 
 
 def stop(address: str | None = None) -> None:
-    """On a cluster of others only the scorers end."""
+    """Stop the fleet. On a Ray cluster at `address` only the fleet ends, and the cluster stays."""
     if address is not None and ray.is_initialized():
         serve.delete(APPLICATION)
     ray.shutdown()

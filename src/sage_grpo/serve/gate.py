@@ -23,7 +23,7 @@ LooksAt = Callable[[int], Awaitable[Sequence[int] | None]]  # frames of a video 
 
 
 class Busy(RuntimeError):
-    """Nobody can score now; asking again may help."""
+    """Raised when no scorer can answer now; another try may help."""
 
 
 class Refused(Exception):
@@ -33,7 +33,7 @@ class Refused(Exception):
 
 
 def fingerprint(token: str) -> str:
-    """What a gate knows of the token."""
+    """Return the hash of a token, which is all that a gate knows of it."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -53,7 +53,10 @@ class ScorerEndpoint:
 
 
 class Gate:
-    """`find` tells the scorers by name; it is asked with the first request, when they are up."""
+    """The HTTP application in front of a fleet's scorers.
+
+    `find` returns the scorers by name; it is called with the first request, when they are up.
+    """
 
     def __init__(
         self, token: str, limits: Limits, seconds: float, find: Callable[[], Awaitable[Mapping[str, ScorerEndpoint]]]
@@ -124,7 +127,7 @@ class Gate:
         return Response(pack_answer(scores, names, ids), media_type="application/octet-stream")
 
     async def read(self, request: Request) -> bytes:
-        """No more than is allowed, whatever the header says."""
+        """Return the body of a request. Refuse more bytes than are allowed, whatever the header says."""
         most = int(self.limits.megabytes * 1e6)
         length = request.headers.get("content-length", "0")
         if not length.isdigit() or int(length) > most:

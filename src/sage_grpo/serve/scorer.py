@@ -17,7 +17,7 @@ SICK = 5  # calls in a row that failed
 
 
 class WrongScores(RuntimeError):
-    """The scorer gave something that cannot be assigned to the videos."""
+    """Raised when the scorer returns something that cannot be assigned to the videos."""
 
 
 def _shape(videos: Videos) -> tuple[Any, ...]:
@@ -26,7 +26,7 @@ def _shape(videos: Videos) -> tuple[Any, ...]:
 
 
 class Scorer:
-    """Scores several requests in one call. What fails for one of them is that one's error, not the others'."""
+    """A scorer that takes several requests in one call. If one of them fails, only that one gets the error."""
 
     def __init__(self, reward: Reward, batch: int, seconds: float, limits: Limits | None = None) -> None:
         self.reward, self.batch, self.seconds, self.limits = reward, batch, seconds, limits or Limits()
@@ -36,14 +36,17 @@ class Scorer:
         self._since: float | None = None  # when the call under way began
 
     def frame_indices(self, frames: int) -> Sequence[int] | None:
-        """All, where it cannot say: what is wrong shows when it scores."""
+        """Return the indices of the frames that the scorer needs of so many, or None for all.
+
+        It is None where the scorer cannot say: what is wrong shows when it scores.
+        """
         try:
             return self.reward.frame_indices(frames)
         except Exception:
             return None
 
     def answer(self, requests: Sequence[bytes]) -> list[bytes | Exception]:
-        """In their order; an exception where there is no answer."""
+        """Score requests, and return their answers in the same order; an exception where there is no answer."""
         self._since = time.monotonic()
         try:
             read = [unpack_request(request, self.limits) for request in requests]
@@ -61,7 +64,7 @@ class Scorer:
         ]
 
     def _calls(self, shapes: Sequence[tuple[Any, ...]]) -> list[list[int]]:
-        """Which requests are scored together: videos of one size, sound and rate, up to `batch` of them."""
+        """Return which requests are scored together: videos of one size, sound and rate, up to `batch` of them."""
         if self.groupwise:
             return [[i] for i in range(len(shapes))]
         calls: list[list[int]] = []
@@ -98,7 +101,7 @@ class Scorer:
         return scores.on_host()
 
     def check_health(self) -> None:
-        """Raise if a fresh process would do better."""
+        """Raise if a fresh process would do better: many requests in a row failed, or a call takes too long."""
         if self._failures >= SICK:
             raise RuntimeError(f"{self._failures} requests in a row failed")
         since = self._since

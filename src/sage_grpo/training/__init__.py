@@ -1,1 +1,1 @@
-"""Training: the trainer a user meets, what builds a recipe's objects, what hangs on a run."""
+"""Training: the trainer, the functions that build a recipe's objects, and the callbacks of a run."""

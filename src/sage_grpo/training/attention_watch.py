@@ -1,6 +1,7 @@
-"""Which attention kernel really runs: seen in the first pass of a run, not read from its settings."""
+"""A watch on the attention kernel that really runs: seen in a run's first pass, not read from its settings."""
 
 # mypy: disable-error-code="no-untyped-call"
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,13 +21,13 @@ KERNELS = {  # by a part of an operation's name
 
 
 def kernel_named(operation: str) -> str | None:
-    """Return the kernel behind an operation such as `aten._scaled_dot_product_flash_attention`; none if it is none."""
+    """Return the name of the kernel behind an operation such as `aten._scaled_dot_product_flash_attention`, or None."""
     found = next((kernel for part, kernel in KERNELS.items() if part in operation), None)
     return "torch's kernel for CPUs" if found and operation.endswith("for_cpu") else found
 
 
 class AttentionWatch(TorchDispatchMode):
-    """Notes the kernel of every attention and the shape of its query, (batch, heads, tokens, width)."""
+    """A record of the attention kernels that run, with the largest query of each, (batch, heads, tokens, width)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +35,7 @@ class AttentionWatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if (kernel := kernel_named(f"{func.namespace}.{func._overloadpacket.__name__}")) and args:
-            self.seen[kernel] = max(self.seen.get(kernel, ()), tuple(args[0].shape))
+            self.seen[kernel] = max(self.seen.get(kernel, (0,)), tuple(args[0].shape), key=math.prod)
         return func(*args, **(kwargs or {}))
 
     @property
@@ -44,7 +45,7 @@ class AttentionWatch(TorchDispatchMode):
 
 
 def watch_first_pass(module: nn.Module, emit: Callable[[str], None]) -> None:
-    """Tell which attention kernels the first forward pass of a model uses; later passes are not touched."""
+    """Watch the first forward pass and `emit` a sentence about its attention kernels; later passes are not touched."""
     hooks: list[Any] = []
     watch = AttentionWatch()
 

@@ -1,4 +1,4 @@
-"""From a recipe to objects."""
+"""Functions that check the names in a recipe and build its objects: model, rewards, monitors and prompts."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -26,17 +26,17 @@ from sage_grpo.weights.prepare import initial_weights, prepare, reserve_copies, 
 
 
 def refuse_unknown(names: Iterable[str], known: set[str], sentence: str) -> None:
-    """`sentence` has a place for the name."""
+    """Raise a ConfigError for the first name that is not known. Its message is `sentence`, with the name at `{}`."""
     for name in names:
         if name not in known:
             raise ConfigError(f"{sentence.format(name)}; {did_you_mean(name, known)}")
 
 
 def check_names(config: RecipeConfig, *, model: bool = True, rewards: bool = True) -> None:
-    """Whether every name in the recipe stands for something, before anything is loaded.
+    """Refuse a recipe that names something unknown or has no rewards, before any weights are loaded.
 
-    What is built in is not imported, for its libraries may be on another machine. `model` and `rewards` are false
-    where objects were given in their place.
+    Built-in models and rewards are not imported, because their libraries may be on another machine. Set `model` or
+    `rewards` to False where objects were given in their place.
     """
     registry.load_plugins(config)
     refuse_unknown([config.sampling.kernel], set(KERNELS), "sampling.kernel: there is no kernel {!r}")
@@ -52,7 +52,7 @@ def check_names(config: RecipeConfig, *, model: bool = True, rewards: bool = Tru
 
 
 def model_settings(config: ModelConfig) -> dict[str, Any]:
-    """What the recipe says of the model, without what it leaves to it."""
+    """Return the model's settings and options that the recipe sets, by name. Those left to the model are not there."""
     settings = config.model_dump(exclude={"type", "path", "options"}, exclude_none=True)
     return settings | dict(config.options)
 
@@ -64,8 +64,8 @@ def build_model(
 
     Args:
         config: The recipe.
-        processes: Those that share the work; none means that this process is alone.
-        without_encoders: A model that can leaves its encoders out until a prompt is not stored.
+        processes: The processes that share the run; None for a single process.
+        without_encoders: Load no encoders until a prompt is not stored, if the model supports that.
     """
     registry.load_plugins(config)
     model = load_model(config, processes, without_encoders=without_encoders)  # 1. load
@@ -78,7 +78,7 @@ def build_model(
 
 
 def load_model(config: RecipeConfig, processes: Processes | None, *, without_encoders: bool) -> VideoModel:
-    """Return the recipe's model as its checkpoint has it; with several processes, weights stay empty if they can."""
+    """Load the recipe's model from its checkpoint. With several processes, weights stay empty if the model allows."""
     factory = resolve_model(config.model.type)
     settings, load = model_settings(config.model), getattr(factory, "from_pretrained", factory)
     known = accepted(factory, load)
@@ -108,7 +108,10 @@ def as_model(model: Any) -> VideoModel:
 
 
 def outline_model(config: RecipeConfig) -> VideoModel:
-    """The recipe's model, prepared but not yet cut: where it comes from diffusers, at full size without weights."""
+    """Return the recipe's model at full size, prepared for training but not sharded.
+
+    A resizable model, such as those of diffusers, has no weights. Any other is built with them.
+    """
     untouched = {"compile": None, "attention": None}  # they need the device, and change no size
     config = config.model_copy(update={"tuning": config.tuning.model_copy(update=untouched)})
     factory = resolve_model(config.model.type)
@@ -123,7 +126,7 @@ def outline_model(config: RecipeConfig) -> VideoModel:
 
 
 def share(model: VideoModel, config: RecipeConfig, processes: Processes) -> None:
-    """Share videos and weights among processes; the copies that the run will keep are sharded as well."""
+    """Divide videos and weights among processes. The copies that the run will keep are sharded as well."""
     if processes.sp:
         share_video(model, config, processes.sp)
     reserve_copies(model, copies_of(config))
@@ -134,31 +137,34 @@ def share(model: VideoModel, config: RecipeConfig, processes: Processes) -> None
 
 
 def share_video(model: VideoModel, config: RecipeConfig, sp: SequenceParallel) -> None:
-    """Let the processes of a video have its tokens or heads in parts."""
+    """Divide the tokens and heads of each video among the processes that share it."""
     if config.parallel.ring > 1 and sp.device == HOST:
         raise ConfigError("parallel.ring: attention on the CPU cannot go round a ring; use parallel.ring=1")
     model.share_sequence(sp)
 
 
 def copies_of(config: RecipeConfig) -> list[str]:
-    """Names of the copies of the trained weights that a run keeps."""
+    """Return the names of the copies of the trained weights that a run keeps: anchor, old policy, average."""
     copies = [ANCHOR] if config.kl.anchor != "none" else []
     copies += [OLD] if chosen_objective(config).averages else []
     return [*copies, EMA] if config.optimizer.ema else copies
 
 
 def resizable(factory: Any) -> bool:
-    """Whether what a recipe names as its model can be made tiny, or whole without weights."""
+    """Return whether a model's factory can make it at toy size, and at full size without weights."""
     return isinstance(factory, type) and issubclass(factory, VideoModel) and factory.resizable
 
 
 def accepted(factory: Any, load: Any) -> set[str]:
-    """Keywords that a model takes from `options`."""
+    """Return the names of the settings that a model's loader and constructors accept, except for its path."""
     return set(parameters(factory, load)) - {"pipe", "path", "directory"}
 
 
 def parameters(factory: Any, load: Any) -> dict[str, inspect.Parameter]:
-    """Those of its loader and, if that passes others on, of its constructors, the nearest first."""
+    """Return the parameters of a loader by name, and those of the factory's constructors if it passes keywords on.
+
+    Where several have a parameter of one name, the loader's comes first, then that of the nearest class.
+    """
     available = dict(inspect.signature(load).parameters)
     if any(p.kind is p.VAR_KEYWORD for p in available.values()) and isinstance(factory, type):
         for parent in factory.__mro__:
@@ -187,7 +193,7 @@ def _refuse_no_rewards(config: RecipeConfig) -> None:
 
 
 def build_rewards(config: RecipeConfig) -> tuple[Reward, tuple[float, ...]]:
-    """All rewards of the recipe as one, with a weight for each of its scores."""
+    """Return all rewards of the recipe as one, and the weight of each score. Refuse those that may only be monitors."""
     _refuse_no_rewards(config)
     for entry in config.rewards:
         reward = resolve_reward(entry.type)
@@ -210,7 +216,7 @@ def _makes_reward(factory: Any) -> bool:
 
 
 def find_reward(entry: RewardConfig) -> Any:
-    """What makes it, with its options checked: nothing is loaded yet."""
+    """Return the class or function that a reward entry names, with its options checked. It is not called yet."""
     factory = resolve_reward(entry.type)
     if entry.type in registry.rewards():  # those of outside packages know their own options
         refuse_unknown(
@@ -232,7 +238,7 @@ def find_reward(entry: RewardConfig) -> Any:
 
 
 def reward_weights(entry: RewardConfig, reward: Reward) -> list[float]:
-    """One for each of its scores."""
+    """Return the weights of a reward's scores, in the order of `reward.names`; 1 where the recipe gives none."""
     weights = entry.weights
     if isinstance(weights, str):
         if weights not in reward.presets:
@@ -248,7 +254,7 @@ def reward_weights(entry: RewardConfig, reward: Reward) -> list[float]:
 
 
 def build_monitors(config: RecipeConfig) -> Reward | None:
-    """What judges the sample videos and is not trained on."""
+    """Return the scorers of the sample videos as one reward, or None. They are not trained on."""
     parts = [build_reward(entry) for entry in config.monitors]
     for entry in config.monitors:
         if entry.weights:
@@ -259,19 +265,19 @@ def build_monitors(config: RecipeConfig) -> Reward | None:
 
 
 def model_class(name: str) -> type[VideoModel]:
-    """The class that a recipe names as its model; of a function that makes one, the contract alone is known."""
+    """Return the class that a recipe names as its model, or the base class `VideoModel` where it names a function."""
     factory = resolve_model(name)
     known = isinstance(factory, type) and issubclass(factory, VideoModel)
     return factory if known else VideoModel
 
 
 def own_prompts(name: str) -> list[str]:
-    """Those of the world that a model is made for; its class is asked, no weights are loaded."""
+    """Return all prompts of the made-up world that a model is for, or an empty list. No weights are loaded."""
     return list(model_class(name).own_prompts())
 
 
 def build_prompts(config: RecipeConfig, source: Any = None) -> PromptSource:
-    """From what was passed, the recipe's file, or the model's own list."""
+    """Return the prompts of `source` if it is given, else of the recipe's file, else the model's own."""
     chosen = source if source is not None else config.prompts.path
     if isinstance(chosen, Prompts):
         return chosen

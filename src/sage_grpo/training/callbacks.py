@@ -1,4 +1,4 @@
-"""What hangs on a run: averaged weights, logs, sample videos, checkpoints."""
+"""Callbacks of a run: averaged weights, logs, sample videos, stops and checkpoints."""
 
 import math
 import time
@@ -24,7 +24,7 @@ PER_STEP = {"ratio": "ratio", "clip_frac": "clip_frac", "gradient": "gradient_ra
 
 
 def averaged(loop: Loop) -> AbstractContextManager[object]:
-    """The averaged weights if the run keeps them, else its last ones."""
+    """Return a context with the averaged weights in place if the run keeps them, else with the current ones."""
     return loop.bank.using(EMA) if EMA in loop.bank else nullcontext()
 
 
@@ -42,7 +42,7 @@ class WeightAverage(Callback):
 
 
 class Clock(Callback):
-    """When an iteration began. Placed last: it begins when all has been done about the one before."""
+    """The time at which the current iteration began. Placed last, when all callbacks are done with the one before."""
 
     def __init__(self) -> None:
         self.began, self.wait_seconds = time.perf_counter(), 0.0
@@ -58,7 +58,7 @@ PHASES = ("rollout", "score", "update")  # of an iteration; the log has the seco
 
 
 class Log(Callback):
-    """Metrics, per-timestep series and seconds a phase to all trackers."""
+    """A callback that writes metrics, per-timestep series and seconds per phase to all trackers."""
 
     def __init__(self, trackers: Sequence[Tracker], names: Sequence[str], clock: Clock | None = None) -> None:
         self.trackers, self.names, self.clock = trackers, names, clock or Clock()
@@ -97,7 +97,7 @@ class Log(Callback):
 
 
 class Samples(Callback):
-    """Videos at fixed seeds, so that what changes is the policy."""
+    """A callback that makes sample videos at fixed seeds, so that only the policy changes between them."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Samples(Callback):
             metrics |= self.write(loop)
 
     def write(self, loop: Loop) -> Metrics:
-        """The videos, and what the monitors say of them."""
+        """Make and write the sample videos, and return their mean scores by the monitors, if any, as `held_out/…`."""
         run = self.config.run
         prompts = [prompt for prompt in loop.prompts(0, run.samples) for _ in range(run.samples_each)]
         mine = rank_indices(len(prompts), loop.comm)
@@ -151,7 +151,10 @@ class Samples(Callback):
 
 
 class CollectiveStop(Callback):
-    """If one process is asked to stop, all of them stop after the same iteration: a request waits for the next talk."""
+    """A callback that stops all processes after the same iteration once one of them receives a request to stop.
+
+    Requests are exchanged at the start and after each iteration.
+    """
 
     def __init__(self) -> None:
         self.request: str | None = None  # as a signal leaves it, at any moment
@@ -166,7 +169,7 @@ class CollectiveStop(Callback):
 
 
 class Save(Callback):
-    """A checkpoint every few iterations, and when the run ends or is interrupted."""
+    """A callback that saves a checkpoint every few iterations, and when the run ends or is interrupted."""
 
     def __init__(
         self, save: Callable[[int, Mapping[str, Any]], object], config: RecipeConfig, parts: Mapping[str, Any]

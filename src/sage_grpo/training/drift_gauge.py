@@ -1,7 +1,7 @@
-"""The drift gauge: what a run does to its videos that the reward does not show. For any model.
+"""The drift gauge measures what a run does to its videos that the reward does not show. It works for any model.
 
-Everything is measured on the policy's own rollouts. The first measurement of a run, before any update, is the base
-model on its own samples: all later ones are relative to it.
+Everything is measured on the policy's own rollouts. The first measurement, before any update, is that of the base model
+on its own samples. All later ones are relative to it.
 """
 
 import math
@@ -26,25 +26,33 @@ RATIOS, DIFFERENCES = ("base_error", "diversity", "motion", "loudness"), ("satur
 
 
 def initial_kl(policy: Trajectory, base: Trajectory, reduction: Reduction) -> float:
-    """KL(policy‖initial policy) over the points of one batch, with what each of them remembers there."""
+    """Return the mean KL(policy‖initial policy) over the points of a batch, from the velocities that both stored."""
     pairs = [(point, base.points[step]) for step, point in policy.points.items()]
     return sum(kl(a.stored, b.stored, a.k, reduction).mean().item() for a, b in pairs) / len(pairs)
 
 
 def noised_for_gauge(loop: Loop, trajectory: Trajectory) -> Trajectory:
-    """The videos of a batch with the same noise at every measurement."""
+    """Return a batch with points at the gauge's noise levels. Their noise is the same at every measurement."""
     keys: list[Key] = [("gauge", loop.config.seed, i) for i in range(len(trajectory.x0))]
     return renoise(loop.model, trajectory, NOISE_LEVELS, keys)
 
 
 def base_error(base: Trajectory) -> float:
-    """The frozen base model's flow-matching error on noised samples: large where they are not its own kind."""
+    """Return the frozen base model's mean squared flow-matching error on noised samples, from its velocities in `base`.
+
+    It is large where the samples are unlike the model's own.
+    """
     points = base.points.values()
     return sum((p.stored.float() - (p.noise - base.x0)).square().mean().item() for p in points) / len(points)
 
 
 def diversity(x0: Tensor, group: int) -> float:
-    """Mean distance of two rollouts of one prompt, per element."""
+    """Return the mean distance of two rollouts of one prompt, per element.
+
+    Args:
+        x0: Latents (B, …), ordered by prompt.
+        group: Rollouts per prompt. Where it does not divide B, all latents count as one group.
+    """
     flat = x0.flatten(1)
     groups = flat.view(-1, group, flat.shape[1]) if len(x0) % group == 0 else flat[None]
     distances = torch.cdist(groups, groups)
@@ -54,9 +62,10 @@ def diversity(x0: Tensor, group: int) -> float:
 
 
 def look(batches: Sequence[Tensor], comm: Comm | None = None) -> Metrics:
-    """Saturation, exposure and motion of uint8 frames (B, F, H, W, 3), where they are and one frame at a time.
+    """Return saturation, exposure and motion of uint8 frames (B, F, H, W, 3), in batches.
 
-    Processes that share a video have decoded different ones, and some of them perhaps none.
+    Frames stay on their device and are measured one at a time. Sums are merged over the processes that share a video,
+    because each of them decoded other videos, and some perhaps none.
     """
     ends, light, change = list[Tensor](), list[Tensor](), list[Tensor]()
     for videos in batches:
@@ -79,7 +88,7 @@ def look(batches: Sequence[Tensor], comm: Comm | None = None) -> Metrics:
 
 
 def listen(batches: Sequence[Videos], comm: Comm | None = None) -> Metrics:
-    """Loudness of the sound, and its share at full scale; nothing where there is none. Merged as in `look`."""
+    """Return the loudness of the sound and its share at full scale; empty without sound. Merged as in `look`."""
     clipped, power, count = 0.0, 0.0, 0
     for sound in (batch.sound for batch in batches if batch.sound is not None):
         clipped += (sound.abs() >= FULL_SCALE).count_nonzero().item()
@@ -95,10 +104,10 @@ def _total(parts: Sequence[Tensor]) -> float:
 
 
 def window_place(loop: Loop) -> int | None:
-    """Where this iteration's window begins; none where every prompt has its own.
+    """Return the first step of this iteration's window, or None where every prompt has a window of its own.
 
-    A late window leaves little room to differ and a short tail leaves noise, so rollouts compare with others of the
-    same window alone.
+    A late window leaves rollouts little room to differ, and a short tail leaves noise in them. So they are only
+    compared with rollouts of the same window.
     """
     return None if loop.config.sampling.window.per == "prompt" else loop.windows.starts(loop.iteration)[0]
 
@@ -142,12 +151,12 @@ class DriftGauge(Callback):
             self.latest = self.relative(raw) | {"kl_initial": raw["kl_initial"]}
 
     def relative(self, raw: Metrics) -> Metrics:
-        """Ratios to the start, and differences where a share of the range is meant."""
+        """Return measures as ratios to the first measurement, or as differences from it for those that are shares."""
         ratios = {k: raw[k] / max(self.base[k], 1e-12) for k in RATIOS if k in raw}
         return ratios | {k: raw[k] - self.base[k] for k in DIFFERENCES if k in raw}
 
     def check(self, now: Metrics) -> list[str]:
-        """Every limit that is crossed, in words."""
+        """Return a sentence for every limit that is crossed."""
         return [alarm.text for alarm in crossed(self.config, now)]
 
     def on_iteration(self, loop: Loop, metrics: Metrics) -> None:

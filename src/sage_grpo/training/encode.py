@@ -1,4 +1,4 @@
-"""Prompts are encoded before the run, dealt out among its processes: training then needs no encoders in memory."""
+"""Encoding of all prompts before a run, divided among its processes. Training then needs no encoders in memory."""
 
 import os
 from collections.abc import Callable
@@ -16,18 +16,18 @@ TURN = 16  # prompts of a process between two talks with the others: nobody wait
 
 
 def positions(config: RecipeConfig, prompts: Prompts) -> tuple[range, range]:
-    """Return the positions that training asks for, none twice, and those of the sample videos."""
+    """Return the positions of the prompts that training needs, none twice, and those of the sample videos."""
     asked = config.run.iterations * config.policy.prompts_per_iteration
     samples = config.run.samples if config.run.sample_every else 0
     return range(min(asked, len(prompts))), range(min(samples, len(prompts)))
 
 
 def shares(processes: Processes | None) -> list[tuple[int, int]]:
-    """Return what this process takes of the work, as first and step, in two rounds.
+    """Return which prompts this process takes in each round, as (first, step).
 
-    The first is among all processes. The second is among those of each node, which encode what is not there: nothing
-    if the nodes share the folder, else what other nodes have made. A launcher that does not count the processes of a
-    node lets each look at everything.
+    The first round divides them among all processes. The second, if there are several nodes, divides them among those
+    of each node, which encode what their folder lacks. That is nothing if the nodes share the folder, else what other
+    nodes have made. If the launcher does not count the processes of a node, each process looks at everything.
     """
     if processes is None:
         return [(0, 1)]
@@ -45,10 +45,10 @@ def encode_ahead(
     mark: Callable[[str], None],
     console: Console,
 ) -> None:
-    """Encode and store what `model` lacks of a run's prompts; returns when all processes have done so.
+    """Encode and store the prompts of a run that `model` lacks, and return when all processes have done so.
 
-    Encoders are loaded by the processes that find something to encode, and let go in the end. `mark` hears of every
-    prompt, for a watchdog.
+    Only a model whose encoders are left out needs this. The processes that find something to encode load the encoders,
+    and release them at the end. `mark` is called for every prompt, to show a watchdog that work continues.
     """
     if model.left_out is None:
         return

@@ -1,4 +1,4 @@
-"""What a run ran on. The record travels with results, so it names neither a person nor a machine."""
+"""A record of what a run ran on. It travels with results, so it names neither a person nor a machine."""
 
 import os
 import platform
@@ -34,7 +34,10 @@ PACKAGES = (
 
 
 def describe_environment() -> dict[str, Any]:
-    """JSON-ready. No environment variables, no tokens, no user or host name."""
+    """Return versions, devices, commit, command and start time of this process, ready for JSON.
+
+    The record has no tokens, no user or host name, and no environment variable except the allocator's.
+    """
     cuda = torch.cuda.is_available()
     return {
         "sage_grpo": __version__,
@@ -52,7 +55,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def _git_commit() -> str | None:
-    """Commit of the current folder, with "-dirty" after it if files differ from it; None outside of git."""
+    """Return the commit of the current folder, with "-dirty" after it if files differ from it; None outside of git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)

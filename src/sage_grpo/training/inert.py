@@ -1,4 +1,4 @@
-"""Terms of the loss that a recipe sets and that do nothing."""
+"""Notes about terms of the loss that a recipe sets but that have no effect."""
 
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.anchor import is_evaluated
@@ -6,7 +6,7 @@ from sage_grpo.core.objectives import chosen_objective
 
 
 def inert_terms(config: RecipeConfig) -> list[str]:
-    """Return a sentence for each term that has no effect, with what would give it one. They are no mistakes."""
+    """Return a sentence for each term without effect, with the setting that would give it one. They are no mistakes."""
     kl, policy, objective = config.kl, config.policy, chosen_objective(config, config.parallel.replicas)
     notes = []
     if not objective.renoised and (config.sampling.eta == 0 or config.sampling.kernel == "ode"):

@@ -1,4 +1,4 @@
-"""How far a run is: a live display on a terminal, a plain line now and then anywhere else."""
+"""The progress of a run: a live display on a terminal, a plain line every few seconds anywhere else."""
 
 import atexit
 import math
@@ -26,7 +26,7 @@ def _clock(seconds: float) -> str:
 
 
 def skipped(iteration: int, metrics: Metrics) -> str:
-    """Why the weights stay as they were."""
+    """Return the sentence that says why an iteration left the weights as they were."""
     failed = f"{metrics['reward/failed']:.0%} of its rewards failed"
     return f"iteration {iteration} trained nothing: {failed}, and no group has a difference among the others"
 
@@ -36,7 +36,10 @@ def _number(value: float | None, form: str) -> str:
 
 
 class ProgressCallback(Callback):
-    """Shown by the first process only. `on_end` gives the terminal back; so does leaving Python after an error."""
+    """The progress display of a run, shown by the first replica only.
+
+    `on_end` gives the terminal back. So does the exit of Python after an error.
+    """
 
     def __init__(self, total_iterations: int, rollouts_per_iteration: int, console: Console | None = None) -> None:
         self.total, self.rollouts, self.console = total_iterations, rollouts_per_iteration, console or Console()
@@ -103,7 +106,7 @@ class ProgressCallback(Callback):
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def phase(self) -> str:
-        """What the iteration is at, once that takes long enough to wonder."""
+        """Return the current phase and its time so far, or an empty text during its first seconds."""
         seconds = time.monotonic() - self._phase_began
         return f"{self._phase} {_clock(seconds)}" if self._phase and seconds >= LONG_PHASE else ""
 
@@ -118,7 +121,10 @@ class ProgressCallback(Callback):
         return f"{elapsed}, {_clock(left * pace - spent)} left"
 
     def numbers(self) -> str:
-        """At most 75 characters, whatever the values."""
+        """Return reward, KL, clip fraction and speed as text, empty before the first iteration ends.
+
+        It has at most 75 characters, whatever the values.
+        """
         if not self._recent:
             return ""
         reward, first = self._metrics.get("reward/mean"), self._first_reward

@@ -19,26 +19,29 @@ from sage_grpo.training.trackers import read_metrics
 
 @dataclass(frozen=True)
 class Work:
-    """What an iteration computes on all devices, and what one device could: both as planned."""
+    """The planned operations of an iteration on all devices, and the peak speed of one device."""
 
     flops: float
-    """Operations of an iteration, without recomputation."""
+    """Floating-point operations of an iteration, without recomputation."""
     peak: float
-    """FLOPs a second of one device, by its maker."""
+    """FLOPs per second of one device, as its maker states them."""
 
 
 @dataclass(frozen=True)
 class Past:
-    """What earlier parts of a run leave for its goodput."""
+    """The times of a run's earlier parts that its goodput needs."""
 
     began: float
-    """When its first part began, as `time.time()`."""
+    """When the first part began, as `time.time()`."""
     finished: float = 0.0
-    """Seconds of the phases of iterations that are still part of the run."""
+    """Seconds in the phases of logged iterations. Those that a resume repeats are no longer in the log."""
 
 
 def past_of(files: RunFolder) -> Past:
-    """Read the past from a run folder whose log and environment are in place; a kill before both leaves none."""
+    """Return the past of a run, read from the environment files and the log in its folder.
+
+    Read it once both are in place for the current part. A part killed before that leaves no past.
+    """
     starts = [moment(json.loads(path.read_text()).get("started")) for path in files.parts(ENVIRONMENT)]
     rows = read_metrics(files.log) if files.log.exists() else []
     finished = sum(row.get(f"seconds/{phase}") or 0.0 for row in rows for phase in PHASES)
@@ -46,15 +49,16 @@ def past_of(files: RunFolder) -> Past:
 
 
 def lateness(seconds: Tensor) -> tuple[float, int]:
-    """Return how many seconds the slowest process takes beyond the median of all (P,), and which one it is."""
+    """Return how many seconds the slowest process takes beyond the median, and its rank. `seconds` is (P,), by rank."""
     slowest = int(seconds.argmax())
     return float(seconds[slowest] - seconds.median()), slowest
 
 
 class Throughput(Callback):
-    """Adds `speed/…` to the metrics of an iteration, by one small message between hosts. Placed before the log.
+    """A callback that adds `speed/…` to the metrics of an iteration, with one small message between hosts.
 
-    `work` is asked until it answers: a plan takes a minute, and a run does not wait for it.
+    It must be placed before the log. `work` is called after each iteration until it returns a plan. Planning takes a
+    minute, and a run does not wait for it.
     """
 
     def __init__(
@@ -93,6 +97,6 @@ class Throughput(Callback):
             metrics["speed/mfu"] = self.planned.flops / (whole * len(rows) * self.planned.peak)
 
     def _everyone(self, mine: Sequence[float]) -> Tensor:
-        """Rows of all processes (P, N)."""
+        """Return the rows (P, N) of all processes, each with N numbers."""
         row = torch.tensor(mine, dtype=torch.float64)
         return self.processes.everyone(row) if self.processes else row[None]

@@ -1,4 +1,4 @@
-"""Where the numbers of a run go. A resumed run continues the same curves, without doubled steps."""
+"""Trackers that record the metrics of a run. A resumed run continues the same curves, without doubled steps."""
 
 import io
 import json
@@ -24,7 +24,7 @@ NAMES = ("jsonl", "tensorboard", "trackio", "wandb")
 
 
 class MissingExtra(UserError, ImportError):
-    """A tracker was asked for whose package is not installed."""
+    """Raised when a recipe names a tracker whose package is not installed."""
 
 
 class Tracker(Protocol):
@@ -46,7 +46,7 @@ def _need(package: str, module: str = "") -> Any:
 
 
 def _rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Every line with its content. A run killed in the middle of a line leaves that line torn: it is left out."""
+    """Yield every line of a log with its content. A last line that a kill left torn is left out."""
     lines = path.read_bytes().rstrip(b"\n").split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
@@ -62,14 +62,14 @@ def _rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a log, under today's names of metrics."""
+    """Return the rows of a log as dictionaries, under today's names of metrics."""
     return [{current_metric(key): value for key, value in row.items()} for _, row in _rows(path)]
 
 
 class JsonlTracker:
-    """One JSON object a line, readable during the run.
+    """A log with one JSON object per line, readable during the run.
 
-    An existing file is continued; lines from step `resume_at` on are dropped, for the run will make them again.
+    An existing file is continued. Its lines from step `resume_at` on are dropped, because the run makes them again.
     """
 
     def __init__(self, path: Path, resume_at: int | None = None) -> None:
@@ -88,7 +88,7 @@ class JsonlTracker:
         self._file.flush()
 
     def video(self, step: int, name: str, path: Path) -> None:
-        """Nothing to do: the video's file is its own record."""
+        """Do nothing: the video's file is its own record."""
 
     def close(self) -> None:
         self._file.close()
@@ -105,7 +105,7 @@ class TensorBoardTracker:
         self._writer.flush()
 
     def video(self, step: int, name: str, path: Path) -> None:
-        """As an animated GIF, which is what TensorBoard shows; `add_video` would need moviepy for the same."""
+        """Log a video as an animated GIF, which TensorBoard shows; `add_video` would need moviepy for the same."""
         first, *rest = [Image.fromarray(frame) for frame in read_mp4(path)]
         gif = io.BytesIO()
         first.save(gif, "GIF", save_all=True, append_images=rest, duration=round(1000 / frame_rate(path)), loop=0)
@@ -120,7 +120,7 @@ class TensorBoardTracker:
 
 
 def _run_id(folder: Path, package: str) -> str:
-    """The same for every start in this folder, different for every folder."""
+    """Return the identifier of a run: the same for every start in this folder, different for every folder."""
     path = folder / f"{package}_run_id"
     if not path.exists():
         atomic_write(path, secrets.token_hex(4).encode())
@@ -128,7 +128,7 @@ def _run_id(folder: Path, package: str) -> str:
 
 
 class WandbTracker:
-    """Online, offline or disabled as WANDB_MODE says. Steps that the run repeats after a resume, wandb drops."""
+    """A log in wandb: online, offline or disabled as WANDB_MODE says. wandb drops steps that a resume repeats."""
 
     def __init__(self, folder: Path, project: str, name: str, config: dict[str, Any]) -> None:
         self._wandb = _need("wandb")
@@ -153,7 +153,7 @@ class WandbTracker:
 
 
 class TrackioTracker:
-    """Local, in trackio's own store where `trackio show` looks, unless TRACKIO_SPACE_ID names a Space."""
+    """A log in trackio's own local store, where `trackio show` looks, unless TRACKIO_SPACE_ID names a Space."""
 
     def __init__(self, folder: Path, project: str, name: str, config: dict[str, Any]) -> None:
         self._trackio = _need("trackio")
@@ -180,7 +180,7 @@ class TrackioTracker:
 def make_trackers(
     names: Sequence[str], folder: Path, *, config: dict[str, Any], name: str, resume_at: int | None
 ) -> list[Tracker]:
-    """The trackers of a run, `metrics.jsonl` always first. Either all of them open or none stays open."""
+    """Return the trackers of a run, `metrics.jsonl` always first. If one cannot be opened, the others are closed."""
     for kind in names:
         if kind not in NAMES:
             raise ValueError(f"unknown tracker {kind!r}; {did_you_mean(kind, NAMES)}")

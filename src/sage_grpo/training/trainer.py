@@ -46,7 +46,7 @@ from sage_grpo.weights.prepare import make_bank, prepare
 
 @contextmanager
 def _stop_on_signal(stop: CollectiveStop) -> Iterator[None]:
-    """Ctrl-C, SIGTERM or SIGHUP finishes the iteration, saves and ends; a second Ctrl-C interrupts immediately.
+    """On Ctrl-C, SIGTERM or SIGHUP, finish the iteration, save and end; a second Ctrl-C interrupts immediately.
 
     A second SIGTERM does not: schedulers send it to all processes, and torchrun passes its own on to the same ones.
     A closed terminal sends SIGHUP, unless `nohup` had it ignored.
@@ -72,39 +72,39 @@ def _stop_on_signal(stop: CollectiveStop) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended."""
+    """The outcome of a run."""
 
     folder: Path
     """The run folder."""
     iterations: int
-    """That are done, those before a resume included."""
+    """Number of iterations that are done, those before a resume included."""
     first: Metrics
     """Metrics of the first iteration after the start or resume, such as `reward/mean`."""
     last: Metrics
     """Metrics of the last iteration."""
     seconds: float
-    """Since the start or resume."""
+    """Seconds since the start or resume."""
     stop_reason: str | None = None
-    """None if all iterations are done."""
+    """Why the run stopped early; None if all iterations are done."""
     alarms: list[str] = field(default_factory=list)
-    """Alarms of the drift gauge."""
+    """Sentences of the drift gauge about crossed limits."""
 
 
 class Trainer:
-    """A run: `Trainer(…).train()`. Everything may be given as an object or left to the recipe.
+    """A training run: `Trainer(…).train()`. Model, rewards and prompts are objects, or what the recipe names.
 
     Args:
         model: A `VideoModel`.
         rewards: `Reward`s, or plain functions `f(videos, prompts) → list of numbers`.
         config: A recipe as `RecipeConfig`, settings, path, or the name of a shipped one.
         prompts: A path, list of texts, `datasets` object or function.
-        callbacks: Told what happens as it happens.
-        console: Where progress and the summary go.
+        callbacks: Called at every event of the run, in this order.
+        console: Shows progress and the summary.
     """
 
     loop_type: ClassVar[type[Loop]] = Loop
     work: Callable[[], Work | None] | None = None
-    """What an iteration computes, for the MFU in the log; asked until it answers."""
+    """Returns the planned work of an iteration, for the MFU in the log. It is called until it returns some."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class Trainer:
     def _rewards(
         self, rewards: Sequence[Reward | Callable[..., Any]] | None, recipe: RecipeConfig
     ) -> tuple[Reward, RecipeConfig]:
-        """All of them as one, and the recipe with the weights of its own."""
+        """Return all rewards as one, and the recipe with the weights of the rewards that it names."""
         if rewards is not None:
             return CompositeReward([build.as_reward(reward) for reward in rewards]), recipe
         reward, weights = build.build_rewards(recipe)
@@ -193,7 +193,7 @@ class Trainer:
         return model
 
     def _check_groups(self) -> None:
-        """A reward that compares the videos of a prompt must get all of them in one process."""
+        """Refuse a layout where a reward compares the videos of a prompt, but no process has all of them."""
         world, group = self.loop.comm.num_replicas, self.config.policy.num_generations
         share = self.config.rollouts // world
         if self.reward.groupwise and share % group:
@@ -203,7 +203,7 @@ class Trainer:
             )
 
     def _check_samples(self) -> None:
-        """Sample videos of another size must be possible, before the first of them is made."""
+        """Refuse a size of sample videos that the model cannot make, before the first of them is made."""
         try:
             with self.model.resized(**self.config.run.sample_size if self.config.run.sample_every else {}):
                 pass
@@ -211,14 +211,17 @@ class Trainer:
             raise ConfigError(f"run.sample_frames, sample_height, sample_width: {error}") from error
 
     def train(self) -> Result:
-        """Continue from the newest checkpoint of the run folder, or start; Ctrl-C finishes the iteration and saves."""
+        """Train from the newest checkpoint of the run folder, or from the start, and return the outcome.
+
+        Ctrl-C finishes the iteration, saves a checkpoint and ends the run.
+        """
         watchdog = Watchdog(self.loop, self.folder, self.config.run.hang_minutes, self.processes)
         with self._alone(), watchdog.watching():
             return self._train(watchdog)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other run writes into the folder meanwhile. The first process asks, and all of them hear the answer."""
+        """Keep other runs out of the folder inside the block. The first process takes the lock and tells the others."""
         lock = take(self.files.lock) if self.main else None
         busy = self.main and lock is None
         if self.processes:
@@ -286,7 +289,7 @@ class Trainer:
         return result
 
     def _sharded(self, path: str) -> bool:
-        """Whether a tensor of the saved state is cut like the weights: these are, with their copies and moments."""
+        """Return whether a tensor of the saved state is sharded: weights, their copies and their moments are."""
         _, _, section, *rest = path.split("/")
         return section in ("bank", "optimizer") or (section == "model" and "/".join(rest) in self._parameters)
 
@@ -328,7 +331,7 @@ class Trainer:
         self.files.end.unlink(missing_ok=True)  # of the part before: this one has not ended
 
     def _end(self, error: str | None = None) -> None:
-        """How the run ended, for whoever finds the folder later; one without this was killed or still runs."""
+        """Write into the folder how the run ended. A run whose folder does not say so was killed or still runs."""
         facts = {"iteration": self.loop.iteration, "stop_reason": self.loop.stop_reason, "error": error}
         with suppress(OSError):  # a full disk is reported by what filled it
             if self.main:
@@ -343,7 +346,7 @@ def _check_places(config: RecipeConfig) -> None:
 
 
 def summarize(result: Result, config: RecipeConfig, console: Console) -> None:
-    """What a person wants to know when a run has ended."""
+    """Print the outcome of a run: iterations, rewards before and after, KL, the last alarms and the folder."""
     first, last = result.first, result.last
     done = f"{result.iterations} of {config.run.iterations} iterations in {result.seconds:.0f} s"
     console.print(f"\n[bold]{'Stopped: ' + result.stop_reason if result.stop_reason else 'Done'}[/] ({done})")

@@ -29,7 +29,10 @@ class Candidate:
 
 
 def parse(tried: Sequence[str]) -> dict[str, list[str]]:
-    """`optimizer.lr=1e-4,3e-4` as lists of values by key; commas inside brackets belong to a value."""
+    """Parse texts such as `optimizer.lr=1e-4,3e-4` into lists of values by key.
+
+    Commas inside brackets belong to a value.
+    """
     values: dict[str, list[str]] = {}
     for text in tried:
         key, sign, listed = text.partition("=")
@@ -42,7 +45,10 @@ def parse(tried: Sequence[str]) -> dict[str, list[str]]:
 
 
 def make_candidates(source: str | Path, overrides: Sequence[str], tried: Sequence[str]) -> list[Candidate]:
-    """All combinations, each checked as a recipe; without any to try, nine learning rates around the recipe's."""
+    """Return all combinations of the values to try, each checked as a recipe.
+
+    Without any to try, they are nine learning rates around the recipe's.
+    """
     base = load_recipe(source, list(overrides))
     load_plugins(base)
     values = parse(tried) or {RATE: [f"{base.optimizer.lr * factor:.2g}" for factor in AROUND]}

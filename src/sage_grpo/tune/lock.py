@@ -10,7 +10,10 @@ PATIENCE = 120.0  # seconds in which a run saves and ends
 
 
 def locked(folder: Path, emit: Emit, patience: float = PATIENCE) -> AbstractContextManager[int]:
-    """The descriptor of the lock. Runs keep it open, so that it outlives a search that is killed."""
+    """Lock the folder of a search inside the block. The block gets the descriptor of the lock.
+
+    Runs keep it open, so that it outlives a search that is killed.
+    """
     return lock.locked(
         folder / "lock",
         f"another search is running in {folder}; wait for it, or use another --out",

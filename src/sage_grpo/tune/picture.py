@@ -64,7 +64,7 @@ def _values(ax: Axes, found: Found, order: Sequence[Tried], colours: Mapping[str
 
 
 def number_of(row: Tried) -> float | None:
-    """The value of a candidate that differs in one number."""
+    """Return the value of a candidate that differs in one number, else None."""
     value = row.name.partition("=")[2]
     try:
         return float(value)
@@ -78,6 +78,6 @@ def rewards_of(row: Tried) -> list[float]:
 
 
 def smooth(values: Sequence[float]) -> np.ndarray:
-    """Means over what came before, so that a curve ends where the run does."""
+    """Return the means of each value and those before it, so that a curve ends where the run does."""
     width = max(1, round(len(values) * SMOOTH))
     return np.array([np.nanmean(values[max(0, i + 1 - width) : i + 1]) for i in range(len(values))])

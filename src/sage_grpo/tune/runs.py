@@ -24,12 +24,12 @@ from sage_grpo.tune.halving import tail_mean
 
 
 class Stopped(Exception):
-    """The search is to end; its runs have saved."""
+    """Raised when the search is to end; its runs have saved."""
 
 
 @dataclass
 class CandidateRun:
-    """One candidate's run, as far as it is."""
+    """The run of one candidate, as far as it has come."""
 
     name: str
     config: RecipeConfig
@@ -48,21 +48,27 @@ class CandidateRun:
         return read_metrics(self.files.log) if self.files.log.exists() else []
 
     def ended(self, iterations: int) -> bool:
-        """So many are done, and saved: one that is killed may have logged an iteration that it did not save."""
+        """Return whether so many iterations are done and saved.
+
+        A run that is killed may have logged an iteration that it did not save.
+        """
         return len(self.rows()) >= iterations and self.files.end.exists()
 
     def reward(self, iterations: int) -> float:
-        """What it had reached after so many; nan if it has not come so far."""
+        """Return the reward that the run had reached after so many iterations; NaN if it has not come so far."""
         rewards = [number(row.get("reward/mean")) for row in self.rows()[:iterations]]
         return tail_mean(rewards) if len(rewards) >= iterations else math.nan
 
     def seconds_per_pass(self) -> float:
-        """Without the first iteration, which warms up."""
+        """Return the median seconds of a pass, without the first iteration, which warms up."""
         seconds = [sum(number(row.get(f"seconds/{phase}")) for phase in PHASES) for row in self.rows()[1:]]
         return median(seconds) / self.passes_of_iteration
 
     def advance(self, iterations: int, stop: Event, lock: int, devices: Mapping[str, str] | None = None) -> None:
-        """Bring it to so many iterations, from wherever it is. A failure is written down, and ends only this run."""
+        """Train until so many iterations are done, from wherever the run is.
+
+        A failure is kept in `failure`, and ends only this run.
+        """
         if self.ended(iterations):
             return
         self.folder.mkdir(parents=True, exist_ok=True)

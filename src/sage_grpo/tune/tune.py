@@ -58,7 +58,7 @@ class Found:
     recipe: str
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, which has no nan."""
+        """Return the result as values for JSON, with None in place of NaN."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)), parse_constant=lambda name: None)
         return plain
 
@@ -78,7 +78,7 @@ class Search:
         return max(LEAST, round(rung.passes / self.runs[name].passes_of_iteration))
 
     def climb(self, names: list[str], rung: Rung) -> Scores:
-        """Bring the named runs to the end of a rung, and give up the others."""
+        """Bring the named runs to the end of a rung, and return their rewards. The others lose their checkpoints."""
         for name, run in self.runs.items():
             if name not in names:
                 run.forget_weights()
@@ -93,7 +93,10 @@ class Search:
         return scores
 
     def advance(self, goals: dict[str, int], what: str) -> None:
-        """Several at a time, as many as there are workers; raises what ends the search when all have saved."""
+        """Bring each run to its goal of iterations, as many at a time as there are workers.
+
+        What ends the search is raised when all have saved.
+        """
         total = sum(goals.values())
         with self.progress(what) as emit, ThreadPoolExecutor(self.workers) as pool:
             waiting = {pool.submit(self._advance, name, goal) for name, goal in goals.items()}
@@ -118,7 +121,10 @@ class Search:
             self.slots.put(devices)
 
     def seconds_per_pass(self) -> float:
-        """From a few iterations of the first candidate, which are the beginning of its run."""
+        """Return the seconds of a pass, from a few iterations of the first candidate.
+
+        They are the beginning of its run.
+        """
         run = next(iter(self.runs.values()))
         self.advance({run.name: TIMED}, "timing")
         if run.failure:
@@ -126,7 +132,7 @@ class Search:
         return run.seconds_per_pass()
 
     def outcome(self) -> list[Tried]:
-        """Those that went further first, and among them those with more reward."""
+        """Return what became of each candidate: those that went further first, then those with more reward."""
         tried = [
             Tried(
                 name=run.name,
@@ -143,7 +149,7 @@ class Search:
 
 
 def shared_devices(workers: int, config: RecipeConfig) -> list[dict[str, str]]:
-    """The environment of each run at a time: GPUs that no other has, of those that this process may use."""
+    """Return the environment of each worker: GPUs that no other worker has, of those that this process may use."""
     if choose_device(config.tuning.device) == HOST:
         return [{}] * workers
     count, processes = torch.accelerator.device_count(), config.parallel.processes
@@ -170,10 +176,9 @@ def tune(
     progress: Progress = no_progress,
     emit: Emit = lambda text: None,
 ) -> Found:
-    """Search, and write what was found into `folder`. The budget is of the whole search; none: the recipe's own run.
+    """Search for the best candidate, and write what was found into `folder`.
 
-    Raises:
-        ConfigError: If the recipe, a candidate or the budget is wrong, or the folder holds another search.
+    The budget is that of the whole search. Without one, the last run is as long as the recipe's own.
     """
     candidates = make_candidates(source, overrides, tried)
     runs = [CandidateRun(c.name, settings_of(source, overrides, c), folder / RUNS / c.folder) for c in candidates]
@@ -200,7 +205,7 @@ def tune(
 
 
 def checked(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """What an earlier call wrote down; another search is refused."""
+    """Return what an earlier call wrote into the folder, and refuse a folder with another search."""
     path = folder / SEARCH
     before: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     if before and any(before.get(key) != value for key, value in asked.items()):
@@ -209,7 +214,7 @@ def checked(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def whole_run(climbing: Search, iterations: int, passes: float | None, hours: float | None, keep: int) -> float:
-    """Passes of the run that wins."""
+    """Return the passes of the run that wins, within the budget in passes or hours."""
     runs = list(climbing.runs.values())
     if hours is not None:
         passes = hours * 3600 * climbing.workers / climbing.seconds_per_pass()
@@ -219,7 +224,7 @@ def whole_run(climbing: Search, iterations: int, passes: float | None, hours: fl
 
 
 def check_first(ladder: Sequence[Rung], runs: Sequence[CandidateRun], keep: int) -> None:
-    """The first rung must be long enough to tell candidates apart."""
+    """Refuse a budget whose first rung is too short to tell candidates apart."""
     longest = max(run.passes_of_iteration for run in runs)
     if ladder[0].passes < LEAST * longest:
         unit = rungs(len(runs), 1.0, keep)
@@ -232,7 +237,10 @@ def check_first(ladder: Sequence[Rung], runs: Sequence[CandidateRun], keep: int)
 
 @contextmanager
 def stopping() -> Iterator[Event]:
-    """SIGTERM ends a search as Ctrl-C does: its runs save first."""
+    """Let SIGTERM end a search inside the block as Ctrl-C does: its runs save first.
+
+    Yield the event that stops them.
+    """
     stop = Event()
     if current_thread() is not main_thread():
         yield stop

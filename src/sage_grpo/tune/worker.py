@@ -18,7 +18,7 @@ RECIPE = "recipe.yaml"
 
 
 class EndWithSearch(Callback):
-    """Saves and ends when the search that started it was killed."""
+    """A callback that saves and ends the run when the search that started it was killed."""
 
     def __init__(self, parent: int) -> None:
         self.parent = parent

@@ -1,1 +1,1 @@
-"""What of a model is trained and how it fits into memory: adapters, precision, recomputation, optimizers."""
+"""Which weights are trained and how they fit into memory: adapters, precision, recomputation, optimizers."""

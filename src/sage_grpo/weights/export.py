@@ -1,4 +1,4 @@
-"""Trained weights as others read them: adapters for diffusers and peft, or a whole checkpoint with them merged in."""
+"""Export of trained weights: adapters for diffusers and peft, or a whole checkpoint with them merged in."""
 
 import json
 from pathlib import Path
@@ -16,9 +16,12 @@ FILE = "pytorch_lora_weights.safetensors"  # where diffusers looks
 
 
 def export(model: VideoModel, folder: Path, *, merge: bool = False, dtype: torch.dtype | None = None) -> dict[str, Any]:
-    """Write `folder`; returns what it is, `lora` or `full`, and what survives of a merged update by precision.
+    """Write the trained weights into `folder`, and return what was written.
 
-    Merged layers are float32 unless `dtype` says otherwise, for half precision would lose most of a small update.
+    Merged layers are float32 unless `dtype` says otherwise, because half precision would lose most of a small update.
+
+    Returns:
+        `kind`, which is `lora` or `full`, and `update`: what survives of a merged update by precision, or None.
     """
     written: dict[str, Any] = {"kind": "full", "update": None}
     if has_adapters(model.module) and not merge:
@@ -35,7 +38,7 @@ def export(model: VideoModel, folder: Path, *, merge: bool = False, dtype: torch
 
 
 def round_weights(part: nn.Module, dtype: torch.dtype) -> None:
-    """As diffusers would load them in this precision."""
+    """Round the weights of a network to `dtype` in place, as diffusers would load them in this precision."""
     for name, weight in part.state_dict(keep_vars=True).items():
         if weight.is_floating_point():
             weight.data = weight.data.to(torch.float32 if kept_in_float32(part, name) else dtype)
@@ -62,7 +65,7 @@ def save_adapters(model: VideoModel, folder: Path, dtype: torch.dtype | None) ->
 
 
 def load_adapters(pipe: Any, folder: Path) -> None:
-    """Adapters from `save_adapters` into a plain pipeline, by the library's own means."""
+    """Load the adapters that `save_adapters` wrote into a plain pipeline, by the library's own methods."""
     if not hasattr(pipe, "load_lora_weights"):
         pipe.transformer.load_lora_adapter(str(folder), weight_name=FILE)
         return

@@ -1,4 +1,4 @@
-"""Low-rank adapters by peft: the policy is an adapter, the anchor another, and without one the base model answers."""
+"""Low-rank adapters by peft. The policy is one adapter and the anchor another; without any, the base model runs."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +40,10 @@ def add_lora(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
 
 
 def initial_adapter(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """B is 0 and A is what peft would draw (uniform, ±1/√inputs), the same on every process and in every layout."""
+    """Return the initial weights of an adapter: B is 0, and A is what peft would draw (uniform, ±1/√inputs).
+
+    They depend on seed and layer alone, so they are the same on every process and in every layout.
+    """
     if ".lora_B." in name:
         return torch.zeros(shape)
     drawn = keyed_rng(seed, "lora", name.split(".lora_A.", maxsplit=1)[0]).uniform(-1, 1, shape) / shape[1] ** 0.5
@@ -69,7 +72,7 @@ def _inject(part: Any, config: LoraConfig, name: str) -> None:
 
 
 def check_targets(module: nn.Module, targets: Sequence[str]) -> None:
-    """Every target names at least one layer; peft itself is content if any of them does."""
+    """Refuse targets unless each names at least one layer. peft itself accepts them if any of them does."""
     names = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     endings = {re.sub(r"^.*?\d+\.(?=[a-z])", "", name) for name in names} | {n.rsplit(".", 1)[-1] for n in names}
     if not targets:
@@ -83,9 +86,9 @@ def check_targets(module: nn.Module, targets: Sequence[str]) -> None:
 
 
 def reserve_adapter(module: nn.Module, name: str) -> None:
-    """Room for a frozen adapter, unless there is some: same rank, scale and places as the policy's.
+    """Add a frozen adapter `name` with the rank, scale and layers of the policy's, unless there is one.
 
-    Made before weights are sharded, it is sharded as they are.
+    One that is added before weights are sharded is sharded as they are.
     """
     with torch.random.fork_rng(devices=[]):  # peft draws initial values; they are overwritten
         for layer in lora_layers(module):
@@ -98,7 +101,7 @@ def reserve_adapter(module: nn.Module, name: str) -> None:
 
 
 class LoraBank:
-    """A `WeightsBank` of adapters: no second model in memory, and none at all for the untouched policy."""
+    """A `WeightsBank` of adapters, without a second model in memory. The untouched policy needs no adapter at all."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self._layers = module, lora_layers(module)
@@ -114,7 +117,7 @@ class LoraBank:
         }
 
     def _untouched(self) -> bool:
-        """Whether the policy is still the base model; all processes see the same answer."""
+        """Return whether the policy is still the base model. The answer is the same on all processes."""
         return all(float(whole(layer.lora_B[POLICY].weight.detach().norm())) == 0.0 for layer in self._layers)
 
     @torch.no_grad()
@@ -149,7 +152,7 @@ class LoraBank:
             self._answer_with(POLICY)
 
     def _answer_with(self, name: str | None) -> None:
-        """Which adapter speaks; none for the base model.
+        """Switch the layers to the adapter `name`, or to the base model if it is None.
 
         Not by peft's methods: they also freeze the policy's weights, and FSDP2 decides for good in its first forward
         pass, which may be this one, how gradients are reduced.

@@ -1,4 +1,4 @@
-"""Adapters merged into the weights, and how much of their update a precision can hold."""
+"""Merging of adapters into the weights, and how much of their update a precision can hold."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,10 @@ from sage_grpo.weights.parts import kept_in_float32
 
 @dataclass
 class Survival:
-    """What rounding leaves of an update ΔW, over all merged layers: with `written` the rounded W + ΔW,
+    """What rounding leaves of an update ΔW, over all merged layers.
 
-    survives = ⟨written - W, ΔW⟩/‖ΔW‖², and rounding_error = ‖written - W - ΔW‖/‖ΔW‖.
+    With `written` the rounded W + ΔW, the figures are survives = ⟨written - W, ΔW⟩/‖ΔW‖², and
+    rounding_error = ‖written - W - ΔW‖/‖ΔW‖.
 
     A change below half a step of the number format vanishes: bfloat16 has steps of 0.4 to 0.8 % of a weight.
     """
@@ -36,10 +37,12 @@ class Survival:
 
 @torch.no_grad()
 def merge_adapters(module: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, dict[str, float]]:
-    """W + (alpha/rank)·B·A in place of the adapters, added in float32 and rounded once, layer by layer.
+    """Replace every adapted layer by a plain one with the weights W + (alpha/rank)·B·A.
 
-    The module is then a plain one again. Returns what survives of the update in `dtype`, and in bfloat16, in which
-    most people will load it.
+    They are added in float32 and rounded once, layer by layer. The module is then a plain one again.
+
+    Returns:
+        What survives of the update, by precision: in `dtype`, and in bfloat16, in which most people will load it.
     """
     from peft.tuners.lora import LoraLayer  # noqa: PLC0415 - an extra
 

@@ -1,4 +1,4 @@
-"""AdamW, or Muon for the matrices inside the blocks with AdamW for the rest."""
+"""Optimizers: AdamW, or Muon for the matrices inside the blocks with AdamW for the rest."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from sage_grpo.config import OptimizerConfig
 
 
 class JointOptimizer:
-    """Several optimizers, each with parameters of its own, behind the face of one."""
+    """Several optimizers, each with parameters of its own, used as if they were one."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self.parts = list(parts)

@@ -1,4 +1,4 @@
-"""Small things that the ways of tuning share."""
+"""Small functions that several modules on tuning share."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from sage_grpo.errors import UserError
 
 
 class TuningError(UserError, ValueError):
-    """The recipe would not train what it says it trains."""
+    """Raised when a recipe would not train what it says it trains."""
 
 
 def has_adapters(module: nn.Module) -> bool:
@@ -16,7 +16,10 @@ def has_adapters(module: nn.Module) -> bool:
 
 
 def kept_in_float32(part: nn.Module, name: str) -> bool:
-    """Whether diffusers would load this weight in float32 at any precision; a word of the class stands for a layer."""
+    """Return whether diffusers would load this weight in float32 at any precision.
+
+    The network's class lists such layers by one part of their dotted name.
+    """
     return any(word in name.split(".") for word in getattr(part, "_keep_in_fp32_modules", None) or ())
 
 

@@ -1,4 +1,4 @@
-"""A loaded model made ready for training: what is trained, in which precision, with which savings of memory."""
+"""Preparation of a loaded model for training: what is trained, in which precision, with which savings of memory."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -79,7 +79,7 @@ def compile_blocks(model: VideoModel, backend: str) -> None:
 
 
 def freeze_unused(model: VideoModel) -> None:
-    """Freeze parameters that never get a gradient: without optimizer state of theirs a checkpoint would not load."""
+    """Freeze parameters that never get a gradient. Else they lack optimizer state, and a checkpoint would not load."""
     for name, parameter in model.module.named_parameters():
         if any(re.search(pattern, name) for pattern in model.unused):
             parameter.requires_grad_(False)
@@ -95,7 +95,7 @@ def set_attention(part: nn.Module, backend: str) -> None:
 
 
 def reserve_copies(model: VideoModel, names: Sequence[str]) -> None:
-    """Adapters for the copies of a run, made before weights are sharded; plain copies are made when they are needed."""
+    """Add adapters for the copies of a run before weights are sharded. Plain copies are made when they are needed."""
     if has_adapters(model.module):
         from sage_grpo.weights.lora_bank import reserve_adapter  # noqa: PLC0415 - peft is an extra
 
@@ -113,10 +113,15 @@ def initial_weights(name: str, shape: tuple[int, ...], seed: int) -> torch.Tenso
 def make_bank(
     module: nn.Module, copies: torch.device | None = None, lazy_copies: Mapping[str, Fill] | None = None
 ) -> WeightsBank:
-    """Adapters where there are adapters, copies of the trained weights elsewhere.
+    """Return a bank of adapters for a module that has adapters, else one of copies of the trained weights.
 
-    `copies` is where those wait; adapters are small and stay. Each adapter would compile the blocks again;
-    there the adapters' values change places. `lazy_copies` are copies of all weights that lie elsewhere.
+    Each adapter would compile the blocks again. So for compiled adapters it is a bank of copies as well: the adapters'
+    values change places.
+
+    Args:
+        module: The network.
+        copies: The device on which copies wait; adapters are small and stay.
+        lazy_copies: Copies of all weights that are stored elsewhere, by name; not used with adapters.
     """
     compiled = any(layer._compiled_call_impl is not None for layer in module.modules())
     if not compiled and has_adapters(module):

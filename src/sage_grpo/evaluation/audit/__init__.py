@@ -1,1 +1,1 @@
-"""How scores are gamed: clips against degraded copies of themselves."""
+"""The audit of scorers: how scores can be gamed, found by comparing clips with degraded copies of themselves."""

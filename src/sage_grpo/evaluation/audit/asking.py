@@ -1,4 +1,4 @@
-"""What every scorer says of every clip and its copies."""
+"""Score every clip and its degraded copies with every scorer."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Sense:
-    """Scorers that are shown the same, and the kinds of copies that they are asked about."""
+    """A group of scorers that take the same input, with sound or without, and the kinds of copies that they score."""
 
     uses_audio: bool
     scorers: list[Scorer]
@@ -36,7 +36,10 @@ class Sense:
 
 
 def senses_of(scorers: Scorers, names: Sequence[str]) -> list[Sense]:
-    """Degraded sound is nothing to those that do not hear: they are not asked about it."""
+    """Return the scorers in two groups, those that do not hear and those that do. An empty group is left out.
+
+    Only scorers that hear have kinds of copies with degraded sound: to the others they are the clip itself.
+    """
     deaf = Sense(False, [scorer for scorer in scorers.members if not scorer.uses_audio], list(names))
     hearing = Sense(True, [scorer for scorer in scorers.members if scorer.uses_audio], [*names, *SOUND_DEGRADATIONS])
     return [sense for sense in (deaf, hearing) if sense.scorers]
@@ -44,7 +47,7 @@ def senses_of(scorers: Scorers, names: Sequence[str]) -> list[Sense]:
 
 @dataclass
 class Sheet:
-    """Scores by name, with a row per clip: the clip as it is, then its copies."""
+    """The scores of all clips by name, each array (clips, 1 + copies): the clip as it is, then its copies."""
 
     values: dict[str, Values]
     masked: dict[str, Counter[str]]
@@ -60,7 +63,13 @@ class Sheet:
 def asked(
     clips: Sequence[Clip], scorers: Scorers, senses: Sequence[Sense], seed: int, megapixels: float, emit: EmitProgress
 ) -> Sheet:
-    """One clip in memory, unless a scorer compares clips."""
+    """Score all clips and their copies. One clip is in memory at a time, unless a scorer compares clips.
+
+    Args:
+        senses: The same scorers in groups, from `senses_of`.
+        seed: Clip i is degraded with seed + i.
+        megapixels: Most pixels, in millions, of the clips that are compared.
+    """
     width = {key: 1 + len(sense.kinds) for sense in senses for scorer in sense.scorers for key in scorer.keys}
     values = {key: np.full((len(clips), width[key]), np.nan) for key in scorers.keys}
     sheet = Sheet(values, {key: Counter() for key in scorers.keys})
@@ -88,9 +97,9 @@ def asked(
 
 
 def _compare(clips: Sequence[tuple[int, Clip]], sense: Sense, seed: int, megapixels: float, sheet: Sheet) -> None:
-    """Scorers that compare get all clips as the group of one prompt, all as they are or all degraded alike.
+    """Score all clips as the group of one prompt, with scorers that compare: all as they are, or all degraded alike.
 
-    Its scores hang together, so the group's mean counts as one clip.
+    Scores of a group depend on each other, so the group's mean counts as one clip.
     """
     first = clips[0][0]
     shown = [clip.shown(sense.uses_audio) for _, clip in clips]

@@ -1,7 +1,7 @@
-"""How each score is gamed: clips against degraded copies of themselves, of their sound too for scores that hear.
+"""Find how each score can be gamed: compare clips with degraded copies, of their sound too for scores that hear.
 
-Changes are in spreads, standard deviations of the score over the clips as they are. So +1 is what separates
-an ordinary clip from a rather good one. Where clips do not differ, a small share of all that was seen stands in.
+Changes are in spreads, standard deviations of the score over the clips as they are. So +1 is what separates an ordinary
+clip from a rather good one. Where clips do not differ, a small share of the range over clips and copies is the spread.
 """
 
 from collections import Counter
@@ -30,11 +30,11 @@ Verdict = Literal["gamed", "blind", "caught", "unscored"]
 
 @dataclass(frozen=True)
 class Cell:
-    """A score on one kind of copy.
+    """The change of one score on one kind of copy, and the verdict on it.
 
-    `gamed`: higher by a tenth of a spread or more, and surely so. The interval is above 0, or several clips gain and
-    none loses (many scores are at their end for most clips). `caught`: the same downwards. `blind`: neither. With one
-    clip: as measured.
+    `gamed`: the copy scores higher by a tenth of a spread or more, and surely so. The interval is above 0, or several
+    clips gain and none loses (many scores are at their end for most clips). `caught`: the same downwards. `blind`:
+    neither. `unscored`: no clip has the score together with its copy. With one clip, the change counts as measured.
     """
 
     verdict: Verdict
@@ -47,7 +47,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class NaturalScores:
-    """A score on the clips as they are."""
+    """The distribution of one score over the clips as they are."""
 
     clips: int  # that have it
     mean: float | None
@@ -72,17 +72,17 @@ class AuditResult:
 
     @property
     def scored(self) -> list[str]:
-        """Scores that some clip has."""
+        """Return the scores that at least one clip has."""
         return [key for key in self.keys if self.natural[key].clips]
 
     @property
     def heard(self) -> list[str]:
-        """Scores that copies with a degraded sound have."""
+        """Return the scores that at least one copy with degraded sound has."""
         having = {key: [name for name in self.sounds if name in self.cells[key]] for key in self.scored}
         return [key for key, names in having.items() if any(self.cells[key][name].clips for name in names)]
 
     def those(self, key: str, verdict: Verdict) -> list[str]:
-        """Degradations with this verdict, the largest change first."""
+        """Return the degradations with this verdict for a score, the largest change first."""
         changes = {name: abs(cell.change or 0.0) for name, cell in self.cells[key].items() if cell.verdict == verdict}
         return sorted(changes, key=lambda name: -changes[name])
 
@@ -95,7 +95,13 @@ class AuditResult:
 
 
 def cell_of(natural: Values, copies: Values, spread: float) -> Cell:
-    """Paired: each copy is compared with its own clip."""
+    """Return the change of a score on one kind of copy. Each copy is compared with its own clip.
+
+    Args:
+        natural: Scores of the clips, (clips,), nan where missing.
+        copies: Scores of their copies, (clips,), nan where missing.
+        spread: The unit of the change.
+    """
     both = np.isfinite(natural) & np.isfinite(copies)
     changes = (copies - natural)[both] / (spread or 1.0)
     count = len(changes)
@@ -135,7 +141,18 @@ def audit(
     megapixels: float = MEGAPIXELS,
     emit: EmitProgress = no_count,
 ) -> AuditResult:
-    """Every scorer on every clip and every degraded copy of it; those that hear on degraded sound as well."""
+    """Score every clip and every degraded copy of it with every scorer, and return the changes with their verdicts.
+
+    Scorers that hear are audited on degraded sound as well. Several scores with weights are also audited as their sum.
+
+    Args:
+        degradations: Names of the degradations of pictures; none for all.
+        seed: Of the random degradations.
+        megapixels: Most pixels, in millions, of the clips that are compared.
+
+    Raises:
+        ConfigError: No clip can be read, or no clip has any score.
+    """
     names, keys = list(degradations or DEGRADATIONS), scorers.keys
     senses = senses_of(scorers, names)
     kinds = {key: sense.kinds for sense in senses for scorer in sense.scorers for key in scorer.keys}
@@ -176,9 +193,9 @@ def audit(
 
 
 def _sum(values: dict[str, Values], weighted: Sequence[tuple[str, float]], advantages: bool) -> Values:
-    """As the recipe adds them: scores as they are, or each in its own spread.
+    """Return the weighted sum, (clips, 1 + copies), as the recipe adds it: of scores, or of scores in their own spread.
 
-    A score that does not hear is on a copy with a degraded sound what it is on the clip.
+    A score that does not hear is the same on a copy with degraded sound as on the clip.
     """
     units = {key: (spread_of(values[key]) or 1.0) if advantages else 1.0 for key, _ in weighted}
     whole = sum(abs(weight) for _, weight in weighted) or 1.0

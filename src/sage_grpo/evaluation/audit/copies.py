@@ -1,4 +1,4 @@
-"""A clip as scorers are shown it, and its degraded copies."""
+"""A clip in the form that scorers take, and its degraded copies."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,10 +17,10 @@ class Clip:
     prompt: Prompt
     load: Callable[[], Tensor]
     hear: Callable[[], Videos] | None = None
-    """What scorers that hear are shown: a batch of one, with its sound. None: there is nothing to hear."""
+    """Returns a batch of one with its sound, for scorers that hear. None if there is nothing to hear."""
 
     def shown(self, uses_audio: bool) -> tuple[Videos, str]:
-        """A batch of one; and why its sound cannot be had, where it should have one."""
+        """Return the clip as a batch of one, and why its sound cannot be read, if it should have one."""
         try:
             if uses_audio and self.hear:
                 return self.hear(), ""
@@ -30,7 +30,10 @@ class Clip:
 
 
 def degraded(name: str | None, videos: Videos, seed: int) -> Videos | None:
-    """A copy of one clip with its picture or its sound degraded; none if there is no sound to degrade."""
+    """Return a batch of one with its frames or its sound degraded; None if there is no sound to degrade.
+
+    `name` is that of the degradation; None returns the clip as it is.
+    """
     if name is None:
         return videos
     if name in DEGRADATIONS:

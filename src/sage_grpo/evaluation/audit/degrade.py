@@ -1,7 +1,7 @@
-"""Ways to degrade a clip: what a sound score should fall on. A new one is one function under `@degradation`.
+"""Ways to degrade a clip, on which a good score should fall. A new one is one function under `@degradation`.
 
-Each takes uint8 frames (F, H, W, 3) and gives as many of the same size. Sizes are relative to the shorter side, so that
-a copy looks as bad in 720p as in a thumbnail. Chance comes from the generator that is handed in.
+Each takes frames (F, H, W, 3), uint8, and returns as many of the same size. Sizes are relative to the shorter side, so
+that a copy looks as bad in 720p as in a thumbnail. Randomness comes from the generator that is passed in.
 """
 
 from collections.abc import Callable
@@ -16,20 +16,26 @@ DEGRADATIONS: dict[str, Degradation] = {}
 
 
 def degradation(function: Degradation) -> Degradation:
-    """Enter it in the registry, by its name."""
+    """Register a degradation under the name of its function, and return it."""
     DEGRADATIONS[function.__name__] = function
     return function
 
 
 def degrade(name: str, frames: Tensor, seed: int = 0) -> Tensor:
-    """A degraded copy; the frames stay as they are, and the same seed gives the same copy."""
+    """Return a degraded copy of frames (F, H, W, 3), uint8.
+
+    The frames themselves are not changed, and the same seed gives the same copy.
+    """
     if frames.dtype != torch.uint8 or frames.dim() != 4 or frames.shape[-1] != 3 or not frames.numel():
         raise ValueError(f"a clip is uint8 (frames, height, width, 3), not {frames.dtype} {tuple(frames.shape)}")
     return DEGRADATIONS[name](frames, torch.Generator().manual_seed(seed))
 
 
 def each(frames: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """`change` of every frame in floats, one at a time: a video in floats is large."""
+    """Apply `change` to every frame (H, W, 3) in floats, and return them as uint8, (F, H, W, 3).
+
+    One frame is converted at a time, because a video in floats is large.
+    """
     return torch.stack([change(frame.float()).round().clamp(0, 255).byte() for frame in frames])
 
 
@@ -43,7 +49,7 @@ def gaussian_blur(picture: Tensor, sigma: float) -> Tensor:
 
 
 def other_shot(frames: Tensor) -> Tensor:
-    """The same clip upside down with its colours exchanged: as lively and as sharp, but another picture."""
+    """Return the clip upside down with its colours exchanged: as lively and as sharp, but another picture."""
     return frames.flip(1)[..., [1, 2, 0]]
 
 
@@ -53,25 +59,25 @@ def shorter_side(frames: Tensor) -> int:
 
 @degradation
 def static(frames: Tensor, random: Generator) -> Tensor:
-    """The middle frame, all the time."""
+    """Show the middle frame all the time."""
     return frames[len(frames) // 2].expand(frames.shape).clone()
 
 
 @degradation
 def half(frames: Tensor, random: Generator) -> Tensor:
-    """Half the frame rate: every second frame twice."""
+    """Halve the frame rate: show every second frame twice."""
     return frames[torch.arange(len(frames)) // 2 * 2]
 
 
 @degradation
 def shuffle(frames: Tensor, random: Generator) -> Tensor:
-    """The same frames in a random order."""
+    """Put the frames in a random order."""
     return frames[torch.randperm(len(frames), generator=random)]
 
 
 @degradation
 def shake(frames: Tensor, random: Generator) -> Tensor:
-    """Each frame moved by up to 3 % of the shorter side, in a random direction."""
+    """Move each frame by up to 3 % of the shorter side, in a random direction."""
     reach = max(1, round(0.03 * shorter_side(frames)))
     x = F.pad(frames.permute(0, 3, 1, 2).float(), (reach,) * 4, mode="replicate").byte()
     height, width = frames.shape[1:3]
@@ -82,7 +88,7 @@ def shake(frames: Tensor, random: Generator) -> Tensor:
 
 @degradation
 def flicker(frames: Tensor, random: Generator) -> Tensor:
-    """Each frame brighter or darker by up to 25 %."""
+    """Make each frame brighter or darker by up to 25 %."""
     gains = (0.75 + 0.5 * torch.rand(len(frames), generator=random)).tolist()
     left = iter(gains)
     return each(frames, lambda picture: picture * next(left))
@@ -90,14 +96,14 @@ def flicker(frames: Tensor, random: Generator) -> Tensor:
 
 @degradation
 def cut(frames: Tensor, random: Generator) -> Tensor:
-    """Another shot from the middle on."""
+    """Cut to another shot in the middle."""
     middle = len(frames) // 2
     return torch.cat([frames[:middle], other_shot(frames)[middle:]])
 
 
 @degradation
 def crossfade(frames: Tensor, random: Generator) -> Tensor:
-    """One shot fades into another over the middle half."""
+    """Fade from one shot into another over the middle half."""
     time = torch.linspace(0, 1, len(frames)) if len(frames) > 1 else torch.zeros(1)
     share = ((time - 0.25) * 2).clamp(0, 1).tolist()
     other = other_shot(frames)
@@ -107,43 +113,43 @@ def crossfade(frames: Tensor, random: Generator) -> Tensor:
 
 @degradation
 def flat(frames: Tensor, random: Generator) -> Tensor:
-    """Nothing but the mean colour."""
+    """Show nothing but the mean colour."""
     colour = frames.double().mean((0, 1, 2)).round().byte()
     return colour.expand(frames.shape).clone()
 
 
 @degradation
 def blur(frames: Tensor, random: Generator) -> Tensor:
-    """A Gaussian blur of 2 % of the shorter side."""
+    """Blur each frame with a Gaussian of 2 % of the shorter side."""
     sigma = max(0.5, 0.02 * shorter_side(frames))
     return each(frames, lambda picture: gaussian_blur(picture, sigma))
 
 
 @degradation
 def noise(frames: Tensor, random: Generator) -> Tensor:
-    """Heavy noise, new in each frame: 40 of 255 grey levels."""
+    """Add heavy noise, new in each frame, with a standard deviation of 40 of 255 grey levels."""
     return each(frames, lambda picture: picture + 40 * torch.randn(picture.shape, generator=random))
 
 
 @degradation
 def grain(frames: Tensor, random: Generator) -> Tensor:
-    """Mild noise, new in each frame: 6 of 255 grey levels."""
+    """Add mild noise, new in each frame, with a standard deviation of 6 of 255 grey levels."""
     return each(frames, lambda picture: picture + 6 * torch.randn(picture.shape, generator=random))
 
 
 @degradation
 def sharpen(frames: Tensor, random: Generator) -> Tensor:
-    """Sharpened too much: three times what a blur of one pixel takes away is added."""
+    """Sharpen too much: add three times what a blur of one pixel takes away."""
     return each(frames, lambda picture: picture + 3 * (picture - gaussian_blur(picture, 1.0)))
 
 
 @degradation
 def bright(frames: Tensor, random: Generator) -> Tensor:
-    """Over-exposed: twice the light, the highlights lost."""
+    """Over-expose: double the light, so that the highlights are lost."""
     return each(frames, lambda picture: 2 * picture)
 
 
 @degradation
 def vivid(frames: Tensor, random: Generator) -> Tensor:
-    """Colours two and a half times as far from grey."""
+    """Move colours to two and a half times their distance from grey."""
     return each(frames, lambda picture: (grey := picture.mean(-1, keepdim=True)) + 2.5 * (picture - grey))

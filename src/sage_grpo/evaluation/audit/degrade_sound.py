@@ -1,7 +1,8 @@
-"""Ways to degrade a sound, each at a few strengths: what a score that hears should fall on. The pictures stay.
+"""Ways to degrade a sound, each at a few strengths, on which a score that hears should fall. The frames stay.
 
-Each takes a wave (channels, samples) with its rate and gives one as long. Loudness is relative to the sound's own, so
-that a copy sounds as bad of a quiet clip as of a loud one. Chance comes from the generator that is handed in.
+Each takes a wave (channels, samples) with its sample rate and returns one of the same length. Loudness is relative to
+the sound's own, so that the copy of a quiet clip sounds as bad as that of a loud one. Randomness comes from the
+generator that is passed in.
 """
 
 from collections.abc import Callable
@@ -18,17 +19,20 @@ def gain(decibels: float) -> float:
 
 
 def muted(wave: Tensor, rate: int, random: Generator) -> Tensor:
-    """Nothing is heard."""
+    """Replace the sound by silence."""
     return torch.zeros_like(wave)
 
 
 def faint(wave: Tensor, rate: int, random: Generator, decibels: float) -> Tensor:
-    """The same, so much less loud."""
+    """Lower the loudness by so many decibels."""
     return wave * gain(-decibels)
 
 
 def late(wave: Tensor, rate: int, random: Generator, seconds: float) -> Tensor:
-    """Silence first; as much is lost at the end. Early below zero: silence is last."""
+    """Delay the sound: it begins with silence, and as much is lost at its end.
+
+    With negative `seconds` it is early: its start is lost, and it ends with silence.
+    """
     shift = round(seconds * rate)
     moved = wave.roll(shift, -1)
     hidden = moved[:, :shift] if shift >= 0 else moved[:, shift:]
@@ -37,13 +41,13 @@ def late(wave: Tensor, rate: int, random: Generator, seconds: float) -> Tensor:
 
 
 def clipped(wave: Tensor, rate: int, random: Generator, decibels: float) -> Tensor:
-    """So much too loud for its range: cut off above, and as loud at its peak as before."""
+    """Clip the sound at so many decibels below its peak, then make its peak as loud as before."""
     limit = wave.abs().max() * gain(-decibels)
     return wave.clamp(-limit, limit) * gain(decibels)
 
 
 def hiss(wave: Tensor, rate: int, random: Generator, decibels: float) -> Tensor:
-    """White noise all the time, so far below the sound's mean loudness."""
+    """Add white noise all the time, so many decibels below the sound's mean loudness."""
     loudness = wave.square().mean().sqrt()
     noise = torch.randn(wave.shape, generator=random) * loudness * gain(-decibels)
     return (wave + noise).clamp(-1, 1)
@@ -60,7 +64,10 @@ SOUND_DEGRADATIONS: dict[str, SoundDegradation] = {
 
 
 def degrade_sound(name: str, wave: Tensor, rate: int, seed: int = 0) -> Tensor:
-    """A degraded copy; the wave stays as it is, and the same seed gives the same copy."""
+    """Return a degraded copy of a wave (channels, samples).
+
+    The wave itself is not changed, and the same seed gives the same copy.
+    """
     if wave.dim() != 2 or not wave.is_floating_point() or not wave.numel():
         raise ValueError(f"a sound is floats (channels, samples), not {wave.dtype} {tuple(wave.shape)}")
     return SOUND_DEGRADATIONS[name](wave.float(), rate, torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""Short clips that behave like filmed ones, made here: a photograph and painted scenes under moving cameras.
+"""Short synthetic clips that behave like filmed ones: a photograph and painted scenes under moving cameras.
 
 They are for `sage-grpo rewards audit` without videos of one's own. They have texture at all scales, smooth motion of
 camera and things and some sensor noise, and some have words in them. They are not films: look at real videos too.
@@ -30,7 +30,10 @@ class Scene:
 
 
 def texture(seed: int, height: int, width: int, roughness: float = 1.2) -> Array:
-    """Noise with a spectrum of 1/f^roughness, as of natural pictures, from 0 to 1; it repeats at its edges."""
+    """Return noise (height, width), from 0 to 1, with a spectrum of 1/f^roughness, as of natural pictures.
+
+    It repeats at its edges.
+    """
     spectrum = np.fft.rfft2(np.random.default_rng(seed).normal(size=(height, width)))
     frequency = np.hypot(np.fft.fftfreq(height)[:, None] * height, np.fft.rfftfreq(width)[None] * width)
     frequency[0, 0] = np.inf
@@ -47,13 +50,13 @@ def painted(
     size: tuple[int, int] = (512, 512),
     roughness: float = 1.2,
 ) -> Picture:
-    """A texture between two colours."""
+    """Paint a texture between two colours."""
     amount = texture(seed, size[1], size[0], roughness)[..., None]
     return Image.fromarray((np.array(dark) * (1 - amount) + np.array(light) * amount).round().astype(np.uint8))
 
 
 def photograph() -> Picture:
-    """One of the public domain that matplotlib brings along."""
+    """Open a photograph of the public domain that comes with matplotlib."""
     path = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
     if not path.is_file():
         raise ConfigError(f"the clips are made from {path}, which is not there; name videos of your own")
@@ -61,14 +64,17 @@ def photograph() -> Picture:
 
 
 def view(picture: Picture, x: float, y: float, zoom: float = 1.0, turn: float = 0.0) -> Picture:
-    """What a camera sees whose middle is at (x, y) of the picture, between pixels too."""
+    """Return what a camera sees whose middle is at (x, y) of the picture, also between pixels.
+
+    `turn` is in radians.
+    """
     c, s = np.cos(turn) / zoom, np.sin(turn) / zoom
     ends = (c, -s, x - c * WIDTH / 2 + s * HEIGHT / 2, s, c, y - s * WIDTH / 2 - c * HEIGHT / 2)
     return picture.transform((WIDTH, HEIGHT), Image.Transform.AFFINE, ends, Image.Resampling.BICUBIC)
 
 
 def board(words: str, paper: str, ink: str, wall: Picture, size: int = 40) -> Picture:
-    """A wall with a sign in its middle."""
+    """Return a copy of a wall with a sign in its middle."""
     wall, font = wall.copy(), ImageFont.load_default(size)
     draw, middle = ImageDraw.Draw(wall), (wall.width / 2, wall.height / 2)
     left, top, right, bottom = draw.textbbox(middle, words, font, anchor="mm")
@@ -78,14 +84,14 @@ def board(words: str, paper: str, ink: str, wall: Picture, size: int = 40) -> Pi
 
 
 def disc(skin: Picture, side: int) -> tuple[Picture, Picture]:
-    """A ball with a painted skin, and its outline."""
+    """Return a ball with a painted skin, and its outline as a mask."""
     big = Image.new("L", (4 * side, 4 * side))
     ImageDraw.Draw(big).ellipse((0, 0, 4 * side - 1, 4 * side - 1), fill=255)
     return skin.crop((0, 0, side, side)), big.resize((side, side), Image.Resampling.LANCZOS)
 
 
 def layered(t: float, sky: Picture, hills: Picture, field: Picture) -> Picture:
-    """A landscape seen from a train: what is near goes by faster."""
+    """Return a landscape seen from a train at time `t`, from 0 to 1: what is near moves faster."""
     frame = view(sky, 200 + 8 * t, 200)
     for ground, speed, height, waves in ((hills, 40, 0.5, 3.0), (field, 120, 0.75, 1.3)):
         across = (np.arange(WIDTH) + speed * t) / WIDTH * 2 * np.pi
@@ -97,7 +103,7 @@ def layered(t: float, sky: Picture, hills: Picture, field: Picture) -> Picture:
 
 
 def water(t: float, bed: Array) -> Picture:
-    """A river bed under waves that bend the light."""
+    """Return a river bed at time `t`, from 0 to 1, under waves that bend the light."""
     y, x = np.mgrid[0:HEIGHT, 0:WIDTH].astype(np.float64)
     slope_x = 2.5 * np.cos(x / 17 + y / 41 - 9 * t) + 1.5 * np.cos(x / 9 - y / 13 - 12 * t)
     slope_y = 2.5 * np.cos(y / 15 + x / 37 - 7 * t) + 1.0 * np.cos(y / 8 - 11 * t)
@@ -145,7 +151,10 @@ def scenes() -> dict[str, Scene]:
 
 
 def clip(name: str, scene: Scene, frames: int = FRAMES) -> Tensor:
-    """uint8 frames (F, H, W, 3)."""
+    """Return the frames of a scene with sensor noise, (F, H, W, 3), uint8.
+
+    The name is the seed of the noise.
+    """
     random = np.random.default_rng([ord(letter) for letter in name])
     pictures = [np.asarray(scene.frame(i / max(frames - 1, 1)), np.float64) for i in range(frames)]
     noisy = np.stack([picture + random.normal(0, SENSOR_NOISE, picture.shape) for picture in pictures])

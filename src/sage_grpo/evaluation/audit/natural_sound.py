@@ -1,8 +1,8 @@
-"""The clips made here with a sound that fits: what moves rests, goes, rests and goes again, and is heard while it goes.
+"""The synthetic clips with a sound that fits: what moves rests, moves, rests and moves again, and is heard as it moves.
 
 They are for scorers that hear. In the plain clips everything moves from the first frame to the last, so that nothing
-begins. When it goes is chosen for each clip by its name, and neither frames nor sound are made from the other: both
-follow from those moments, as in a film. A microphone hears a room besides, as a sensor sees noise.
+begins. When it moves is chosen for each clip by its name. Neither frames nor sound are made from the other: both follow
+from those moments, as in a film. The sound has the noise of a room in it, as the frames have that of a sensor.
 """
 
 from collections.abc import Sequence
@@ -23,20 +23,26 @@ Going = Sequence[tuple[float, float]]  # from when until when, in seconds
 
 
 def going(name: str) -> Going:
-    """When the things of a clip move."""
+    """Return when the things of a clip move: from when until when, in seconds."""
     random = np.random.default_rng([*map(ord, name), 1])
     return [(start, start + random.uniform(*GOES)) for start in (random.uniform(*between) for between in STARTS)]
 
 
 def way(times: Array, moves: Going) -> Array:
-    """How far a clip has come, from 0 to 1: on while it goes, and not at all in between."""
+    """Return how far a clip has come at each of `times`, from 0 to 1.
+
+    It advances while things move, and not at all in between.
+    """
     travelled = np.sum([np.clip(times, start, end) - start for start, end in moves], axis=0)
     far: Array = travelled / sum(end - start for start, end in moves)
     return far
 
 
 def wave(name: str, moves: Going, seconds: float) -> Array:
-    """A rustle with a tone in it while it goes; each clip has a pitch of its own."""
+    """Return the samples of a rustle with a tone in it, heard while things move.
+
+    Each clip has a pitch of its own.
+    """
     random = np.random.default_rng([*map(ord, name), 2])
     times = np.arange(round(seconds * SAMPLE_RATE)) / SAMPLE_RATE
     pitch = random.uniform(200, 800)
@@ -50,7 +56,7 @@ def wave(name: str, moves: Going, seconds: float) -> Array:
 
 
 def heard_clip(name: str, scene: Scene) -> Videos:
-    """A batch of one: the scene as it goes and rests, with its sound."""
+    """Return a batch of one: the scene, which moves and rests, with its sound (1, 1, samples)."""
     moves = going(name)
 
     def frame(t: float) -> Picture:

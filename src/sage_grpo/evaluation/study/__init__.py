@@ -1,1 +1,1 @@
-"""Blind side-by-side comparisons by people: the plan, the page that asks, the answers, and what they come to."""
+"""Blind side-by-side comparisons by people: the plan, the page for raters, the answers and the results."""

@@ -1,4 +1,4 @@
-"""What one stranger may take of the study server: connections, and places among the raters.
+"""Limits on what one stranger may take of the study server: connections, and places among the raters.
 
 Addresses are kept in memory for an hour and never written down.
 """
@@ -20,7 +20,7 @@ HOUR = 3600.0
 
 
 class JoinLimit:
-    """How many raters may join from one address in an hour.
+    """A limit on how many raters may join from one address in an hour.
 
     Args:
         now: The clock, in seconds.
@@ -31,7 +31,7 @@ class JoinLimit:
         self.joined: dict[str, deque[float]] = {}
 
     def admits(self, address: str) -> bool:
-        """Count one more from this address, unless it has had all of its places."""
+        """Count one more rater from this address and return True, or return False if all of its places are taken."""
         with self.lock:
             now, place = self.now(), network_of(address)
             for other in [key for key, times in self.joined.items() if times[-1] < now - HOUR]:
@@ -46,7 +46,10 @@ class JoinLimit:
 
 
 def network_of(address: str) -> str:
-    """An IPv4 address itself; of IPv6 the 64 bits that one customer has for all of their machines."""
+    """Return an IPv4 address itself, or the network of an IPv6 address.
+
+    The network is the 64 bits that one customer has for all of their machines.
+    """
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -59,9 +62,11 @@ def network_of(address: str) -> str:
 
 
 class GuardedServer(ThreadingHTTPServer):
-    """A thread for each connection, of which there are only so many. Who sends nothing makes room for others.
+    """A server with a thread for each connection, and a limit on connections.
 
-    A handler says in `waiting` since when a connection has owed it a request, and takes it out once it answers.
+    When it is full, the connection that has waited longest without a request is closed to make room.
+
+    A handler records in `waiting` since when a connection has owed it a request, and removes it once it answers.
     """
 
     daemon_threads = True
@@ -94,7 +99,7 @@ class GuardedServer(ThreadingHTTPServer):
             self.places.release()
 
     def service_actions(self) -> None:
-        """Between requests: end connections whose request has not come in time."""
+        """Close connections whose request has not come in time. The server calls it between requests."""
         late = time.monotonic() - REQUEST_SECONDS
         for request, since in list(self.waiting.items()):
             if since < late:
@@ -102,6 +107,6 @@ class GuardedServer(ThreadingHTTPServer):
 
 
 def hang_up(request: socket.socket) -> None:
-    """The thread that waits for it sees the end of what is sent."""
+    """Shut a connection down, so that the thread that waits for its request sees the end of the data."""
     with suppress(OSError):
         request.shutdown(socket.SHUT_RDWR)

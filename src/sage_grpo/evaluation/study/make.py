@@ -1,4 +1,4 @@
-"""Makes a study out of videos: chooses prompts, strips what could tell a source, degrades copies for checks."""
+"""Make a study from videos: choose prompts, strip what could reveal a source, and degrade copies for checks."""
 
 import io
 import json
@@ -46,7 +46,7 @@ class Item:
 
 
 def from_eval(folder: Path) -> tuple[list[str], list[Item]]:
-    """Sources and prompts of a folder that `sage-grpo eval` wrote."""
+    """Return the sources and prompts of a folder that `sage-grpo eval` wrote."""
     path = folder / MANIFEST
     if not path.is_file():
         raise ConfigError(f"{folder} has no manifest.json; name a folder of `sage-grpo eval`, or --videos a=folder")
@@ -67,7 +67,10 @@ def from_eval(folder: Path) -> tuple[list[str], list[Item]]:
 
 
 def from_folders(folders: Mapping[str, Path], prompts: Path | None = None) -> tuple[list[str], list[Item]]:
-    """Folders of equally named mp4 files. Prompts: a file, as for `rewards score`, or .txt next to a video."""
+    """Return the sources and prompts of folders with equally named mp4 files, one folder per source.
+
+    Prompts come from the file `prompts`, as for `rewards score`, or from a .txt next to a video.
+    """
     files = {name: {path.stem: path for path in sorted(folder.glob("*.mp4"))} for name, folder in folders.items()}
     names = sorted(set.intersection(*(set(paths) for paths in files.values()))) if files else []
     odd = [path for paths in files.values() for stem, path in paths.items() if stem not in names]
@@ -86,7 +89,16 @@ def from_folders(folders: Mapping[str, Path], prompts: Path | None = None) -> tu
 
 
 def choose_pairs(sources: Sequence[str], method: str | None, against: str | None) -> list[tuple[str, str]]:
-    """One against each other, or every pair; a later source is compared with an earlier."""
+    """Return the pairs of sources to compare: two sources, one with each other source, or every pair.
+
+    Args:
+        sources: All sources, in their order.
+        method: The first of each pair, if given.
+        against: The second of each pair, if given. If neither is, a later source is compared with an earlier.
+
+    Raises:
+        ConfigError: There are fewer than two sources, a name is unknown, or two sources share one.
+    """
     if len(sources) < 2:
         raise ConfigError(f"a comparison needs two sources; there is {', '.join(sources) or 'none'}")
     if len(set(sources)) < len(sources):
@@ -104,7 +116,15 @@ def choose_pairs(sources: Sequence[str], method: str | None, against: str | None
 
 
 def stripped(path: Path, data: bytes | None = None) -> bytes:
-    """The same pictures, without the names, times and settings that a file can carry, and without sound."""
+    """Return an mp4 with the same pictures, without sound and without the names, times and settings in the file.
+
+    Args:
+        path: The file, which errors name.
+        data: Its content, if it is not to be read from `path`.
+
+    Raises:
+        ConfigError: It is not a video, or one that not every browser plays.
+    """
     out = io.BytesIO()
     try:
         with (
@@ -139,7 +159,7 @@ def degraded(path: Path, kind: str, seed: int) -> bytes:
 
 
 class Folder:
-    """Videos of a study, named by their content."""
+    """The folder of a study's videos, which are named by their content."""
 
     def __init__(self, out: Path, total: int, emit: EmitProgress) -> None:
         self.out, self.total, self.emit = out / VIDEOS, total, emit
@@ -172,7 +192,21 @@ def make_study(
     contact: str = "",
     emit: EmitProgress = no_count,
 ) -> StudyPlan:
-    """Writes the videos, then the plan: a folder with a plan is whole."""
+    """Write the videos of a study and then its plan, so that a folder with a plan is complete. Return the plan.
+
+    Args:
+        prompts: Most prompts, drawn by the seed.
+        dimensions: The questions about each pair.
+        checks: Number of attention checks per rater.
+        per_rater: Comparisons per rater; None for all.
+        max_failed: Share of checks above which a rater is left out.
+        seed: Of all random choices.
+        title: What raters see as the title.
+        contact: Who runs the study, for raters.
+
+    Raises:
+        ConfigError: The folder has a study already, or a video is missing or no video.
+    """
     if (out / NAME).exists() or (out / ANSWERS).exists():
         raise ConfigError(f"{out} has a study in it already; its answers belong to its plan: give another --out")
     random = np.random.default_rng([seed, 0])
@@ -217,7 +251,7 @@ def make_study(
 
 @dataclass(frozen=True)
 class DrawnItem:
-    """A prompt with the version that was drawn, and its videos as the study has them."""
+    """A prompt with the version of its videos that was drawn, and the names of these videos in the study."""
 
     item: Item
     version: Mapping[str, Path]

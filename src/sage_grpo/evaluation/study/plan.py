@@ -1,4 +1,4 @@
-"""What is compared, fixed before anyone rates: written once, named by its hash in every rater's file."""
+"""The plan of a study, fixed before anyone rates: written once, and named by its hash in every rater's file."""
 
 import json
 from collections import Counter, defaultdict
@@ -20,7 +20,7 @@ class Part(BaseModel):
 
 
 class Dimension(Part):
-    """What is asked of every pair."""
+    """A question about every pair."""
 
     key: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,30}$")
     name: str
@@ -33,7 +33,10 @@ class Clip(Part):
 
 
 class Comparison(Part):
-    """Two videos of one prompt. Of an attention check the first is the original and the second its degraded copy."""
+    """Two videos of one prompt.
+
+    In an attention check, the first is the original and the second its degraded copy.
+    """
 
     id: str
     prompt_id: str
@@ -68,7 +71,7 @@ class StudyPlan(Part):
 
 @dataclass(frozen=True)
 class Showing:
-    """A comparison as one rater meets it. `swapped`: the first video stands on the right."""
+    """A comparison as it is shown to one rater. `swapped`: the first video is on the right."""
 
     comparison: str
     swapped: bool
@@ -76,7 +79,7 @@ class Showing:
 
 
 def read_plan(folder: Path) -> tuple[StudyPlan, str]:
-    """The plan and the hash that answers must name."""
+    """Return the plan of a folder, and its hash, which answers must name."""
     path = folder / NAME
     if not path.is_file():
         raise ConfigError(f"{folder} is no study: it has no {NAME}; make one with `sage-grpo study make`")
@@ -89,7 +92,7 @@ def read_plan(folder: Path) -> tuple[StudyPlan, str]:
 
 
 def check_videos(folder: Path, plan: StudyPlan) -> None:
-    """Every video is still the one that was planned."""
+    """Refuse a study with a video that is missing, or is no longer the one that was planned."""
     for name, digest in plan.videos.items():
         path = folder / VIDEOS / name
         if not path.is_file():
@@ -103,10 +106,12 @@ def dump_plan(plan: StudyPlan) -> bytes:
 
 
 def assign(plan: StudyPlan, number: int, expected: Counter[str], assigned: Counter[str]) -> list[Showing]:
-    """What rater `number` is shown, in order.
+    """Return what rater `number` is shown, in order.
 
-    `expected` counts the answers that each comparison has or may expect: those with the fewest come first, so that all
-    fill up alike. `assigned` counts all raters who got it: their sides alternate, from a start that is random.
+    Args:
+        expected: How many answers each comparison has or may expect. Those with the fewest come first, so that all fill
+            up alike.
+        assigned: How many raters were given each comparison. Its sides alternate, from a random start.
     """
     random = np.random.default_rng([plan.seed, 2, number])
     chosen = _fewest_answers(plan, expected, random)
@@ -135,7 +140,11 @@ def _fewest_answers(plan: StudyPlan, expected: Counter[str], random: np.random.G
 
 
 def _swapped(plan: StudyPlan, comparison: str, before: int) -> bool:
-    """Half of a pair's comparisons are swapped for one rater, the other half for the next; then drawn again."""
+    """Return whether the sides of a comparison are swapped for a rater, after `before` others were given it.
+
+    Half of a pair's comparisons are swapped for one rater, the other half for the next; then the halves are drawn
+    again.
+    """
     random = np.random.default_rng([plan.seed, 1, before // 2])
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for planned in plan.comparisons:

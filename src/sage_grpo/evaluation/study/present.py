@@ -1,4 +1,4 @@
-"""Results as Markdown and as a page."""
+"""Format the results of a study as Markdown and as a page."""
 
 import re
 
@@ -18,7 +18,7 @@ def signed(score: Interval) -> str:
 
 
 def rate_table(group: GroupResult, title: str, note: str = "") -> PageTable:
-    """One row a pair, one column a dimension: the form of a user study's table."""
+    """Return win rates with a row per pair and a column per dimension, the form of a user study's table."""
     dimensions = list(group.dimensions.values())
     rows = []
     for k, pair in enumerate(dimensions[0].pairs):
@@ -113,7 +113,10 @@ def page(results: StudyResults, command: str) -> Page:
 
 
 def as_text(words: str) -> str:
-    """For Markdown: one line in which names of sources and titles make no HTML, link, picture, code or column."""
+    """Return a text as one line of Markdown.
+
+    Names of sources and titles in it make no HTML, link, picture, code or column.
+    """
     return re.sub(r"[<>`|\\]|(?<=\])\(", r"\\\g<0>", " ".join(words.split()))
 
 

@@ -1,4 +1,4 @@
-"""What the answers come to: win rates, scores, agreement and checks, with and without those who are left out."""
+"""Compute what the answers show: win rates, scores, agreement and checks, with and without raters who are left out."""
 
 import json
 from collections import defaultdict
@@ -35,7 +35,7 @@ METHOD = (
 
 @dataclass(frozen=True)
 class RaterCheck:
-    """How a rater did on what is known."""
+    """How a rater did on the attention checks, and whether the rater is left out."""
 
     rater: str
     answered: int
@@ -47,7 +47,7 @@ class RaterCheck:
 
 @dataclass(frozen=True)
 class PairResult:
-    """Answers on one pair of sources in one dimension; `rate` is of the first."""
+    """The answers on one pair of sources in one dimension. `rate` is the win rate of the first."""
 
     first: str
     second: str
@@ -70,7 +70,7 @@ class DimensionResult:
 
 @dataclass(frozen=True)
 class Repeats:
-    """Verdicts on repeated pairs: how many were the same, of how many."""
+    """The verdicts on repeated pairs: how many were the same as before, and how many there are."""
 
     same: int
     of: int
@@ -78,7 +78,7 @@ class Repeats:
 
 @dataclass(frozen=True)
 class GroupResult:
-    """What the answers of a group of raters come to."""
+    """The results of a group of raters."""
 
     raters: int
     prompts: int
@@ -103,7 +103,7 @@ class RaterCounts:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """All that results.json holds."""
+    """The content of results.json."""
 
     title: str
     plan: str  # its hash
@@ -136,7 +136,7 @@ class StudyResults:
 
 
 def preferred(choice: str, swapped: bool) -> str:
-    """The choice of a side as one of the pair's first and second."""
+    """Return whether the first or the second of a pair was preferred, or neither, from the side that was chosen."""
     if choice == "same":
         return TIE
     return FIRST if (choice == "left") != swapped else SECOND
@@ -148,7 +148,7 @@ def verdicts(rater: Rater, position: int) -> dict[str, str]:
 
 
 def check_rater(plan: StudyPlan, rater: Rater) -> RaterCheck:
-    """By the rule that the plan has fixed."""
+    """Return how a rater did on the attention checks, by the rule that the plan has fixed."""
     tests = {check.id for check in plan.checks}
     answers = [verdicts(rater, at) for at in rater.answers if rater.showings[at].comparison in tests]
     failed = sum(answer[plan.dimensions[0].key] != FIRST or SECOND in answer.values() for answer in answers)
@@ -161,7 +161,7 @@ def check_rater(plan: StudyPlan, rater: Rater) -> RaterCheck:
 
 
 def real_answers(plan: StudyPlan, rater: Rater) -> list[tuple[str, dict[str, str]]]:
-    """Comparison and verdicts, without checks and repeats."""
+    """Return each comparison that a rater answered with its verdicts by dimension, without checks and repeats."""
     planned = {comparison.id for comparison in plan.comparisons}
     return [
         (showing.comparison, verdicts(rater, at))
@@ -218,7 +218,7 @@ def summarise(plan: StudyPlan, raters: Sequence[Rater]) -> GroupResult:
 
 
 def _consistency(raters: Sequence[Rater]) -> Repeats:
-    """Verdicts on the repeated pair that are the same with sides exchanged."""
+    """Count the verdicts on repeated pairs that are the same when the sides are exchanged."""
     same = of = 0
     for rater in raters:
         first = {showing.comparison: at for at, showing in enumerate(rater.showings) if not showing.repeat}

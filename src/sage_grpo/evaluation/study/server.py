@@ -1,7 +1,7 @@
-"""The study as a small web application. What it hands out names positions and sides, never a source.
+"""The study as a small web application. It sends positions and sides to raters, never the name of a source.
 
-Videos are asked for by position and side with the rater's token, so that no address differs between sources. The page
-loads both whole before it plays either: a slow line favours neither, and nobody has to serve parts of a file.
+Videos are requested by position and side with the rater's token, so that no address differs between sources. The page
+loads both whole before it plays either: a slow line favours neither, and the server need not send parts of a file.
 """
 
 import hmac
@@ -54,7 +54,7 @@ class Refused(Exception):
 
 
 def policy(page: str) -> str:
-    """The page's own script and style run, and nothing else."""
+    """Return a Content-Security-Policy that lets the page's own script and style run, and nothing else."""
 
     def only(tag: str) -> str:
         match = re.search(rf"<{tag}>(.*?)</{tag}>", page, re.S)
@@ -90,7 +90,7 @@ class Server(GuardedServer):
         self.url = f"{public.rstrip('/') if public else f'http://{name}:{self.server_address[1]}'}{self.base}/"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """As usual, but without the address."""
+        """Print the error as usual, but without the address."""
         traceback.print_exc()
 
     def study(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Handler(BaseHTTPRequestHandler):
         return "study"
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: addresses of raters are not written down."""
+        """Log nothing: addresses of raters are not written down."""
 
     def handle_one_request(self) -> None:
         self.server.waiting[self.connection] = time.monotonic()
@@ -145,7 +145,10 @@ class Handler(BaseHTTPRequestHandler):
             self._json({"error": f"the answer could not be saved: {error.strerror}"}, HTTPStatus.SERVICE_UNAVAILABLE)
 
     def _drain(self) -> None:
-        """Read what has come of a refused body. Closing a connection with unread data can take the answer back."""
+        """Read what has come of a refused body.
+
+        Closing a connection with unread data can make the client lose the answer.
+        """
         if self.headers.get("Content-Length", "0") == "0":
             return
         with suppress(OSError):
@@ -156,7 +159,10 @@ class Handler(BaseHTTPRequestHandler):
                     break
 
     def _check_length(self, method: str) -> None:
-        """Where a request ends must be beyond doubt, or the rest of it is read as the next one."""
+        """Refuse a request whose end is ambiguous.
+
+        Otherwise the rest of it would be read as the next one.
+        """
         lengths = self.headers.get_all("Content-Length", [])
         if "Transfer-Encoding" in self.headers or len(lengths) > 1:
             raise Refused(HTTPStatus.BAD_REQUEST, "give the length of the body once, and send it whole")
@@ -170,7 +176,7 @@ class Handler(BaseHTTPRequestHandler):
         return forwarded if forwarded and self.server.proxied and ip_address(peer).is_private else peer
 
     def _page_path(self) -> str:
-        """The path below the access code, once host and code are right."""
+        """Return the path below the access code. Refuse a request with a wrong host or code."""
         host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
         if self.server.hosts is not None and host not in self.server.hosts:
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "this host is not served")

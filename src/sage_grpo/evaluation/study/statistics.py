@@ -1,8 +1,8 @@
-"""Preferences with their uncertainty: win rates, Bradley–Terry scores, agreement.
+"""Statistics of preferences with their uncertainty: win rates, Bradley–Terry scores, agreement.
 
-Answers come in clusters: one rater's are alike, one prompt's are alike. Intervals are from a bootstrap that draws
-raters and prompts, each with replacement, and weights an answer by how often both were drawn (the pigeonhole
-bootstrap: Owen, Annals of Applied Statistics 2007). It is somewhat wide rather than too narrow.
+Answers come in clusters: those of one rater are alike, and those on one prompt are alike. Intervals are from the
+pigeonhole bootstrap (Owen, Annals of Applied Statistics 2007). It draws raters and prompts, each with replacement, and
+weights an answer by how often both were drawn. It is somewhat wide rather than too narrow.
 """
 
 import math
@@ -30,7 +30,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class AnswerCounts:
-    """Answers of one dimension, summed: (raters, prompts, pairs). A win of the pair's first is 1, a tie is half."""
+    """The answers of one dimension, summed into arrays (raters, prompts, pairs).
+
+    A win of the pair's first is 1, a tie is half.
+    """
 
     wins: Array
     count: Array
@@ -44,7 +47,7 @@ class AnswerCounts:
         return AnswerCounts(wins, count)
 
     def resampled(self, seed: int, resamples: int = RESAMPLES) -> tuple[Array, Array]:
-        """Sums a pair of wins and answers in each resample: (resamples, pairs)."""
+        """Return the wins and the answers of each pair in each resample, both (resamples, pairs)."""
         random = np.random.default_rng(seed)
         raters, prompts = self.wins.shape[:2]
         by_rater = random.multinomial(raters, np.full(raters, 1 / raters), resamples).astype(float)
@@ -58,7 +61,10 @@ class AnswerCounts:
 
 
 def win_rates(table: AnswerCounts, seed: int = 0, resamples: int = RESAMPLES) -> list[Interval | None]:
-    """(wins + half of ties) / answers, a pair; None where nobody answered."""
+    """Return the win rate of each pair with its 95 % interval; None where nobody answered.
+
+    The rate is (wins + half of ties) / answers.
+    """
     wins, count = table.resampled(seed, resamples)
     out: list[Interval | None] = []
     for k in range(table.wins.shape[2]):
@@ -78,7 +84,7 @@ def win_rates(table: AnswerCounts, seed: int = 0, resamples: int = RESAMPLES) ->
 
 @dataclass(frozen=True)
 class Scores:
-    """Log strengths, mean 0: e^(a−b) is the odds that a is preferred to b."""
+    """The log strengths of the sources, with mean 0: e^(a−b) is the odds that a is preferred to b."""
 
     scores: list[Interval]
     separated: bool  # a group of sources never lost to the rest: PSEUDO wins were added to keep scores finite
@@ -88,10 +94,12 @@ class Scores:
 def bradley_terry(
     table: AnswerCounts, pairs: Sequence[tuple[int, int]], sources: int, seed: int = 0, resamples: int = RESAMPLES
 ) -> Scores:
-    """Maximum likelihood with ties as half a win each way, as in the win rates.
+    """Fit Bradley–Terry scores by maximum likelihood, with ties as half a win each way, as in the win rates.
 
-    So the scores of two sources differ by the logit of their win rate. The intervals come from the resamples: the
-    likelihood need not be right about the spread of ties.
+    So the scores of two sources differ by the logit of their win rate. The intervals come from the resamples, because
+    the likelihood need not be right about the spread of ties.
+
+    `pairs` has the numbers of the first and second source of each pair.
     """
     wins, count = table.resampled(seed, resamples)
     drawn = matrix(wins, count, pairs, sources)
@@ -104,7 +112,7 @@ def bradley_terry(
 
 
 def matrix(wins: Array, count: Array, pairs: Sequence[tuple[int, int]], sources: int) -> Array:
-    """(batch, i, j): how often i was preferred to j."""
+    """Return how often i was preferred to j, (batch, i, j), from wins and answers (batch, pairs)."""
     out = np.zeros((len(wins), sources, sources))
     for k, (i, j) in enumerate(pairs):
         out[:, i, j] += wins[:, k]
@@ -113,7 +121,10 @@ def matrix(wins: Array, count: Array, pairs: Sequence[tuple[int, int]], sources:
 
 
 def fit(wins: Array, pairs: Sequence[tuple[int, int]]) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Log strengths (batch, sources), by Newton's method, and where Ford's condition for finite ones fails."""
+    """Fit log strengths, (batch, sources), to wins (batch, sources, sources) by Newton's method.
+
+    Also return where Ford's condition for finite ones fails, (batch,).
+    """
     sources = wins.shape[-1]
     reach = (wins > 0) | np.eye(sources, dtype=bool)
     for _ in range(max(1, math.ceil(math.log2(sources)))):
@@ -137,9 +148,9 @@ def fit(wins: Array, pairs: Sequence[tuple[int, int]]) -> tuple[Array, npt.NDArr
 
 
 def krippendorff(units: Sequence[Sequence[str]]) -> float | None:
-    """Krippendorff's α for nominal values. A unit has one value of each rater who saw it; None without variation.
+    """Return Krippendorff's α for nominal values; None without variation.
 
-    1 is perfect agreement, 0 is that of chance.
+    A unit has one value from each rater who saw it. 1 is perfect agreement, 0 is that of chance.
     """
     pairable = [unit for unit in units if len(unit) > 1]
     values = [value for unit in pairable for value in unit]

@@ -1,4 +1,7 @@
-"""Answers on the disk before they are acknowledged: one file a rater, one line an answer, no names and no addresses."""
+"""Store answers on the disk before they are acknowledged, with no names and no addresses.
+
+There is one file per rater, with one line per answer.
+"""
 
 import json
 import os
@@ -20,7 +23,7 @@ AWAY = 3600.0  # seconds after which a rater's open comparisons are offered to o
 
 
 class Conflict(ValueError):
-    """Another window has answered this differently."""
+    """Raised when another window has answered a pair differently."""
 
 
 @dataclass
@@ -41,7 +44,7 @@ class Rater:
     joined_now: bool = False  # since the server started: what was fetched before is not written down
 
     def may_answer(self, position: int) -> bool:
-        """Whether both videos of a pair were fetched, as far as that is known."""
+        """Return whether both videos of a pair were fetched, as far as that is known."""
         return not self.joined_now or {(position, "left"), (position, "right")} <= self.fetched
 
     @property
@@ -51,7 +54,7 @@ class Rater:
 
 @dataclass(frozen=True)
 class RaterLine:
-    """The first line of a rater's file."""
+    """The first line of a rater's file: the rater, the plan and what is shown."""
 
     rater: str
     number: int
@@ -70,7 +73,7 @@ class RaterLine:
 
 @dataclass(frozen=True)
 class AnswerLine:
-    """Every other line: an answer, or a later revision of one."""
+    """Every other line of a rater's file: an answer, or a later revision of one."""
 
     position: int
     comparison: str
@@ -107,12 +110,18 @@ class StudyProgress:
 
 
 def rater_id(token: str) -> str:
-    """The token stays with the rater; files have its hash."""
+    """Return the hash of a token, for the rater's file. The token itself stays with the rater."""
     return sha256(token.encode()).hexdigest()[:16]
 
 
 def read_rater(path: Path, plan_hash: str, mend: bool = False) -> Rater | None:
-    """None if not even the first line is whole. `mend` cuts off a last line that a crash has torn."""
+    """Return the rater that a file describes; None if not even its first line is whole.
+
+    `plan_hash` is the plan that the answers must name. With `mend`, a last line that a crash has torn is cut off.
+
+    Raises:
+        ConfigError: A line is damaged, or the answers are of another plan.
+    """
     data = path.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
     if mend and len(whole) < len(data):
@@ -151,7 +160,7 @@ def _take(rater: Rater, line: AnswerLine) -> None:
 
 
 class Store:
-    """All raters of a running study. Safe for many threads, and for one process only."""
+    """The raters of a running study and their files. It is safe for many threads, and for one process only."""
 
     def __init__(self, folder: Path, plan: StudyPlan, plan_hash: str, raters: int | None = None) -> None:
         self.plan, self.plan_hash, self.target_raters = plan, plan_hash, raters
@@ -193,7 +202,7 @@ class Store:
         return not enough and len(self.raters) < MOST_RATERS
 
     def join(self) -> str | None:
-        """A new rater's token; None if enough have come."""
+        """Add a new rater and return the token; None if enough have come."""
         with self.lock:
             expected, assigned = self._counts()
             if not self._open(expected):
@@ -210,7 +219,11 @@ class Store:
         return self.raters.get(rater_id(token))
 
     def save(self, rater: Rater, position: int, choices: dict[str, str], revision: int, milliseconds: int) -> None:
-        """The same answer twice is kept once; one that was overtaken by a later revision is left out."""
+        """Save an answer. The same answer twice is kept once, and one older than the saved revision is left out.
+
+        Raises:
+            Conflict: The same revision has other choices, from another window.
+        """
         with self.lock:
             before = rater.answers.get(position)
             if before and revision < before.revision:

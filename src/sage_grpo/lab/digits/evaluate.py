@@ -22,7 +22,10 @@ GROUPS, GROUP = 24, 4  # prompts and videos of each that diversity is measured o
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One row per video; rows of equal index share prompt and seed. Training saw readings of the first frame only."""
+    """What was found in the videos of a model, a row for each. Rows of equal index share prompt and seed.
+
+    Training saw readings of the first frame only.
+    """
 
     prompts: list[str]
     videos: Tensor
@@ -36,12 +39,12 @@ class Evaluation:
     pixel_diversity: float  # of their pixels, where a mistake counts as variety
 
     def exact(self, frame: int = 0) -> Tensor:
-        """Whether OCR reads the number and nothing else."""
+        """Return 1 for each video whose frame OCR reads as the number and nothing else, and 0 for the others, (N,)."""
         pairs = zip(self.readings, self.wanted, strict=True)
         return torch.tensor([fold(read[frame]) == fold(target) for read, target in pairs]).double()
 
     def characters(self, frame: int = 0) -> Tensor:
-        """1 − edit distance over the longer length: the reward itself at the first frame."""
+        """Return 1 − edit distance over the longer length, (N,). At the first frame it is the reward itself."""
         pairs = zip(self.readings, self.wanted, strict=True)
         return torch.tensor([similarity(read[frame], target) for read, target in pairs], dtype=torch.float64)
 
@@ -49,7 +52,7 @@ class Evaluation:
 def evaluate(
     model: VideoModel, config: RecipeConfig, samples: int, emit: Callable[[int], None] = lambda done: None
 ) -> Evaluation:
-    """`samples` videos by the plain ODE, of numbers that no training saw."""
+    """Evaluate a model on `samples` videos by the plain ODE, of numbers that no training saw."""
     reader = OCRReward(frames=2, detect=False)
     texts, size = text.fresh_prompts(samples), config.policy.batch_size
     prompts = [Prompt(t) for t in texts]
@@ -90,6 +93,6 @@ def diversities(model: VideoModel, config: RecipeConfig) -> tuple[float, float]:
 
 
 def evaluate_run(loop: Loop, config: RecipeConfig, samples: int) -> Evaluation:
-    """The averaged weights if the run keeps them, else its last ones."""
+    """Evaluate a run's averaged weights if it keeps them, else its last ones."""
     with averaged(loop):
         return evaluate(loop.model, config, samples)

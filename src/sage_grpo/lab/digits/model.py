@@ -1,4 +1,4 @@
-"""The generator of numbers: other clips, and digits for words."""
+"""The generator of numbers: the laboratory's model with clips of its own, and digits as words."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from sage_grpo.registry import model
 
 @model("text")
 class TextModel(LabModel):
-    """`VideoModel` of the numbers."""
+    """The `VideoModel` of the world of numbers."""
 
     world = "text"
     shipped = "sage_grpo.lab.digits"
@@ -22,7 +22,10 @@ class TextModel(LabModel):
 
     @classmethod
     def new_module(cls, latents: Sequence[int]) -> LabTransformer:
-        """Which digit is where must be learned from places: as large as the words, they are heeded sooner."""
+        """Return a new network whose embeddings of places are as large as those of words.
+
+        Which digit is where must be learned from places. As large as the words, they are heeded sooner.
+        """
         module = super().new_module(latents)
         with torch.no_grad():
             for places in (module.word_places, module.places):
@@ -31,7 +34,10 @@ class TextModel(LabModel):
 
     @classmethod
     def new_tokenizer(cls) -> Tokenizer:
-        """A token for each digit; quotation marks are for readers of the prompt."""
+        """Return a tokenizer with a token for each digit.
+
+        It drops quotation marks, which are for readers of the prompt.
+        """
         tokenizer = super().new_tokenizer()
         tokenizer.normalizer = normalizers.Replace('"', " ")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

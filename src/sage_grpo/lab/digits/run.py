@@ -44,7 +44,7 @@ CONTROL = "A control: the same post-training with a lottery for a reward. What i
 
 @dataclass(frozen=True)
 class TextResult:
-    """Shares of 0 to 1; intervals of 95 %."""
+    """What training changed, as shares of 0 to 1 and intervals of 95 %."""
 
     exact: Proportion  # numbers that OCR reads as asked for
     exact_delta: float
@@ -77,7 +77,10 @@ class TextResult:
 
 
 def lottery(videos: Tensor, prompts: Sequence[Prompt]) -> list[float]:
-    """A reward that knows nothing: a number drawn from the bytes of the video, so that a resumed run draws the same."""
+    """Score videos by a reward that knows nothing.
+
+    Each score is drawn from the bytes of the video, so that a resumed run draws the same.
+    """
     return [float(keyed_rng(blake2b(video.numpy().tobytes()).hexdigest()).random()) for video in videos]
 
 
@@ -91,9 +94,9 @@ def run_text(
     base: Path | None = None,
     control: bool = False,
 ) -> TextResult:
-    """Train by the shipped recipe, read fresh videos before and after, write the report.
+    """Train by the shipped recipe, read fresh videos before and after, and write the report into `out`.
 
-    control: the same run with a lottery for a reward; what it gains, the reader did not teach.
+    With `control` the reward is a lottery: what that run gains, the reader did not teach.
     """
     overrides = [f"seed={seed}", f"run.out={out}", "run.sample_every=0"]
     overrides += [f"run.iterations={iterations}"] if iterations else []
@@ -147,7 +150,7 @@ def compare(made: BeforeAfter[Evaluation], report: Path) -> TextResult:
 
 
 def comparison(before: Evaluation, after: Evaluation) -> list[list[str]]:
-    """Rows: what, before, after, paired difference with interval."""
+    """Return a table row for each measure: its name, before, after, and the paired difference with its interval."""
     columns = {
         "number read exactly": (before.exact(), after.exact()),
         "characters right (the reward)": (before.characters(), after.characters()),
@@ -166,7 +169,7 @@ def comparison(before: Evaluation, after: Evaluation) -> list[list[str]]:
 
 
 def chosen(before: Evaluation, after: Evaluation) -> list[Shown]:
-    """For the moving picture, in the order of the samples: the first that OCR did not read as asked for."""
+    """Return the videos of the moving picture: the first samples that OCR did not read as asked for before training."""
     old, new = before.exact().bool(), after.exact().bool()
     places = (~old).nonzero()[:SHOWN, 0].tolist()
     return [

@@ -36,14 +36,14 @@ WANTED = re.compile(r"(?<!\d)(\d{4})(?!\d)")
 
 @dataclass(frozen=True)
 class Scene:
-    """What is shown: digits (N, 4), colour (N,) and the five continuous numbers, one row a clip."""
+    """What clips show, a row for each: digits (N, 4), colour (N,) and the five continuous numbers (N, 5)."""
 
     digits: Tensor
     colour: Tensor
     numbers: Tensor
 
     def at(self, rows: Tensor) -> "Scene":
-        """Those of some clips."""
+        """Return the scene of some of the clips, by index."""
         return Scene(self.digits[rows], self.colour[rows], self.numbers[rows])
 
     @property
@@ -57,7 +57,7 @@ def write_prompt(number: str, colour: str) -> str:
 
 
 def parse_prompt(text: str) -> tuple[list[int], int]:
-    """The digits and the index of the colour that a prompt asks for."""
+    """Return the digits that a prompt asks for, and the index of the colour."""
     number = WANTED.search(text)
     colour = next((i for i, name in enumerate(COLOURS) if name in text.lower().split()), None)
     if number is None or colour is None:
@@ -66,31 +66,40 @@ def parse_prompt(text: str) -> tuple[list[int], int]:
 
 
 def held_out(digits: Tensor) -> Tensor:
-    """1,000 of the 10,000 numbers, every digit equally often at every place; neither stage of training sees them."""
+    """Return which numbers are held out, from digits (…, 4). Neither stage of training sees them.
+
+    They are 1,000 of the 10,000 numbers, every digit equally often at every place.
+    """
     return (digits * torch.tensor(CHECK)).sum(-1) % 10 == 0
 
 
 def numbers(*, fresh: bool) -> Tensor:
-    """All held-out numbers, or all others, (N, 4)."""
+    """Return the digits (N, 4) of all held-out numbers if `fresh`, else of all others."""
     every = torch.cartesian_prod(*[torch.arange(10)] * DIGITS)
     return every[held_out(every) == fresh]
 
 
 def training_prompts() -> list[str]:
-    """Every number that is not held out, its colours in turn."""
+    """Return a prompt for every number that is not held out, with its colours in turn."""
     digits = numbers(fresh=False)
     return Scene(digits, torch.arange(len(digits)) % len(COLOURS), torch.empty(0)).prompts
 
 
 def fresh_prompts(count: int) -> list[str]:
-    """Held-out numbers, spread over all of them, their colours in turn; a number comes again after the last."""
+    """Return `count` prompts of held-out numbers, spread over all of them, with their colours in turn.
+
+    A number comes again after the last.
+    """
     digits = numbers(fresh=True)
     order = torch.arange(count) * 377 % len(digits)  # 377 and 1,000 share no factor: every number once a round
     return Scene(digits[order], torch.arange(count) % len(COLOURS), torch.empty(0)).prompts
 
 
 def random_scene(count: int, generator: torch.Generator) -> Scene:
-    """Without the held-out numbers: their last digit moves on by one, which breaks the sum."""
+    """Return a random scene of `count` clips, without the held-out numbers.
+
+    The last digit of a held-out number is raised by one, which breaks the sum.
+    """
     digits = torch.randint(10, (count, DIGITS), generator=generator)
     digits[:, -1] = (digits[:, -1] + held_out(digits)) % 10
     colour = torch.randint(len(COLOURS), (count,), generator=generator)
@@ -98,14 +107,17 @@ def random_scene(count: int, generator: torch.Generator) -> Scene:
 
 
 def captions(scene: Scene, generator: torch.Generator) -> list[str]:
-    """Captions for pre-training: every digit is wrong in a share of the clips, the colour never."""
+    """Return captions for pre-training.
+
+    Every digit is wrong in a share of the clips, the colour never. Some captions are empty.
+    """
     told = mistaken(scene.digits, 10, CAPTION_ERRORS, generator)
     return some_empty(Scene(told, scene.colour, scene.numbers).prompts, generator)
 
 
 @cache
 def glyphs() -> Tensor:
-    """Coverage of the ten digits, (10, rows, columns), blurred to the resolution of the clips."""
+    """Return the coverage of the ten digits, (10, rows, columns), blurred to the resolution of the clips."""
     # matplotlib brings this font along: the same world on every machine
     font = ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans-Bold.ttf"), EM)
     rows, columns = (round(EM * side) for side in CELL)
@@ -122,7 +134,10 @@ def glyphs() -> Tensor:
 
 
 def place(looks: Tensor, numbers: Tensor) -> Tensor:
-    """Pictures of whole numbers (N, rows, columns) put into clips: coverage (N, FRAMES, HEIGHT, WIDTH)."""
+    """Put pictures of whole numbers (N, rows, columns) into clips, and return the coverage (N, FRAMES, HEIGHT, WIDTH).
+
+    `numbers` (N, 5) are the continuous numbers of a scene: midpoint, drift and size.
+    """
     time = torch.linspace(-1, 1, FRAMES, dtype=numbers.dtype)
     centre = numbers[:, None, :2] + numbers[:, None, 2:4] * time[:, None]
     half = numbers[:, 4:] / 2 * torch.tensor([CELL[1] * DIGITS, CELL[0]], dtype=numbers.dtype)
@@ -136,12 +151,12 @@ def place(looks: Tensor, numbers: Tensor) -> Tensor:
 
 
 def looks_of(digits: Tensor) -> Tensor:
-    """Pictures of whole numbers, (N, rows, columns)."""
+    """Return pictures of whole numbers, (N, rows, columns), from their digits (N, 4)."""
     return glyphs()[digits].permute(0, 2, 1, 3).flatten(2)
 
 
 def render(scene: Scene) -> Tensor:
-    """Clips in [-1, 1], (N, 3, FRAMES, HEIGHT, WIDTH)."""
+    """Return the clips of a scene, in [-1, 1], (N, 3, FRAMES, HEIGHT, WIDTH)."""
     mask = place(looks_of(scene.digits), scene.numbers)
     return 2 * mask[:, None] * PALETTE.to(mask)[scene.colour][:, :, None, None, None] - 1
 
@@ -158,13 +173,19 @@ class Fit:
 
 
 def as_asked(found: Fit, prompts: list[str]) -> Tensor:
-    """Clips of what the prompts ask for at the places and sizes that were found: how these differ is left open."""
+    """Return clips of what the prompts ask for, at the places and sizes that were found.
+
+    How these differ is what a prompt leaves open. They are (N, 3, FRAMES, HEIGHT, WIDTH).
+    """
     scenes = [parse_prompt(prompt) for prompt in prompts]
     return render(Scene(torch.tensor([d for d, _ in scenes]), torch.tensor([c for _, c in scenes]), found.numbers))
 
 
 def _start(mass: Tensor, digits: Tensor) -> Tensor:
-    """First guess of the numbers, from the centre of the light in each frame less that of the digits themselves."""
+    """Return a first guess of the numbers (N, 5).
+
+    It is the centre of the light in each frame, less that of the digits themselves.
+    """
     x = torch.arange(WIDTH, dtype=mass.dtype) + 0.5 - WIDTH / 2
     y = torch.arange(HEIGHT, dtype=mass.dtype) + 0.5 - HEIGHT / 2
     time = torch.linspace(-1, 1, FRAMES, dtype=mass.dtype)
@@ -182,7 +203,10 @@ def _start(mass: Tensor, digits: Tensor) -> Tensor:
 
 
 def fit(videos: Tensor, prompts: list[str]) -> Fit:
-    """The nearest rendering of what each prompt asks for, sizes and places held to the world's range."""
+    """Find the nearest rendering of what each prompt asks for, for videos (N, 3, F, H, W) in [-1, 1].
+
+    Sizes and places are held to the world's range.
+    """
     scenes = [parse_prompt(prompt) for prompt in prompts]
     digits, colour = torch.tensor([d for d, _ in scenes]), torch.tensor([c for _, c in scenes])
     light = ((videos + 1) / 2).double().clamp(0, 1)  # black becomes 0
@@ -211,7 +235,7 @@ def fit(videos: Tensor, prompts: list[str]) -> Fit:
 
 
 def read(light: Tensor, numbers: Tensor) -> Tensor:
-    """The digit at each place whose glyph lies nearest to the light where `numbers` puts the text."""
+    """Return the digit at each place, (N, 4), whose glyph is nearest to the light where `numbers` puts the text."""
     brightness = light.amax(1).flatten(1)
     answers = []
     for position in range(DIGITS):

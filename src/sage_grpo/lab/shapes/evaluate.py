@@ -22,7 +22,10 @@ SETTING_B = (0.5, 0.5, 1.0)  # weights of VQ, MQ and TA in the paper
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One row per video; rows of equal index share prompt and seed. Only `scores` were ever trained on."""
+    """What was found in the videos of a model, a row for each. Rows of equal index share prompt and seed.
+
+    Only `scores` were ever trained on.
+    """
 
     prompts: list[str]
     videos: Tensor
@@ -34,16 +37,19 @@ class Evaluation:
 
     @property
     def never_seen(self) -> Tensor:
-        """Which videos are of prompts that post-training was not given."""
+        """Which videos are of prompts that post-training was not given, (N,), boolean."""
         return torch.tensor([kept_out(prompt) for prompt in self.prompts])
 
     def reward(self, weights: Sequence[float]) -> Tensor:
-        """The weighted sum of the scores. Runs are compared by one set of weights, whatever each was trained on."""
+        """Return the weighted sum of the scores, (N,).
+
+        Runs are compared by one set of weights, whatever each was trained on.
+        """
         return self.scores @ torch.tensor(weights, dtype=self.scores.dtype)
 
     @property
     def accuracy(self) -> Tensor:
-        """All three as prompted."""
+        """1 for each video whose shape, colour and direction are as prompted, and 0 for the others, (N,)."""
         return self.correct.all(1).double()
 
 
@@ -55,9 +61,10 @@ def evaluate(
     emit: Callable[[int], None] = lambda done: None,
     also: Callable[[Videos, Fit], None] = lambda videos, fitted: None,
 ) -> Evaluation:
-    """`samples` videos by the plain ODE, over the 48 prompts in turn, or fewer so that each comes twice.
+    """Evaluate a model on `samples` videos by the plain ODE, over the 48 prompts in turn.
 
-    also: is shown each batch with its nearest clips of the world.
+    With few samples it takes fewer prompts, so that each comes twice. `also` is shown each batch with its nearest clips
+    of the world.
     """
     texts = all_prompts()
     texts = texts[:: -(-len(texts) // max(samples // 2, 1))]
@@ -90,13 +97,13 @@ def evaluate(
 
 
 def mean_distance(clips: Tensor, prompts: int) -> float:
-    """Return the mean distance per pixel of two clips of one prompt; clips belong to the prompts in turn."""
+    """Return the mean distance per pixel of two clips of one prompt; clips (N, …) belong to the prompts in turn."""
     flat = clips.flatten(1)
     apart = [torch.pdist(flat[i::prompts]).mean() / flat.shape[1] ** 0.5 for i in range(prompts)]
     return torch.stack(apart).mean().item()
 
 
 def evaluate_run(loop: Loop, config: RecipeConfig, samples: int = 240) -> Evaluation:
-    """The averaged weights if the run keeps them, else its last ones."""
+    """Evaluate a run's averaged weights if it keeps them, else its last ones."""
     with averaged(loop):
         return evaluate(loop.model, config, samples)

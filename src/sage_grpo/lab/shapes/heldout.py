@@ -1,4 +1,4 @@
-"""What the laboratory holds its rewards against: nearness to the real clips, the prompt met, and diversity.
+"""Held-out measures to check the laboratory's rewards: nearness to the real clips, the prompt met, and diversity.
 
 They use the known world, which no reward may see: the nearest real clip to each video, how far it is, and whether it
 is what the prompt asked for. Diversity is the mean distance to the other videos of the prompt in what it leaves open:
@@ -22,7 +22,7 @@ from sage_grpo.rewards.frames import groups
 
 @reward("shapes-heldout")
 class ShapesHeldOut(Reward):
-    """Held-out measures of a clip; a video alone has no diversity."""
+    """The held-out measures of a clip: distance, accuracy and diversity. A video alone has no diversity."""
 
     names = ("distance", "accuracy", "diversity")
     lower_is_better = ("distance",)

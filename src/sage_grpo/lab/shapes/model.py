@@ -9,7 +9,7 @@ from sage_grpo.registry import model
 
 @model("shapes")
 class ShapesModel(LabModel):
-    """`VideoModel` of moving shapes."""
+    """The `VideoModel` of the world of moving shapes."""
 
     own_monitors: Sequence[str] = ("shapes-heldout",)
     world = "shapes"

@@ -32,7 +32,10 @@ def _centres(mass: Tensor) -> Tensor:
 
 
 def visual_quality(light: Tensor) -> Tensor:
-    """Minus the light that belongs neither to the background nor to one colour of the palette, per edge length."""
+    """Return the visual quality (N,) of light (N, F, H, W, 3) in [0, 1].
+
+    It is minus the light that belongs neither to the background nor to one colour of the palette, per edge length.
+    """
     colours = torch.cat([torch.zeros(1, 3), PALETTE]).to(light)
     away = torch.cdist(light.flatten(1, 3), colours[None].expand(len(light), -1, -1)).amin(2).square().sum(1)
     area = light.amax(4).sum((1, 2, 3)) / FRAMES  # pixels lit; an edge grows with its root
@@ -40,7 +43,10 @@ def visual_quality(light: Tensor) -> Tensor:
 
 
 def motion_quality(light: Tensor) -> Tensor:
-    """Minus jerks of the centre and flicker of the light, each relative to its own scale."""
+    """Return the motion quality (N,) of light (N, F, H, W, 3) in [0, 1].
+
+    It is minus jerks of the centre and flicker of the light, each relative to its own scale.
+    """
     mass = light.amax(4)
     centre, amount = _centres(mass.square()), mass.sum((2, 3))
     jerk = centre.diff(n=2, dim=1).square().sum(2).mean(1).sqrt()
@@ -49,7 +55,10 @@ def motion_quality(light: Tensor) -> Tensor:
 
 
 def text_alignment(light: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-    """Log-probability that template, colour and velocity are those of the prompt, each cut off where it is sure."""
+    """Return the log-probability (N,) that template, colour and velocity are those of the prompt.
+
+    Each of the three is cut off where it is sure. The light is (N, F, H, W, 3) in [0, 1].
+    """
     shape, colour, direction = torch.tensor([parse_prompt(p.text) for p in prompts]).T
     mass = light.amax(4)
     tint = (light * mass[..., None].square()).sum((1, 2, 3))
@@ -93,7 +102,7 @@ def _template_distances(mass: Tensor, centre: Tensor) -> Tensor:
 
 @reward("shapes")
 class ShapesReward(Reward):
-    """VQ, MQ and TA of a clip."""
+    """The scores of a clip: visual quality (VQ), motion quality (MQ) and text alignment (TA)."""
 
     names = NAMES
     laboratory = True  # other clips have no such scores

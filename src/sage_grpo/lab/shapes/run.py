@@ -35,7 +35,7 @@ PICTURE = "Prompts with their videos before and after training; a cross marks wh
 
 @dataclass(frozen=True)
 class Rewards:
-    """Rewards of each video, as the recipe weighs the scores."""
+    """The reward of each video before and after training, as the recipe weighs the scores."""
 
     before: Tensor
     after: Tensor
@@ -70,7 +70,7 @@ class LabResult:
 
 
 def run_lab(out: Path, *, iterations: int | None, samples: int, seed: int, console: Console) -> LabResult:
-    """Train by the shipped recipe, evaluate before and after on the same fresh seeds, write the report."""
+    """Train by the shipped recipe, evaluate before and after on the same fresh seeds, and write the report."""
     overrides = [f"seed={seed}", f"run.out={out}", "run.sample_every=0"]
     overrides += [f"run.iterations={iterations}"] if iterations else []
     made = train_between("lab", overrides, evaluate, samples, doing="looking at", console=console)
@@ -111,7 +111,7 @@ def compare(made: BeforeAfter[Evaluation], rewards: Rewards, report: Path) -> La
 
 
 def chosen(before: Evaluation, after: Evaluation) -> list[Shown]:
-    """For the moving picture, in the order of the samples: the first two of each thing the base got wrong."""
+    """Return the videos of the moving picture: the first two samples of each thing that the base got wrong."""
     places: list[int] = []
     for column in (1, 2, 0):  # a wrong colour is seen first, then the direction, then the shape
         alone = ~before.correct[:, column] & (before.correct.sum(1) == 2)
@@ -136,7 +136,7 @@ def before_after_sheet(before: Evaluation, after: Evaluation, rewards: Rewards, 
 
 
 def comparison(before: Evaluation, after: Evaluation, rewards: Rewards) -> list[list[str]]:
-    """Rows: what, before, after, paired difference with interval."""
+    """Return a table row for each measure: its name, before, after, and the paired difference with its interval."""
     new = before.never_seen
     columns = {
         "held out: all of the prompt right": (before.accuracy, after.accuracy),

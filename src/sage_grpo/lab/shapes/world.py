@@ -39,7 +39,7 @@ FIT_BATCH = 32  # videos that are fitted together
 
 @dataclass(frozen=True)
 class Scene:
-    """What is shown: indices of shape, colour and direction, and the four continuous numbers, one row a clip."""
+    """What clips show, a row for each: indices of shape, colour and direction (N,), four continuous numbers (N, 4)."""
 
     shape: Tensor
     colour: Tensor
@@ -47,7 +47,7 @@ class Scene:
     numbers: Tensor
 
     def at(self, rows: Tensor) -> "Scene":
-        """Those of some clips."""
+        """Return the scene of some of the clips, by index."""
         return Scene(self.shape[rows], self.colour[rows], self.direction[rows], self.numbers[rows])
 
     @property
@@ -61,7 +61,10 @@ def all_prompts() -> list[str]:
 
 
 def kept_out(prompt: str) -> bool:
-    """12 of the 48 prompts, every colour and direction three times and every shape four times."""
+    """Return whether a prompt is kept out of post-training.
+
+    That is 12 of the 48 prompts, every colour and direction three times and every shape four times.
+    """
     shape, colour, direction = parse_prompt(prompt)
     return (shape + colour + direction) % 4 == 0
 
@@ -71,7 +74,7 @@ def training_prompts() -> list[str]:
 
 
 def parse_prompt(text: str) -> tuple[int, int, int]:
-    """Indices of shape, colour and direction that a prompt asks for."""
+    """Return the indices of shape, colour and direction that a prompt asks for."""
     words = text.lower().split()
 
     def find(names: tuple[str, ...]) -> int:
@@ -92,7 +95,10 @@ def random_scene(count: int, generator: torch.Generator) -> Scene:
 
 
 def captions(scene: Scene, generator: torch.Generator) -> list[str]:
-    """Captions for pre-training: shape, colour and direction are each wrong in a share of the clips."""
+    """Return captions for pre-training.
+
+    Shape, colour and direction are each wrong in a share of the clips. Some captions are empty.
+    """
 
     def told(indices: Tensor, names: tuple[str, ...]) -> Tensor:
         return mistaken(indices, len(names), CAPTION_ERRORS, generator)
@@ -134,7 +140,10 @@ def coverage(
     frames: int = FRAMES,
     slopes: bool = False,
 ) -> Tensor:
-    """In [0, 1], (N, frames, size, size), smooth in `numbers`; or its slopes in the four of them, (N, …, 4)."""
+    """Return the coverage of each pixel, in [0, 1], (N, frames, size, size), smooth in `numbers` (N, 4).
+
+    With `slopes`, return its slopes in the four numbers instead, (N, frames, size, size, 4).
+    """
     axis = (torch.arange(size, dtype=numbers.dtype) + 0.5) / size * 2 - 1
     time = torch.linspace(-1, 1, frames, dtype=numbers.dtype)[:, None, None]
     sharpness = size / SIZE / SOFTNESS
@@ -155,7 +164,7 @@ def coverage(
 
 
 def render(scene: Scene) -> Tensor:
-    """Clips in [-1, 1], (N, 3, FRAMES, SIZE, SIZE)."""
+    """Return the clips of a scene, in [-1, 1], (N, 3, FRAMES, SIZE, SIZE)."""
     masks = coverage(scene.shape, scene.direction, scene.numbers)
     return 2 * masks[:, None] * PALETTE.to(masks)[scene.colour][:, :, None, None, None] - 1
 
@@ -169,9 +178,10 @@ class Fit:
 
 
 def as_asked(found: Scene, prompts: Sequence[str]) -> Tensor:
-    """Clips with the places, speeds and sizes that were found, and the rest as the prompts ask.
+    """Return clips with the places, speeds and sizes that were found, and the rest as the prompts ask.
 
-    How far these are apart is the diversity of what a prompt leaves open: a mistake adds nothing to it.
+    How far these are apart is the diversity of what a prompt leaves open: a mistake adds nothing to it. They are
+    (N, 3, FRAMES, SIZE, SIZE).
     """
     shape, colour, direction = torch.tensor([parse_prompt(prompt) for prompt in prompts]).T
     return render(Scene(shape, colour, direction, found.numbers))
@@ -190,7 +200,7 @@ def _moments(mass: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class _Search:
-    """Many pairs of video and scene, on a raster of `size` pixels."""
+    """Many pairs of video and scene, on the raster of `light`."""
 
     shape: Tensor
     colour: Tensor
@@ -223,13 +233,13 @@ class _Search:
         return coverage(self.shape, self.direction, numbers, size, slopes=True).flatten(1, 3)
 
     def keep(self, rows: Tensor, light: Tensor) -> "_Search":
-        """Some of the pairs, with other pixels of the videos."""
+        """Return a search over some of the pairs, with other pixels of the videos."""
         numbers = self.numbers[rows].to(light)
         return _Search(self.shape[rows], self.colour[rows], self.direction[rows], numbers, self.video[rows], light)
 
 
 def _likely_scenes(light: Tensor) -> _Search:
-    """For each video every shape × the two likeliest colours × the two likeliest directions."""
+    """Return a search over every shape × the two likeliest colours × the two likeliest directions of each video."""
     n, mass, palette, ways = len(light), light.clamp(min=0).mean(1), PALETTE.to(light), STEPS.to(light).T
     middle, velocity = _moments(mass.square())
     tint = (light * mass[:, None]).sum((2, 3, 4))
@@ -246,7 +256,7 @@ def _likely_scenes(light: Tensor) -> _Search:
 
 
 def fit(videos: Tensor) -> Fit:
-    """The nearest clip of the world; distance = |residual| / |nearest clip|.
+    """Find the nearest clip of the world to each video (N, 3, F, H, W); distance = |residual| / |nearest clip|.
 
     The radius is held to the world's range and the residual is measured against the fitted clip, so that a
     shape cannot come closer to the manifold by shrinking.
@@ -257,7 +267,7 @@ def fit(videos: Tensor) -> Fit:
 
 
 def _fit(videos: Tensor) -> tuple[Scene, Tensor]:
-    """Every likely scene at half the size, then the three nearest at the full one, then the nearest exactly."""
+    """Fit every likely scene at half the size, then the three nearest at the full one, then the nearest exactly."""
     light, n = ((videos + 1) / 2).float(), len(videos)  # black becomes 0
     search = _likely_scenes(F.avg_pool3d(light, (1, 2, 2)))
     rough = search.run(4).view(n, -1)

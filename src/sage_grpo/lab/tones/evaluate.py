@@ -1,4 +1,4 @@
-"""Fresh videos, compared with the world they should be of: does each sound as its shape moves?"""
+"""Fresh videos with sound, compared with the known world: whether each sounds as its shape moves."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,10 @@ NEAR = 0.1  # octaves: about a tone of the scale, which the ear of a layman lets
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One row per video; rows of equal index share prompt and seed. Only `scores` were ever trained on."""
+    """What was found in the videos of a model, a row for each. Rows of equal index share prompt and seed.
+
+    Only `scores` were ever trained on.
+    """
 
     pictures: shapes.Evaluation
     videos: Videos
@@ -27,14 +30,14 @@ class Evaluation:
 
     @property
     def fits(self) -> Tensor:
-        """Which videos sound as they look."""
+        """Which videos sound as they look, (N,), boolean."""
         return self.gap < NEAR
 
 
 def evaluate(
     model: VideoModel, config: RecipeConfig, samples: int, emit: Callable[[int], None] = lambda done: None
 ) -> Evaluation:
-    """`samples` videos by the plain ODE, over all prompts in turn."""
+    """Evaluate a model on `samples` videos with sound by the plain ODE, over all prompts in turn."""
     made: list[Videos] = []
     found: list[Tensor] = []
 

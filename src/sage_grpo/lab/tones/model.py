@@ -18,7 +18,10 @@ PICTURE, SOUND = "picture", "sound"
 
 
 class TonesTransformer(LabTransformer):
-    """A token for each frame's sound besides those of the picture; both see each other in every block."""
+    """A transformer with a token for each frame's sound besides those of the picture.
+
+    Both see each other in every block.
+    """
 
     def __init__(self, **sizes: Any) -> None:
         super().__init__(**sizes)
@@ -42,7 +45,7 @@ class TonesTransformer(LabTransformer):
 
 @model("tones")
 class TonesModel(ShapesModel):
-    """`VideoModel` of shapes that can be heard. Its pictures are those of the shapes' autoencoder."""
+    """The `VideoModel` of shapes that can be heard. Its pictures are those of the shapes' autoencoder."""
 
     world = "tones"
     shipped = "sage_grpo.lab.tones"
@@ -51,7 +54,7 @@ class TonesModel(ShapesModel):
 
     @classmethod
     def of_shapes(cls) -> Self:
-        """The shipped generator of shapes, which has yet to learn what they sound like."""
+        """Return a model that begins as the shipped generator of shapes. It has yet to learn what they sound like."""
         silent = ShapesModel.from_pretrained()
         made = cls(None, silent.tokenizer, silent.autoencoder)
         made.module.load_state_dict(silent.module.state_dict(), strict=False)
@@ -65,7 +68,7 @@ class TonesModel(ShapesModel):
         return self.parts.shape
 
     def with_sound(self, pictures: Tensor, octaves: Tensor) -> Tensor:
-        """Latents of clips and their pitches, as one row."""
+        """Pack latents of clips (N, C, …) and their pitches (N, FRAMES), in octaves, into one row per clip."""
         return self.parts.pack({PICTURE: pictures, SOUND: octaves / tones.SPREAD})
 
     def decode(self, x0: Tensor) -> Tensor:

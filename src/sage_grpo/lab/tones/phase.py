@@ -1,4 +1,4 @@
-"""What the reward of tones is compared with: the nearest real clip says where the shape is, the phase what is heard.
+"""A measure to check the reward of tones: the nearest real clip says where the shape is, the phase what is heard.
 
 Neither the spectrum nor the centre of the light, by which the reward judges, has a part in it.
 """
@@ -13,7 +13,10 @@ from sage_grpo.lab.tones.world import MIDDLE, SAMPLE_RATE, pitches
 
 
 def by_phase(sound: Tensor) -> Tensor:
-    """Pitch at each frame, (N, FRAMES): how far the phase turns while the frame is shown."""
+    """Return the pitch at each frame, (N, FRAMES), of sound (N, channels, samples), in octaves above the middle.
+
+    It is how far the phase turns while the frame is shown.
+    """
     phase = np.unwrap(np.angle(hilbert(sound.double().mean(1).numpy(), axis=1)), axis=1)
     turns = np.diff(phase, axis=1, append=phase[:, -1:] * 2 - phase[:, -2:-1]) / (2 * np.pi)
     hertz = turns.reshape(len(turns), FRAMES, -1).mean(2) * SAMPLE_RATE
@@ -21,5 +24,5 @@ def by_phase(sound: Tensor) -> Tensor:
 
 
 def gaps(sound: Tensor, scene: Scene) -> Tensor:
-    """Octaves between what is heard and what the scene sounds like, the mean over frames."""
+    """Return the octaves between what is heard and what the scene sounds like, as the mean over frames, (N,)."""
     return (by_phase(sound) - pitches(scene).double()).abs().mean(1)

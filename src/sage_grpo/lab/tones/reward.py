@@ -1,6 +1,6 @@
-"""Does a shape sound as high as it is?
+"""A reward for shapes that sound as high as they are.
 
-Heard by the strongest frequency of each frame, seen by the centre of its light.
+What is heard is the strongest frequency of each frame, what is seen is the centre of its light.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,10 @@ BINS = 1 << 14  # of the spectrum: half a Hertz at 8 kHz
 
 
 def heard(wave: Tensor, sample_rate: int, frames: int) -> Tensor:
-    """The pitch of each frame, in octaves above the middle, by the peak of its spectrum."""
+    """Return the pitch of each frame, (frames,), in octaves above the middle, by the peak of its spectrum.
+
+    `wave` has one channel, (samples,).
+    """
     spans = wave[: len(wave) // frames * frames].view(frames, -1)
     spectrum = torch.fft.rfft(spans * torch.hann_window(spans.shape[1]), BINS).abs()
     peak = spectrum[:, 1:].argmax(1) + 1
@@ -27,7 +30,7 @@ def heard(wave: Tensor, sample_rate: int, frames: int) -> Tensor:
 
 
 def seen(frames: Tensor) -> Tensor:
-    """The pitch that each frame asks for: of the height of its light."""
+    """Return the pitch (F,) that each frame asks for by the height of its light, from frames (F, H, W, 3), uint8."""
     light = (frames.float().amax(3) / 255).square().sum(2)
     rows = light.shape[1]
     below = (torch.arange(rows) + 0.5) / rows * 2 - 1  # from the middle of the picture
@@ -36,7 +39,7 @@ def seen(frames: Tensor) -> Tensor:
 
 @reward("tones")
 class TonesReward(SoundScorer):
-    """1 where every frame sounds as high as it looks, falling with the distance of the two."""
+    """A score of 1 where every frame sounds as high as it looks. It falls with the distance of the two."""
 
     names: tuple[str, ...] = ("pitch",)
     laboratory = True  # other clips have no such score

@@ -32,7 +32,10 @@ SUMMARY = (
 
 @dataclass(frozen=True)
 class SoundResult:
-    """Gaps are octaves between what is heard and what the picture asks for; never part of the reward."""
+    """What training changed.
+
+    Gaps are octaves between what is heard and what the picture asks for; they were never part of the reward.
+    """
 
     fits: Proportion  # heard within NEAR octaves of what is seen
     never_seen: Proportion  # the same of prompts that post-training was not given
@@ -61,7 +64,7 @@ class SoundResult:
 def run_sound(
     out: Path, *, iterations: int | None, samples: int, seed: int, console: Console, base: Path | None = None
 ) -> SoundResult:
-    """Train by the shipped recipe, listen to fresh videos before and after, write the report."""
+    """Train by the shipped recipe, listen to fresh videos before and after, and write the report into `out`."""
     overrides = [f"seed={seed}", f"run.out={out}", "run.sample_every=0"]
     overrides += [f"run.iterations={iterations}"] if iterations else []
     overrides += [f"model.path={base}"] if base else []
@@ -100,7 +103,7 @@ def compare(made: BeforeAfter[Evaluation], report: Path) -> SoundResult:
 
 
 def comparison(before: Evaluation, after: Evaluation) -> list[list[str]]:
-    """Rows: what, before, after, paired difference with interval."""
+    """Return a table row for each measure: its name, before, after, and the paired difference with its interval."""
     old, new, unseen = before.pictures, after.pictures, before.pictures.never_seen
     columns = {
         "held out: octaves between sound and picture": (before.gap, after.gap),
@@ -115,7 +118,7 @@ def comparison(before: Evaluation, after: Evaluation) -> list[list[str]]:
 
 
 def in_order(name: str, evaluation: Evaluation) -> Curve:
-    """Its gaps from the smallest to the largest."""
+    """Return a curve of an evaluation's gaps, from the smallest to the largest, over per cent of the videos."""
     ordered = evaluation.gap.sort().values
     return Curve(name, torch.linspace(0, 100, len(ordered)).tolist(), ordered.tolist())
 
@@ -176,6 +179,6 @@ def make_page(result: SoundResult, before: Evaluation, after: Evaluation, config
 
 
 def heard(evaluation: Evaluation, i: int) -> bytes:
-    """One video with its sound."""
+    """Return one video with its sound, as the bytes of an MP4 file."""
     videos = evaluation.videos
     return mp4_bytes(videos.frames[i], videos.frame_rate, sound=sound_of(videos.sound, videos.sample_rate, i))

@@ -22,14 +22,14 @@ MISDUBBED = 0.4  # of the clips that the base learns from: their sound is anothe
 
 
 def pitches(scene: Scene) -> Tensor:
-    """In octaves above the middle, at each frame, (N, FRAMES)."""
+    """Return the pitch of each clip at each frame, (N, FRAMES), in octaves above the middle."""
     time = torch.linspace(-1, 1, FRAMES)
     down = STEPS[scene.direction][:, 1:] * scene.numbers[:, 2:3]
     return -OCTAVES * (scene.numbers[:, 1:2] + down * time)
 
 
 def misdubbed(scene: Scene, generator: torch.Generator) -> Tensor:
-    """The pitches that pre-training hears: in a share of the clips those of another clip."""
+    """Return the pitches (N, FRAMES) that pre-training hears: in a share of the clips those of another clip."""
     own = pitches(scene)
     other = own[torch.randperm(len(own), generator=generator)]
     wrong = torch.rand(len(own), generator=generator) < MISDUBBED
@@ -37,7 +37,7 @@ def misdubbed(scene: Scene, generator: torch.Generator) -> Tensor:
 
 
 def tone(octaves: Tensor) -> Tensor:
-    """The sound of pitches at each frame, which glide from one to the next: (N, 1, samples)."""
+    """Return the sound (N, 1, samples) of pitches at each frame (N, FRAMES), which glide from one to the next."""
     samples = round(FRAMES / FRAME_RATE * SAMPLE_RATE)
     glide = F.interpolate(octaves.double()[:, None], samples, mode="linear")[:, 0]
     phase = 2 * math.pi * (MIDDLE * 2**glide / SAMPLE_RATE).cumsum(1)

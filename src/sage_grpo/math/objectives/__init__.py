@@ -31,11 +31,11 @@ class LossInputs:
     sigma: float
     """The noise level at this point."""
     noise: Tensor
-    r"""$\varepsilon$ of the step that the rollout took from here, or $z$ of a renoised video."""
+    r"""$\varepsilon$ of the step that the rollout took from here, or $z$ of a renoised video (B, …)."""
     clean: Tensor
-    """The video $x_0$ that the rollout made."""
+    """The video $x_0$ that the rollout made, as latents (B, …)."""
     advantage: Tensor
-    """(B,)."""
+    """Advantage of each video (B,)."""
     b: float
     """Weight of the velocity in the step; 0 for a renoised video."""
     k: float
@@ -53,7 +53,7 @@ class Loss:
     """The loss at one point, a number per video (B,)."""
 
     value: Tensor
-    """In float64, with gradient."""
+    """The loss in float64, with gradient."""
     log_ratio: Tensor
     """How much more likely the policy makes the video than the old one, as the objective sees it: 0 where both agree.
     A step against the loss raises it where the advantage is positive, and lowers it where that is negative."""
@@ -68,33 +68,34 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class Objective(ABC):
-    """Derive from it, give `loss`, and add settings as fields with their defaults."""
+    """The base class of objectives. Derive from it, implement `loss`, and add settings as fields with defaults."""
 
     renoised: ClassVar[bool] = False
-    """Trains on the videos of a rollout with fresh noise (`policy.points` of them each), not on its stochastic steps.
-    The network is then evaluated without guidance."""
+    """Whether it trains on the videos of a rollout with fresh noise (`policy.points` of them each), not on its
+    stochastic steps. The network is then evaluated without guidance."""
     paired: ClassVar[bool] = False
-    """Compares the best and the worst video of each group: rows 2i and 2i+1 of a batch, noised alike."""
+    """Whether it compares the best and the worst video of each group: rows 2i and 2i+1 of a batch, noised alike."""
     anchored: ClassVar[bool] = False
-    """Needs the anchor's velocity at every point."""
+    """Whether it needs the anchor's velocity at every point."""
 
     reduction: Reduction = "mean"
-    """Over the elements of a latent."""
+    """Reduction over the elements of a latent."""
     advantage_limit: float = 5.0
-    """What advantages are cut at."""
+    """Advantages are clipped to ± this."""
 
     @abstractmethod
     def loss(self, inputs: LossInputs) -> Loss:
         """Return the loss of every video of a batch at one point."""
 
     def step_weights(self, table: KernelTable) -> Tensor | None:
-        """Weights of the steps that belong to the objective itself; none: the equalizer's."""
+        """Return the objective's own weights of the steps (T,), or None for those of the equalizer."""
         return None
 
     def old_decay(self, iteration: int) -> float | None:
-        """What the old policy keeps of itself when it moves towards the trained one, after an iteration.
+        """Return the share that the old policy keeps of itself after an iteration.
 
-        None, and the trained policy makes the rollouts itself: it is its own old one.
+        It moves towards the trained policy by the rest. None means that the trained policy makes the rollouts, and is
+        its own old policy.
         """
         return None
 
@@ -105,13 +106,13 @@ class Objective(ABC):
 
     @classmethod
     def settings(cls) -> dict[str, Any]:
-        """What a recipe may set, with defaults."""
+        """Return the settings that a recipe may give, with their defaults."""
         shared = {field.name for field in fields(Objective)}
         return {field.name: field.default for field in fields(cls) if field.name not in shared}
 
 
 def above_zero(**settings: float) -> None:
-    """Refuse settings that are not."""
+    """Refuse settings that are not above 0."""
     for name, value in settings.items():
         if not value > 0:
             raise ValueError(f"{name} is {value:g}; it must be above 0")
@@ -122,7 +123,7 @@ OBJECTIVES: dict[str, type[Objective]] = {}
 
 
 def objective(name: str) -> Callable[[C], C]:
-    """Register a class of objectives under a name of recipes: put `@objective("mine")` above it."""
+    """Register a class of objectives under its name in recipes: put `@objective("mine")` above it."""
 
     def register(cls: C) -> C:
         known = OBJECTIVES.get(name)

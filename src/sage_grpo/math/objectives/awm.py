@@ -1,4 +1,4 @@
-"""AWM: advantage-weighted matching, with the matching error in place of a log-likelihood."""
+"""AWM, advantage-weighted matching: a clipped surrogate with the matching error in place of a log-likelihood."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Online DPO: the best video of a group against its worst, by how much better than the anchor each is matched."""
+"""Online DPO: the best video of a group against its worst, by how much better than by the anchor each is matched."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,9 +13,12 @@ from sage_grpo.math.objectives import Loss, LossInputs, Objective, above_zero, o
 @objective("dpo")
 @dataclass(frozen=True, kw_only=True)
 class Dpo(Objective):
-    r"""$-\log\mathrm{sigmoid}\left(-\tfrac\beta2\left[(\ell_w - \ell_{w,\mathrm{ref}})
-    - (\ell_l - \ell_{l,\mathrm{ref}})\right]\right)$ for the better video $w$ and the worse one $l$, with the same
-    noise. Each of the two carries the loss of the pair.
+    r"""The loss of a pair, with the better video $w$ and the worse one $l$ under the same noise.
+
+    $$-\log\mathrm{sigmoid}\left(-\tfrac\beta2\left[(\ell_w - \ell_{w,\mathrm{ref}})
+    - (\ell_l - \ell_{l,\mathrm{ref}})\right]\right)$$
+
+    Each of the two videos carries the loss of the pair.
     """
 
     renoised: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Flow-DPPO: no clip of the ratio; videos whose divergence is spent no longer push outward."""
+"""Flow-DPPO: the ratio is not clipped, but videos whose divergence is spent no longer push outward."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,9 @@ from sage_grpo.math.objectives import Loss, LossInputs, Objective, above_zero, o
 @objective("dppo")
 @dataclass(frozen=True, kw_only=True)
 class Dppo(Objective):
-    r"""$-\rho A$, and 0 where $\tfrac12 k^2\lVert\delta\rVert^2 \ge \tau$ and the video pushes outward.
+    r"""The loss $-\rho A$, set to 0 where $\tfrac12 k^2\lVert\delta\rVert^2 \ge \tau$ and the video pushes outward.
 
-    Outward: $\rho > 1$ with $A > 0$, or $\rho < 1$ with $A < 0$.
+    Outward means $\rho > 1$ with $A > 0$, or $\rho < 1$ with $A < 0$.
     """
 
     divergence: float = 1e-5

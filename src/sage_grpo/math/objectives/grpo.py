@@ -11,7 +11,7 @@ from sage_grpo.math.objectives import Loss, LossInputs, Objective, above_zero, o
 @objective("grpo")
 @dataclass(frozen=True, kw_only=True)
 class Grpo(Objective):
-    r"""$-\min(\rho A,\ \mathrm{clip}(\rho, 1 \pm c)\,A)$."""
+    r"""The loss $-\min(\rho A,\ \mathrm{clip}(\rho, 1 \pm c)\,A)$."""
 
     clip: float = 1e-4
     """Ratios count within 1 ± clip. With the mean reduction they differ from 1 by about 1e-5."""

@@ -31,6 +31,6 @@ class Guard(Objective):
         return Loss(surrogate(logs, inputs.advantage, self.clip), logs, clip_mask(logs, inputs.advantage, self.clip))
 
     def step_weights(self, table: KernelTable) -> Tensor:
-        r"""$1/\Delta$ with $\Delta = \sigma - \sigma'$, of mean 1 over the stochastic steps."""
+        r"""Return the weights $1/\Delta$ (T,) with $\Delta = \sigma - \sigma'$, of mean 1 over the stochastic steps."""
         weights = torch.where(table.stochastic, 1 / (table.sigma - table.sigma_next), torch.zeros_like(table.sigma))
         return weights / weights[table.stochastic].mean()

@@ -1,4 +1,4 @@
-"""DiffusionNFT: the policy is mixed with the old one into a better and a worse one, and both are matched."""
+"""DiffusionNFT: the policy is mixed with the old one into a better and a worse policy, and both are matched."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,23 +15,23 @@ SMALLEST = 1e-5
 @objective("nft")
 @dataclass(frozen=True, kw_only=True)
 class Nft(Objective):
-    r"""With $r = \tfrac12 + A/2A_\mathrm{max}$ the share of $v^+ = v_\mathrm{old} + \beta\delta$, and of
-    $v^- = v_\mathrm{old} - \beta\delta$ the rest:
+    r"""The weighted matching errors of a better mixture $v^+$ and a worse one $v^-$ of policy and old policy.
 
     $$\frac{A_\mathrm{max}}{\beta}\left[r\,\frac{\lVert\hat x^+ - x_0\rVert^2}{w^+}
     + (1-r)\,\frac{\lVert\hat x^- - x_0\rVert^2}{w^-}\right],\qquad \hat x^\pm = x - \sigma v^\pm$$
 
-    and $w^\pm$ the mean of $|\hat x^\pm - x_0|$, without gradient.
+    with $v^\pm = v_\mathrm{old} \pm \beta\delta$. The advantage gives the share $r = \tfrac12 + A/2A_\mathrm{max}$ of
+    the better one. $w^\pm$ is the mean of $|\hat x^\pm - x_0|$, without gradient.
     """
 
     renoised: ClassVar[bool] = True
 
     beta: float = 1.0
-    r"""$\beta$: how far the two mixtures stand from the old policy."""
+    r"""$\beta$: how far the two mixtures are from the old policy."""
     decay: float = 0.5
-    """What the old policy keeps of itself in the end."""
+    """Largest share that the old policy keeps of itself after an iteration."""
     decay_rise: float = 0.001
-    """How much more it keeps after each iteration, from 0 on."""
+    """How much that share rises per iteration, from 0."""
 
     def __post_init__(self) -> None:
         above_zero(beta=self.beta)

@@ -1,4 +1,4 @@
-"""Flow matching weighed by the advantage: the plainest of all, and a baseline."""
+"""Flow matching weighted by the advantage: the plainest objective, and a baseline."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +10,7 @@ from sage_grpo.math.objectives import Loss, LossInputs, Objective, objective
 @objective("rwr")
 @dataclass(frozen=True, kw_only=True)
 class Rwr(Objective):
-    r"""$A\,\ell(v)$. A negative advantage pushes away without end: only the trust region holds it."""
+    r"""The loss $A\,\ell(v)$. A negative advantage pushes away without end: only the trust region holds it."""
 
     renoised: ClassVar[bool] = True
 

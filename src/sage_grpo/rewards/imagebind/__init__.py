@@ -1,1 +1,1 @@
-"""ImageBind: what it looks at and listens to, its network, and the way from the released checkpoint."""
+"""ImageBind: its inputs, its network, its scorer, and the conversion of the released checkpoint."""

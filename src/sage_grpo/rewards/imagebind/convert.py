@@ -1,6 +1,6 @@
-"""ImageBind's released checkpoint, made into a folder that is read without unpickling anything.
+"""The conversion of ImageBind's released checkpoint into a folder that is read without unpickling anything.
 
-It holds six senses, of which two are kept.
+The checkpoint holds six senses, of which two are kept.
 """
 
 import json
@@ -47,7 +47,11 @@ def convert(
     sizes: Mapping[str, Any] | None = None,
     emit: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Write `target`, whole or not at all; returns its settings. sizes: of the network, if not the released one's."""
+    """Convert the checkpoint `source` into the folder `target`, whole or not at all, and return its settings.
+
+    Args:
+        sizes: Sizes of the network, if not the released one's.
+    """
     if target.exists():
         raise RewardError(f"{target} is there already; choose another folder or remove it")
     if not source.is_file():
@@ -66,7 +70,10 @@ def convert(
 
 
 def kept(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of eye and ear under our names; what is of none of the six keeps its own, and is reported as unknown."""
+    """Return the tensors of vision and audio under our names.
+
+    A tensor of none of the six senses keeps its own name, and is later reported as unknown.
+    """
     found = {}
     for name, value in state.items():
         part = PART.fullmatch(name)

@@ -1,4 +1,4 @@
-"""A video as ImageBind takes it: pairs of frames and spectrograms of two seconds each, spread over the video."""
+"""A video in the form that ImageBind takes: pairs of frames, and spectrograms of two seconds, spread over the video."""
 
 import math
 import warnings
@@ -23,7 +23,7 @@ NARROWEST = 200  # the longer side over the shorter: beyond it a frame would be 
 
 @cache
 def extractor() -> Any:
-    """Kaldi's filter bank in logarithms, filled up with zeros and then normalised, as in the original."""
+    """Return Kaldi's filter bank in logarithms, padded with zeros and then normalised, as in the original."""
     with warnings.catch_warnings():  # the lowest bands fall between two frequencies and are empty: Kaldi's are, too
         warnings.simplefilter("ignore", UserWarning)
         return ASTFeatureExtractor(  # divides by twice its `std`
@@ -32,7 +32,7 @@ def extractor() -> Any:
 
 
 def frame_pairs(frames: int, frame_rate: float) -> list[tuple[int, int]]:
-    """First and last frame of each clip of two seconds; one pair if the video is no longer than a clip."""
+    """Return the first and last frame of each clip of two seconds; one pair if the video is no longer than a clip."""
     length = SECONDS * frame_rate
     room = max(frames - length, 0)
     starts = [room * i / (PICTURE_CLIPS - 1) for i in range(PICTURE_CLIPS)] if room else [0.0]
@@ -42,7 +42,10 @@ def frame_pairs(frames: int, frame_rate: float) -> list[tuple[int, int]]:
 
 
 def pictures(frames_FHWC: Tensor, frame_rate: float) -> Tensor:
-    """Clips (N, 3, FRAMES, SIDE, SIDE) of uint8 frames: each pair at both ends and the middle of the longer side."""
+    """Return clips (N, 3, FRAMES, SIDE, SIDE) of uint8 frames (F, H, W, 3).
+
+    Each pair of frames gives a clip at either end and one in the middle of the longer side.
+    """
     height, width = frames_FHWC.shape[1:3]
     if max(height, width) > NARROWEST * min(height, width):
         raise Unscorable(f"its frames of {height}×{width} are too narrow: at most {NARROWEST} to 1")
@@ -60,7 +63,7 @@ def pictures(frames_FHWC: Tensor, frame_rate: float) -> Tensor:
 
 
 def spectrograms(wave: Tensor) -> Tensor:
-    """Clips (N, 1, BANDS, STEPS) of a sound (samples,) at RATE; one if it is no longer than a clip."""
+    """Return clips (N, 1, BANDS, STEPS) of a sound (samples,) at RATE; one if the sound is no longer than a clip."""
     if len(wave) < SHORTEST:
         raise Unscorable(f"its sound has {len(wave)} samples of {RATE} a second; {SHORTEST} are needed")
     length = SECONDS * RATE

@@ -1,4 +1,4 @@
-"""Does the picture go with the sound? The cosine of ImageBind's embeddings of both.
+"""Does the picture match the sound? The cosine of ImageBind's embeddings of both.
 
 It hears and sees what there is, not when: gamed by a still of a thing with its usual noise. Pair it with `synchrony`.
 The folder comes from `sage-grpo rewards convert`. The released weights may not be used commercially (CC BY-NC-SA 4.0).
@@ -27,7 +27,7 @@ FORMAT = "imagebind-1"  # of the converted folder
 
 
 def load_strictly(folder: Path) -> ImageBind:
-    """Every tensor of the file has one place and every place its tensor."""
+    """Return the network of a converted folder. The file must have exactly the network's tensors."""
     settings: dict[str, Any] = json.loads((folder / SETTINGS).read_text())
     if settings.get("format") != FORMAT:
         raise RewardError(
@@ -45,7 +45,9 @@ def load_strictly(folder: Path) -> ImageBind:
 class ImageBindReward(SoundScorer):
     """Cosine of picture and sound, from −1 to 1; each the mean of a few clips of two seconds.
 
-    path: folder of a converted checkpoint. device: where to score, by default on the host.
+    Args:
+        path: Folder of a converted checkpoint.
+        device: Where to score, by default on the host.
     """
 
     names: tuple[str, ...] = ("imagebind",)
@@ -77,7 +79,7 @@ class ImageBindReward(SoundScorer):
 
 
 def make_tiny_folder(folder: Path) -> None:
-    """A converted folder at toy size: names and layers as they are, numbers random."""
+    """Write a converted folder at toy size: names and layers as they are, numbers random."""
     part = {"width": 16, "layers": 1, "heads": 2}
     sizes = {"output": 8, "vision": part, "audio": part}
     rng = torch.Generator().manual_seed(0)

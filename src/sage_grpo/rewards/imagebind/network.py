@@ -18,7 +18,7 @@ RELEASED: Mapping[str, Any] = {
 
 
 class Attention(nn.Module):
-    """Each token looks at all; with `spare`, also at a learned one that stands for nothing in particular."""
+    """Attention of each token to all; with `spare`, also to a learned token that stands for nothing in particular."""
 
     def __init__(self, width: int, heads: int, spare: bool) -> None:
         super().__init__()
@@ -51,7 +51,10 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Patches, a token of its own in front of them, places, blocks; that token becomes a vector of length 1."""
+    """A transformer on patches: a learned token in front of them, position embeddings, blocks.
+
+    The output at that token becomes a vector of length 1.
+    """
 
     def __init__(
         self, patch: nn.Module, patches: int, width: int, layers: int, heads: int, output: int, spare: bool
@@ -74,7 +77,10 @@ class Encoder(nn.Module):
 
 
 class ImageBind(nn.Module):
-    """`vision` takes (N, 3, FRAMES, SIDE, SIDE), `audio` (N, 1, BANDS, STEPS); both give (N, output)."""
+    """The two parts of ImageBind that are kept.
+
+    `vision` takes (N, 3, FRAMES, SIDE, SIDE), `audio` (N, 1, BANDS, STEPS); both return (N, output).
+    """
 
     def __init__(self, sizes: Mapping[str, Any]) -> None:
         super().__init__()
@@ -88,6 +94,6 @@ class ImageBind(nn.Module):
 
 
 def empty_network(sizes: Mapping[str, Any]) -> ImageBind:
-    """Without memory for weights, which come from a file."""
+    """Return the network without memory for its weights, which come from a file."""
     with torch.device("meta"):
         return ImageBind(sizes)

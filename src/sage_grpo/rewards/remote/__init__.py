@@ -1,1 +1,1 @@
-"""Scores from elsewhere: the client of a fleet, its wire format, the reward that asks it."""
+"""Scores from other machines: the client of a fleet, its wire format, and the reward that uses it."""

@@ -1,4 +1,4 @@
-"""Ask a server until it gives a right answer or the time is over; spare it when it is away or merely busy."""
+"""A client that repeats a request until a right answer or the deadline, and spares a server that is away or busy."""
 
 import logging
 import os
@@ -31,11 +31,11 @@ SECOND_REQUESTS = 0.1  # of all: help for stragglers must not double the load of
 
 
 class Unanswered(RuntimeError):
-    """No right answer came in time."""
+    """Raised when no right answer came in time."""
 
 
 class Away(OSError):
-    """The server cannot be reached now."""
+    """Raised when the server cannot be reached now."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RetryPolicy:
 
 
 def in_background(work: Callable[..., T], *arguments: Any) -> "Future[T]":
-    """In a thread that does not hold the program up when it ends."""
+    """Run `work` in a thread that does not keep the program from ending, and return its future."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -61,7 +61,7 @@ def in_background(work: Callable[..., T], *arguments: Any) -> "Future[T]":
 
 
 class CircuitBreaker:
-    """Lets all requests through, or after failures in a row one at a time until one succeeds."""
+    """A gate that lets all requests through, or after failures in a row one at a time until one succeeds."""
 
     def __init__(self, limit: int = IN_A_ROW) -> None:
         self.limit, self.failures, self._alone = limit, 0, threading.Lock()
@@ -93,7 +93,7 @@ class CircuitBreaker:
 
 
 class Client:
-    """Connections to one address. The token comes from the environment, never from a recipe."""
+    """A client of one address. The token comes from the environment, never from a recipe."""
 
     def __init__(self, url: str, token_variable: str, policy: RetryPolicy, connections: int) -> None:
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
@@ -108,14 +108,24 @@ class Client:
         self.requests = self.second_requests = 0
 
     def get(self, path: str) -> bytes:
-        """All of it within the time of one request, however slowly it drips in."""
+        """Return the whole answer to a GET, or raise `Away` after the time of one request.
+
+        An answer that drips in slowly gets no more time.
+        """
         answer = in_background(self._request, "GET", path, None)
         if not wait({answer}, self.policy.timeout).done:
             raise Away(f"no whole answer within {self.policy.timeout:g} s")
         return answer.result()
 
     def ask(self, path: str, body: bytes, read: Callable[[bytes], T]) -> T:
-        """What `read` makes of the answer; what it refuses with a `WireError` is asked for again."""
+        """POST a request, and return what `read` makes of the answer.
+
+        What `read` refuses with a `WireError` is requested again.
+
+        Raises:
+            Unanswered: There was no right answer before the deadline, or there were too many wrong ones.
+            RewardError: The server refused the request.
+        """
         end, wrong, attempt = time.monotonic() + self.policy.deadline, 0, 0
         while True:
             try:
@@ -131,7 +141,7 @@ class Client:
             time.sleep(pause)
 
     def _hedged(self, path: str, body: bytes, read: Callable[[bytes], T], end: float) -> T:
-        """A straggler gets a second request; the first right answer counts."""
+        """Send a request, and a second one if the first takes unusually long; the first right answer counts."""
         pending = {in_background(self._once, path, body, read)}
         if (usual := self._usual()) and not wait(pending, usual * self.policy.hedge).done and self._may_help():
             pending.add(in_background(self._once, path, body, read))

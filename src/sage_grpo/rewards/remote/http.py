@@ -1,7 +1,7 @@
 """A scorer behind an HTTP address: a fleet of `sage-grpo serve`, or your own server in any language.
 
-POST the bytes of `wire.py` to `<url>/score`, with a bearer token if there is one; GET `<url>/about` says the names of
-the scores. What a server does wrong becomes a mask, never a number.
+POST the bytes of `wire.py` to `<url>/score`, with a bearer token if there is one. GET `<url>/about` returns the names
+of the scores. What a server does wrong becomes a mask, never a number.
 """
 
 import json
@@ -27,7 +27,10 @@ log = logging.getLogger(__name__)
 
 @reward("http", extra="http")
 class HttpReward(Reward):
-    """`names` may be left out if the server tells them. Videos are scored while the trainer makes the next ones."""
+    """A reward that a server computes. Videos are scored while the trainer makes the next ones.
+
+    `names` may be left out if the server reports them.
+    """
 
     def __init__(
         self,
@@ -78,7 +81,7 @@ class HttpReward(Reward):
         return about if isinstance(about, dict) else {}
 
     def frame_indices(self, frames: int) -> list[int] | None:
-        """As the server says; all, if it does not."""
+        """Return the indices of frames that the server says it needs, or None for all if it does not say."""
         if self._tells and frames not in self._needed:
             try:
                 told: Any = self._about(f"/about?frames={frames}").get("frames")
@@ -92,7 +95,7 @@ class HttpReward(Reward):
         return self.submit(Videos(videos), prompts)()
 
     def submit(self, videos: Videos, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
-        """Send them off; what is returned waits for the scores."""
+        """Send the videos to the server, and return a function that waits for the scores."""
         frames, needed = videos.frames, self.frame_indices(videos.frames.shape[1])
         chosen = Chosen(needed, frames.shape[1]) if needed and len(needed) < frames.shape[1] else None
         sent = replace(videos, frames=frames[:, needed] if chosen else frames)

@@ -1,7 +1,7 @@
 """Videos and scores as bytes: tensors as safetensors, words as JSON. Nothing that is read can run code or open a path.
 
-Every video has an id that its scores must carry back, so an answer in another order, with one too few or of another
-request is seen.
+Every video has an id that its scores must carry back. So an answer in another order, with one score too few or of
+another request is detected.
 """
 
 import json
@@ -25,12 +25,15 @@ FASTEST = 1_000_000  # frames or samples a second
 
 
 class WireError(ValueError):
-    """Bytes that are not what was agreed on."""
+    """Raised when bytes do not follow the agreed format."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a reader accepts. safetensors is not compressed; frames that did not travel count as if they had."""
+    """The limits of what a reader accepts.
+
+    safetensors is not compressed. Frames that were not sent count as if they were.
+    """
 
     megabytes: float = 1024.0
     words: int = 1 << 22  # bytes of JSON
@@ -62,7 +65,7 @@ def _unpack(data: bytes, limits: Limits) -> tuple[dict[str, Tensor], dict[str, A
 
 
 def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a prompt's columns can travel: an image cannot, a text, number or list of them can."""
+    """Return the columns of a prompt that can be sent: texts, numbers and lists of them, but no images."""
     plain = {}
     for name, value in columns.items():
         try:
@@ -75,13 +78,16 @@ def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Which frames of a video travel."""
+    """The numbers of the frames that are sent, and of how many they are."""
 
     numbers: Sequence[int]
     of: int
 
     def spread(self, frames: Tensor, limits: Limits) -> Tensor:
-        """Each where it was in the whole video; what did not travel is black."""
+        """Return the frames at their places in the whole videos; what was not sent is black.
+
+        It turns (B, sent frames, H, W, 3) into (B, `of`, H, W, 3).
+        """
         count, sent, *size = frames.shape
         whole = sorted(set(self.numbers)) == list(self.numbers) and len(self.numbers) == sent
         if not whole or not all(0 <= number < self.of for number in self.numbers):
@@ -101,7 +107,7 @@ class Chosen:
 
 
 def pack_request(videos: Videos, prompts: Sequence[Prompt], ids: Sequence[str], chosen: Chosen | None = None) -> bytes:
-    """`chosen` says which frames of whole videos these are."""
+    """Return the bytes of a request. `chosen` says which frames of whole videos these are."""
     entries = [{"text": prompt.text, "columns": _plain(prompt.columns)} for prompt in prompts]
     words: dict[str, Any] = {"ids": list(ids), "prompts": entries}
     words |= {"frames": {"numbers": list(chosen.numbers), "of": chosen.of}} if chosen else {}
@@ -149,7 +155,7 @@ def _rate(words: Mapping[str, Any], name: str, kind: Any = float) -> Any:
 
 
 def _texts(words: Any) -> list[str] | None:
-    """A list of texts, or nothing: any JSON may have come."""
+    """Return a list of texts, or None, because any JSON may have come."""
     return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else None
 
 
@@ -160,7 +166,13 @@ def pack_answer(scores: Scores, names: Sequence[str], ids: Sequence[str]) -> byt
 
 
 def unpack_answer(data: bytes, names: Sequence[str], ids: Sequence[str], limits: Limits | None = None) -> Scores:
-    """Rows and columns in the order that was asked for; what is not finite is not valid."""
+    """Return the scores of an answer, with rows in the order of `ids` and columns in that of `names`.
+
+    What is not finite is not valid.
+
+    Raises:
+        WireError: The answer is malformed, or is about other videos or scores.
+    """
     tensors, words = _unpack(data, limits or Limits(megabytes=64))
     values, valid = tensors.get("values"), tensors.get("valid")
     if values is None or valid is None or not values.is_floating_point() or valid.dtype != torch.bool:

@@ -1,1 +1,1 @@
-"""VideoAlign: its frames, its model, and the way from the released checkpoint."""
+"""VideoAlign: its frames, its model, and the conversion of the released checkpoint."""

@@ -1,4 +1,4 @@
-"""VideoAlign's released checkpoint, made into a folder that is read without unpickling anything."""
+"""The conversion of VideoAlign's released checkpoint into a folder that is read without unpickling anything."""
 
 import hashlib
 import json
@@ -38,7 +38,7 @@ def convert(
     dtype: str = "float32",
     emit: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Write `target`, whole or not at all; returns its settings.
+    """Convert the checkpoint `source` into the folder `target`, whole or not at all, and return its settings.
 
     Args:
         base: A Qwen2-VL folder for what the checkpoint leaves out: sizes, tokenizer, frozen weights.
@@ -83,7 +83,7 @@ def convert(
 
 
 def merge(state: Mapping[str, Tensor], lora: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Plain weights under the names of `Qwen2VLModel`, each adapter added to its matrix in float32."""
+    """Return plain weights under the names of `Qwen2VLModel`, with each adapter added to its matrix in float32."""
     plain = {release.plain_name(name): value for name, value in state.items()}
     merged, added = {}, set()
     for name, value in plain.items():
@@ -111,7 +111,7 @@ def merge(state: Mapping[str, Tensor], lora: Mapping[str, Any], dtype: torch.dty
 
 
 def check_state(state: Mapping[str, Tensor], config: Qwen2VLConfig) -> Tensor:
-    """Every tensor that the network has, no other, in its shape; returns the head."""
+    """Return the head. Refuse a state that does not have exactly the network's tensors, each in its shape."""
     head = state.get(HEAD)
     width = config.text_config.hidden_size
     if head is None or head.shape[0] not in (1, len(NAMES)) or head.shape[1] != width:
@@ -124,7 +124,7 @@ def check_state(state: Mapping[str, Tensor], config: Qwen2VLConfig) -> Tensor:
 
 
 def _normalisation(settings: Mapping[str, float] | None) -> dict[str, tuple[float, float]]:
-    """The checkpoint's own, or that of the released one."""
+    """Return mean and standard deviation by score: the checkpoint's own, or those of the released one."""
     if not settings:
         return NORMALISATION
     return {name: (float(settings[f"{name}_mean"]), float(settings[f"{name}_std"])) for name in NAMES}

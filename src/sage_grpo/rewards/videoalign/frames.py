@@ -1,4 +1,4 @@
-"""A video as Qwen2-VL takes it: which frames, how large, and cut into patches. Without torchvision."""
+"""A video in the form that Qwen2-VL takes: which frames, how large, and cut into patches. Torchvision is not needed."""
 
 import math
 import re
@@ -16,14 +16,14 @@ MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757
 
 
 def without(special: re.Pattern[str], text: str) -> str:
-    """A user's text without the names of tokens, which would be read as these tokens."""
+    """Return a user's text without the names of tokens, which would be read as these tokens."""
     while (shorter := special.sub("", text)) != text:  # taking one out may put another together
         text = shorter
     return text
 
 
 def frame_indices(total: int, fps: float, rate: float = 2.0, most: int = 768) -> Tensor:
-    """Evenly spread frames, `rate` a second and an even number of them."""
+    """Return the indices of evenly spread frames: `rate` per second, an even number, and at most `most`."""
     limit = min(most, total) // FRAMES_OF_PATCH * FRAMES_OF_PATCH
     if limit < FRAMES_OF_PATCH:
         raise RewardError(f"VideoAlign needs {FRAMES_OF_PATCH} frames, not {min(most, total)}; it judges motion")
@@ -32,7 +32,7 @@ def frame_indices(total: int, fps: float, rate: float = 2.0, most: int = 768) ->
 
 
 def frame_size(height: int, width: int, most: int, least: int = LEAST_PIXELS) -> tuple[int, int]:
-    """Sides in whole cells, with an area between `least` and `most` and nearly the same proportions."""
+    """Return height and width in whole cells, of an area between `least` and `most`, in nearly the same proportions."""
     if max(height, width) > 200 * min(height, width):
         raise RewardError(f"frames of {height}×{width} are too narrow for VideoAlign: at most 200 to 1")
     rows, columns = (max(1, round(side / CELL)) for side in (height, width))
@@ -46,13 +46,19 @@ def frame_size(height: int, width: int, most: int, least: int = LEAST_PIXELS) ->
 
 
 def resize(frames_FHWC: Tensor, size: tuple[int, int]) -> Tensor:
-    """As torchvision resizes 8-bit frames: back to whole levels."""
+    """Return frames (F, H, W, 3) resized to floats (F, 3, h, w), in whole levels from 0 to 255.
+
+    Torchvision resizes 8-bit frames in the same way.
+    """
     frames = frames_FHWC.permute(0, 3, 1, 2).float()
     return F.interpolate(frames, size, mode="bicubic", antialias=True).clamp(0, 255).round()
 
 
 def patches(frames_FCHW: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of pixels as Qwen2-VL's vision tower takes them, the four patches of a token together, and their grid."""
+    """Return the rows of pixels that Qwen2-VL's vision tower takes, and their grid: frames, rows, columns of patches.
+
+    The four patches of a token come together. Frames are (F, 3, H, W) from 0 to 255.
+    """
     mean, std = (torch.tensor(x, device=frames_FCHW.device)[:, None, None] for x in (MEAN, STD))
     x = (frames_FCHW / 255 - mean) / std
     frames, channels, height, width = x.shape

@@ -50,13 +50,16 @@ log = logging.getLogger(__name__)
 
 
 def empty_model(config: Qwen2VLConfig) -> Any:
-    """The plain class on purpose: in a subclass the library does not rename weights and leaves some random."""
+    """Return the network without weights.
+
+    It is the plain class on purpose: in a subclass the library does not rename weights and leaves some random.
+    """
     with init_empty_weights(include_buffers=False):
         return Qwen2VLModel(config)
 
 
 def load_strictly(folder: Path, dtype: torch.dtype) -> tuple[Any, Tensor]:
-    """The network and its head; every tensor of the file has one place and every place its tensor."""
+    """Return the network and its head from a converted folder. The file must have exactly the network's tensors."""
     state = load_file(folder / WEIGHTS)
     head = state.pop(HEAD, None)
     if head is None:
@@ -71,7 +74,7 @@ def load_strictly(folder: Path, dtype: torch.dtype) -> tuple[Any, Tensor]:
 
 @dataclass(frozen=True)
 class Question:
-    """One video with the rubric, as numbers."""
+    """The input for one video: tokens of the rubric and prompt, pixels, and their grid."""
 
     tokens: Tensor
     pixels: Tensor
@@ -80,13 +83,13 @@ class Question:
 
 @reward("videoalign", extra="models")
 class VideoAlign(Reward):
-    """VQ, MQ and TA of a video in standard deviations of the training data.
+    """VQ, MQ and TA of a video, in standard deviations of the training data.
 
     Args:
         path: Folder of a converted checkpoint.
         fps: Frames per second of the videos.
         device: Where to score, by default on the host.
-        dtype: The original runs in bfloat16.
+        dtype: Precision of the network; the original runs in bfloat16.
         batch_size: Videos in one pass; with 1 no score depends on its neighbours.
     """
 
@@ -171,7 +174,7 @@ class VideoAlign(Reward):
         causes: dict[int, Exception] = {}
 
         def attempt(rows: range) -> Tensor:
-            """Where a batch fails, each of its videos is tried alone."""
+            """Return the scores of a batch (B, 3). Where a batch fails, each of its videos is tried alone."""
             try:
                 return self._judge([self._ask(videos[i, indices], bounded(prompts[i].text), size) for i in rows])
             except Exception as error:
@@ -189,7 +192,10 @@ class VideoAlign(Reward):
         return Scores(values, good[:, None].expand(-1, len(NAMES)).clone())
 
     def _report(self, good: Tensor, causes: dict[int, Exception]) -> None:
-        """One video may fail and is masked; if all of them do, the fault is ours or the machine's."""
+        """Log the videos that failed and are masked, or raise if all of them failed.
+
+        Then the fault is ours or the machine's. A call with one video only masks it if others were scored before.
+        """
         reasons = {i: str(causes.get(i, "its scores are not finite")) for i in (~good).nonzero()[:, 0].tolist()}
         if reasons and not good.any() and (len(good) > 1 or not self._ever_scored):
             cause = causes.get(min(reasons))

@@ -1,7 +1,7 @@
-"""What VideoAlign released, part by part.
+"""The parts of VideoAlign's release, and how they are read.
 
-It is a training state: adapters next to their matrices, names of an older library, a pickle. It says nothing of the
-network's sizes and does not hold the rubric, which is in VideoAlign's own repository.
+The release is a training state: adapters next to their matrices, names of an older library, a pickle. It says nothing
+of the network's sizes and does not hold the rubric, which is in VideoAlign's own repository.
 """
 
 import ast
