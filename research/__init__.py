@@ -1,1 +1,1 @@
-"""Studies that train many small models, and the records that the documentation quotes. Not part of the package."""
+"""Studies that train many small models. The documentation quotes their results. They are not part of the package."""

@@ -1,4 +1,4 @@
-"""One run of the laboratory that ends when its passes of the network are spent, with its reward measured on the way."""
+"""A run of the laboratory that ends when its network passes are spent, with its reward measured on the way."""
 
 import shutil
 import time
@@ -22,7 +22,7 @@ REFERENCE = "lab-paper"
 
 
 class PassCounter:
-    """A count of the network's forward passes times the videos in each.
+    """A counter of network passes: forward passes times the videos in each.
 
     A pass with gradient counts three, because its backward pass costs two.
     """
@@ -45,9 +45,9 @@ class PassCounter:
 
 
 class RewardProbe(Callback):
-    """A callback that measures the reward of fresh videos every so many passes, and ends the run at its budget.
+    """A callback that measures the reward of fresh videos at equal intervals of passes, and ends the run at its budget.
 
-    All runs are measured with the sampler of the reference recipe, whatever sampler their rollouts use.
+    All runs are measured with the sampler of the world's recipe, whatever sampler their rollouts use.
     """
 
     def __init__(self, counter: PassCounter, run: "BudgetedRun") -> None:
@@ -81,7 +81,10 @@ class RewardProbe(Callback):
 
 @dataclass(frozen=True)
 class BudgetedRun:
-    """A run of one setting and seed that ends when a number of passes is spent."""
+    """A `Run` of the grid: one setting and seed, trained until `budget` network passes are spent.
+
+    `looks` is how often its reward is measured on the way.
+    """
 
     name: str
     overrides: tuple[str, ...]
@@ -122,9 +125,10 @@ class BudgetedRun:
         return trainer
 
     def run(self) -> dict[str, Any]:
-        """Train until the passes are spent, and return the rewards on the way.
+        """Train until the passes are spent, and return the network passes and rewards of all looks.
 
-        Where `samples` is above 0, the result also has an evaluation at the end, and one when `target` was reached.
+        If `samples` is above 0, the result also has an evaluation at the end (`evaluation`), and one at the first look
+        that reached `target` (`on_target`), None if no look did.
         """
         torch.set_num_threads(1)
         began, config = time.process_time(), self.config

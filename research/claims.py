@@ -1,4 +1,4 @@
-"""Claims about the method, each with its effect, interval, test and verdict."""
+"""Claims about the method. Each has its effect, its interval, its test and its verdict."""
 
 import math
 from collections import Counter
@@ -42,12 +42,12 @@ class Claim:
     test: str
     verdict: str
     rests_on: tuple[str, ...] = ()
-    """Experiments whose further seeds may decide the claim."""
+    """Names of experiments; if the claim is undecided, they are run on further seeds."""
     measured_on: tuple[str, ...] = ()
-    """Direct measurements whose further rollouts may decide the claim."""
+    """Names of direct measurements; if the claim is undecided, they are made on further rollouts."""
     against_margin: str = "–"
     p: float | None = None
-    """The p of there being no effect, corrected by Holm among the claims about training."""
+    """The p-value of no effect, corrected by Holm among the claims about training; None for claims without one."""
 
     @property
     def ours(self) -> bool:
@@ -61,7 +61,7 @@ class Claim:
 
 
 class Results:
-    """The results of runs by experiment and seed, with the base model's on the same fresh samples."""
+    """The results of runs by experiment and seed, and those of the base model on the same fresh videos."""
 
     def __init__(self, runs: Sequence[dict[str, Any]], base: dict[str, Any]) -> None:
         self.runs: dict[str, dict[int, dict[str, Any]]] = {}
@@ -70,7 +70,7 @@ class Results:
         self.base = base
 
     def common(self, names: Collection[str]) -> "Results":
-        """Return the results of these experiments on the seeds that all of them have."""
+        """Return the results of these experiments, only on the seeds that all of them have."""
         seeds = set.intersection(*(set(self.runs[name]) for name in names))
         runs = [run for name in names for seed, run in self.runs[name].items() if seed in seeds]
         return Results(runs, self.base)
@@ -82,22 +82,22 @@ class Results:
         return {seed: value - self.base["reward"] for seed, value in self._per_seed(name, "reward").items()}
 
     def accuracy(self, name: str) -> dict[int, float]:
-        """Return the share of prompts followed, by seed."""
+        """Return the share of an experiment's videos that follow their prompts, 0 to 1, by seed."""
         return self._per_seed(name, "accuracy")
 
     def drift(self, name: str) -> dict[int, float]:
-        """Return the rise of the distance to the manifold above the base's, by seed."""
+        """Return the mean distance of an experiment's videos to real clips, less that of the base model, by seed."""
         return {seed: value - self.base["distance"] for seed, value in self._per_seed(name, "distance").items()}
 
     def diversity(self, name: str) -> dict[int, float]:
         return {seed: value / self.base["diversity"] for seed, value in self._per_seed(name, "diversity").items()}
 
     def std(self, name: str) -> dict[int, float]:
-        """Return the spread of rewards in the last rollouts, by seed: what is still explored."""
+        """Return the standard deviation of rewards in the last iterations, by seed: how much is still explored."""
         return self.late(name, "reward/std")
 
     def late(self, name: str, curve: str, last: int = 10) -> dict[int, float]:
-        """Return the mean of the last `last` points of a curve, by seed."""
+        """Return the mean of the last `last` points of a curve in an experiment's log, by seed."""
         out = {}
         for seed, run in sorted(self.runs[name].items()):
             values = [value for _, value in run["curves"][curve][-last:]]
@@ -106,7 +106,7 @@ class Results:
 
 
 def differences(measure: Measure, a: str, b: str) -> list[float]:
-    """Return the measure of experiment `a` less that of `b`, on each seed that both have."""
+    """Return the measure of experiment `a` less that of `b`, one value per seed that both have."""
     first, second = measure(a), measure(b)
     return [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
 
@@ -116,7 +116,10 @@ def compare(measure: Measure, a: str, b: str) -> Effect:
 
 
 def size(found: Effect, margin: float) -> str:
-    """Return `smaller`, `larger` or `open`: how an effect compares with the smallest one that matters."""
+    """Return how an effect compares with `margin`, the smallest effect that matters: `smaller`, `larger` or `open`.
+
+    It is `open` if the interval allows both.
+    """
     if equivalent(found, margin):
         return "smaller"
     return "larger" if found.low > margin or found.high < -margin else "open"
@@ -142,12 +145,15 @@ def claim(
 
 
 def judge(results: Results, direct: dict[str, Any]) -> list[Claim]:
-    """Return every claim that the data can settle, each with its verdict."""
+    """Return all claims about direct measurements and about training, each with its verdict.
+
+    `direct` is what `measure_directly` returns.
+    """
     return [*_direct(direct), *judge_runs(results)]
 
 
 def judge_runs(results: Results) -> list[Claim]:
-    """Return the claims about training, with each p corrected for the number of claims."""
+    """Return the claims about training, each p corrected by Holm for the number of claims."""
     parts = (_equalizer, _kernels, _trust, _weight, _gauge, _best)
     claims = [claim for part in parts for claim in part(results)]
     corrected = iter(holm([claim.p for claim in claims if claim.p is not None]))
@@ -322,7 +328,7 @@ def _weight(results: Results) -> list[Claim]:
 def _gauge(results: Results) -> list[Claim]:
     """Return the claim that the drift gauge sees a run that hacks its reward, and is silent on `lab-paper`.
 
-    The first is rewarded for visual quality alone, and no KL holds it back.
+    The run that hacks its reward is rewarded for visual quality alone, and no KL holds it back.
     """
     paid = effect(
         [run["evaluation"]["scores"][0] - results.base["scores"][0] for run in results.runs["hacking"].values()], LEVEL
@@ -360,7 +366,7 @@ def _best(results: Results) -> list[Claim]:
 def counted(claims: Sequence[Claim]) -> str:
     """Return in words how many claims have each verdict, and how many are checks of the implementation.
 
-    The paper's claims and ours are counted apart.
+    The paper's claims and our own are counted separately.
     """
 
     def of(whose: str, those: Sequence[Claim]) -> str:

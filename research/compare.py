@@ -1,4 +1,4 @@
-"""`python -m research compare`: every objective at equal passes of the network, settings found by equal effort."""
+"""`python -m research compare`: objectives at equal network passes, with settings found by the same search for each."""
 
 import json
 from collections import defaultdict
@@ -69,16 +69,16 @@ OBJECTIVE_NAMES = (*LIMITS, *(name for name in OWN if name not in LIMITS))
 
 @dataclass(frozen=True)
 class Group:
-    """A comparison of objectives under one condition, such as older rollouts.
+    """A comparison of the objectives `members` under one condition, such as older rollouts.
 
-    `changed` applies to all of its objectives. What the search found for each is kept.
+    The overrides `changed` apply to all of them, besides the settings that the search found for each.
     """
 
     said: str
     changed: Overrides
     members: tuple[str, ...]
     limits: str | None = None
-    """The group in which the limits of `LIMITS` were searched; None where limits do not matter."""
+    """Name of the group in which the limits of `LIMITS` are searched; None if limits do not matter."""
     staleness: int = 0
     world: str = "shapes"
 
@@ -88,7 +88,7 @@ class Group:
 
     @property
     def budget(self) -> int:
-        """Passes of each run: a fifth of those that its world's recipe takes."""
+        """Network passes of each run: a fifth of those in a whole run of the world's recipe."""
         return whole_budget(metrics_of(self.world).recipe) // SHARE
 
 
@@ -105,14 +105,14 @@ GROUPS = {
 
 
 def setting(name: str, group: str = "once") -> Overrides:
-    """Return the overrides of an objective, without what is searched."""
+    """Return the overrides of an objective in a group, without the settings that the search finds."""
     kind = NOISED if OBJECTIVES[name].renoised else ON_STEPS
     pairs = ("policy.select=1", "policy.batch_size=8", "kl.share=1") if OBJECTIVES[name].paired else ()
     return (*COMMON, *kind, *pairs, *GROUPS[group].changed, f"policy.objective={name}")
 
 
 def candidates(name: str) -> list[Overrides]:
-    """Return the overrides that the search tries for an objective: as many for every objective."""
+    """Return the sets of overrides that the search tries for an objective. All objectives have equally many."""
     return [(own, f"optimizer.lr={rate}") for own in OWN[name] for rate in RATES]
 
 
@@ -133,7 +133,10 @@ def a_race(
 
 @dataclass
 class Search:
-    """A search for the settings of each objective, on seeds of its own and once for all groups that need them."""
+    """A search for the settings of each objective, on seeds that no comparison uses.
+
+    Each search runs once, and all groups that need its result share it.
+    """
 
     names: Sequence[str]
     out: Path
@@ -142,7 +145,7 @@ class Search:
     _limited: dict[str, dict[str, Overrides]] = field(default_factory=dict)
 
     def found(self, group: str) -> dict[str, Overrides]:
-        """Return the overrides that the searches found for each objective of a group."""
+        """Return the overrides that the search found for each objective of a group."""
         limits = GROUPS[group].limits
         found = self._with_limits(limits) if limits else self._first
         return {name: found[name] for name in self.names if name in GROUPS[group].members}
@@ -165,9 +168,10 @@ class Search:
     def _best_of(
         self, tries: Mapping[str, Sequence[Overrides]], group: str, keep: Sequence[int]
     ) -> dict[str, Overrides]:
-        """Return each objective's candidate with the most reward at the end of its passes, summed over seeds.
+        """Return each objective's candidate with the highest reward at the end of its runs, summed over seeds.
 
-        After each seed of `SEARCHED`, `keep` says how many of the best candidates continue.
+        `tries` has the candidates by objective. After each seed of `SEARCHED`, `keep` says how many of the best
+        continue.
         """
         left = {name: list(its) for name, its in tries.items()}
         ends: dict[tuple[str, Overrides], float] = defaultdict(float)
@@ -191,9 +195,10 @@ def compare(
     workers: int | None = None,
     console: Console | None = None,
 ) -> dict[str, list[Compared]]:
-    """Compare objectives, and return their outcomes by group.
+    """Compare objectives in each group, and return their outcomes by group.
 
-    Runs, results.json, compare.md and figures are written into `out` after each group. After a kill, call it again.
+    Results, results.json, compare.md and figures are written into `out` after each group. `only` names the objectives
+    to compare with `FIRST`; empty for all. If the process is killed, call the function again: it continues.
     """
     console = console or Console()
 

@@ -1,4 +1,4 @@
-"""What `reproduce` measures on the base model itself, without training. Each measurement is a run of the grid."""
+"""Direct measurements of the base model for `reproduce`, without training. Each is a `Run` of the grid."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,9 +34,9 @@ class Measure:
 def measure_directly(
     out: Path, again: Mapping[str, int], workers: int | None = None, console: Console | None = None
 ) -> dict[str, Any]:
-    """Measure the base model, and return what was found by kind of measurement and by name.
+    """Make all direct measurements, and return their values by kind, such as `quality`, and by name.
 
-    `again` says how many further looks need more rollouts, by kernel and ending, such as `flow-clean`.
+    `again` has the number of further looks that need more rollouts, by kernel and ending, such as `flow-clean`.
     """
     measures = {
         "noise": {kernel: Measure(f"noise-{kernel}", noise_after_a_step, {"kernel": kernel}) for kernel in KERNELS},
@@ -60,9 +60,9 @@ def measure_directly(
 
 
 def distances(name: str, look: int = 0) -> Measure:
-    """Return the measurement of rollout distances of a kernel and ending, such as `flow-clean`.
+    """Return the measurement of how far rollouts end from real clips, for a kernel and ending such as `flow-clean`.
 
-    Every further look doubles the rollouts that the ones before it had.
+    The first look (0) has `ROLLOUTS` rollouts. Every further look adds as many as all looks before it.
     """
     kernel, _, ending = name.partition("-")
     before = ROLLOUTS * 2 ** (look - 1) if look else 0

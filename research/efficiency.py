@@ -1,4 +1,4 @@
-"""`python -m research efficiency`: what each saving brings, in passes of the network until a reward is reached."""
+"""`python -m research efficiency`: how many network passes each saving needs to reach the reward of `lab-paper`."""
 
 import json
 import math
@@ -77,7 +77,7 @@ SAID = {
 
 
 def whole_budget(recipe: str = REFERENCE) -> int:
-    """Return the passes of the network that a recipe's whole run takes."""
+    """Return the network passes of a whole run of a recipe: videos times passes. A backward pass counts as two."""
     config = load_recipe(recipe)
     return round(forward_passes(config) * config.run.iterations)
 
@@ -89,7 +89,7 @@ def a_race(name: str, rate: float, seed: int, out: Path, *, looks: int, samples:
 
 
 def found_rates(out: Path, names: Sequence[str], workers: int | None, console: Console) -> dict[str, float]:
-    """Return each setting's learning rate with most reward at the end of its passes, over the searched seeds."""
+    """Return for each setting the learning rate with the highest final reward, summed over the seeds `SEARCHED`."""
     asked = [(name, rate, seed) for name in names for rate in RATES for seed in SEARCHED]
     races = [a_race(*which, out, looks=1, samples=0, role="search-") for which in asked]
     ends = {which: run["reward"][-1] for which, run in zip(asked, run_grid(races, out, workers, console), strict=True)}
@@ -97,9 +97,9 @@ def found_rates(out: Path, names: Sequence[str], workers: int | None, console: C
 
 
 def crossing(passes: Sequence[float], reward: Sequence[float], target: float) -> float | None:
-    """Return after how many passes the reward first reached the target, or None.
+    """Return the number of network passes at which the reward first reached `target`; None if it never did.
 
-    Between the looks, the reward is taken to follow straight lines.
+    `passes` and `reward` have one value per look. Between looks, the reward is taken to follow straight lines.
     """
     if reward[0] >= target:
         return passes[0]
@@ -111,7 +111,7 @@ def crossing(passes: Sequence[float], reward: Sequence[float], target: float) ->
 
 @dataclass(frozen=True)
 class Outcome:
-    """A setting over its seeds, compared with the whole runs of `lab-paper` with equal seeds."""
+    """The outcome of a setting over its seeds, compared with whole runs of `lab-paper` with the same seeds."""
 
     name: str
     rate: float
@@ -168,7 +168,11 @@ def judge(runs: Runs, rates: Mapping[str, float]) -> list[Outcome]:
 
 
 def as_markdown(outcomes: Sequence[Outcome]) -> str:
-    """Return two Markdown tables: what it takes to reach the paper's reward, and where runs end."""
+    """Return two Markdown tables with one row per setting.
+
+    The first has the passes until a run reaches the reward of `lab-paper`, and the second the measures at the end of
+    runs.
+    """
     until = ["| setting | passes per video | times fewer passes | distance then | diversity then |", "|---" * 5 + "|"]
     ends = ["| setting | learning rate | reward | followed | distance | diversity |", "|---" * 6 + "|"]
     for o in outcomes:
@@ -184,7 +188,7 @@ def as_markdown(outcomes: Sequence[Outcome]) -> str:
 
 
 def with_error(found: Effect, sign: str = "") -> str:
-    """Return a mean ± half of its interval, as text that no line break parts."""
+    """Return an effect as the text `mean ± half of its interval`, in which no line can break."""
     return f"{found.mean:{sign}.3f}\u00a0±\u00a0{found.high - found.mean:.3f}"
 
 
@@ -198,9 +202,9 @@ COLOURS = dict(
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """Draw the reward against passes, as the mean over seeds.
+    """Draw the mean reward over seeds against network passes, one curve per setting, and write the figure to `path`.
 
-    The first and the last setting are drawn with their 95 % intervals.
+    `lab-paper` and the setting with all savings also have their 95 % intervals.
     """
     with against_passes(path, "What a reward costs") as ax:
         for name, colour in COLOURS.items():
@@ -221,9 +225,10 @@ def efficiency(
     workers: int | None = None,
     console: Console | None = None,
 ) -> list[Outcome]:
-    """Measure what each saving brings, and return an outcome for each setting.
+    """Measure what each saving brings, and return one outcome per setting, `lab-paper` first.
 
-    Runs, results.json, efficiency.md and efficiency.png are written into `out`. After a kill, call it again.
+    Results, results.json, efficiency.md and efficiency.png are written into `out`. `only` names the settings to compare
+    with `lab-paper`; empty for all. If the process is killed, call the function again: it continues.
     """
     console = console or Console()
     names = [PAPER, *(name for name in SETTINGS if name != PAPER and (not only or name in only))]

@@ -1,9 +1,11 @@
-"""`python -m research feedback`: whether feedback on λ holds the KL at its target, from a λ too small and too large.
+"""`python -m research feedback`: whether feedback on the KL's weight λ holds the KL at its target.
 
-Settings, seeds, target, band and length are fixed here, before the runs. They were chosen on seeds 100 and 101. Two
-earlier forms of `proportional` failed. On seeds 0 to 4, one corrected the start too slowly. On seeds 10 to 19, one
-believed the first KLs. The present form still overshot after 40 iterations on one of seeds 20 to 22, when runs had 60.
-So it is judged on seeds of its own, in runs of 96.
+Runs start from a λ that is ten times too small or too large. Settings, seeds, target, band and length are fixed here,
+before the runs. They were chosen on seeds 100 and 101.
+
+Two earlier forms of the rule `proportional` failed. On seeds 0 to 4, one corrected the start too slowly. On seeds 10 to
+19, one believed the first KLs. The present form still overshot after 40 iterations on one of seeds 20 to 22, when runs
+had 60. So it is judged on seeds of its own, in runs of 96.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +39,7 @@ COLOURS = {"proportional": BLUE, "lagrangian": GREEN, "paper": VERMILION}
 
 
 def experiments(rules: Sequence[str] = RULES) -> dict[str, Experiment]:
-    """Return the experiments by name, `rule-start`."""
+    """Return one experiment per rule of feedback and start of λ, by name, such as `paper-below`."""
     return {
         f"{rule}-{name}": Experiment((*COMMON, f"kl.feedback={rule}", f"kl.start={start}"))
         for rule in rules
@@ -47,7 +49,7 @@ def experiments(rules: Sequence[str] = RULES) -> dict[str, Experiment]:
 
 @dataclass(frozen=True)
 class Held:
-    """How well one run kept its KL in the band, in the last half of the run."""
+    """The measures of how well one run kept its KL near the target, in the last half of its iterations."""
 
     name: str
     seed: int
@@ -55,13 +57,13 @@ class Held:
     """Mean KL over the last half."""
     lowest: float
     highest: float
-    """Extremes, with `lowest`, of the means over `HISTORY` updates within the last half."""
+    """The highest mean KL of `HISTORY` successive updates within the last half; `lowest` is the lowest."""
     weight: float
-    """λ at the end."""
+    """λ at the end of the run."""
 
     @property
     def inside(self) -> bool:
-        """Whether every mean over `HISTORY` updates in the last half is within the band."""
+        """Whether every mean KL of `HISTORY` updates in the last half is within ± `BAND` × `TARGET` of `TARGET`."""
         return self.lowest >= (1 - BAND) * TARGET and self.highest <= (1 + BAND) * TARGET
 
 
@@ -78,7 +80,7 @@ def _rows() -> int:
 
 
 def held(run: Mapping[str, Any]) -> Held:
-    """Judge one run by the last half of its iterations."""
+    """Return how well a run kept its KL near the target, in the last half of its iterations."""
     at, means = kl_means(run)
     points = np.array(run["curves"]["kl/penalty"], dtype=float)
     half = run["iterations"] / 2
@@ -94,7 +96,10 @@ def held(run: Mapping[str, Any]) -> Held:
 
 
 def as_markdown(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return a row for each rule and start: seeds within the band, KL over target, λ at the end, reward."""
+    """Return a Markdown table with one row per rule and start of λ.
+
+    The columns are seeds within the band, KL over target, λ at the end, and reward.
+    """
     head = ["feedback", "λ at the start", "seeds within the band", "KL / target", "λ at the end", "reward"]
     table = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name in dict.fromkeys(run["name"] for run in runs):
@@ -115,7 +120,7 @@ def as_markdown(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw λ and the KL over updates, a line for each run."""
+    """Draw λ and the KL over the updates, one line per run, and write the figure to `path`."""
     updates = load_recipe("lab-paper").policy.updates_per_rollout
     with drawn(
         path, 3.8, f"Feedback on λ from {STARTS['below']:g} and {STARTS['above']:g}, a line for each run"
@@ -145,9 +150,10 @@ def feedback(
     workers: int | None = None,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
-    """Run every rule from every start, and return the results.
+    """Run every rule of feedback from every start of λ on all seeds, and return the results of all runs.
 
-    Runs, results.json and feedback.png are written into `out`. Called again after a kill, it continues.
+    Results, results.json and feedback.png are written into `out`. If the process is killed, call the function again: it
+    continues.
     """
     grid = experiments(rules)
     chosen = range(FIRST_SEED, FIRST_SEED + seeds)

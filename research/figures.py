@@ -121,7 +121,7 @@ def figure_9(direct: dict[str, Any], path: Path) -> None:
 
 
 def _points(ax: Axes, results: Results, measure: Measure, marks: dict[str, tuple[str, str, str]]) -> None:
-    """Draw one point per experiment with its standard errors: a measure against drift.
+    """Draw one point per experiment: a measure on fresh videos against drift, with standard errors.
 
     `marks` has the label, colour and marker of each experiment.
     """
@@ -134,7 +134,7 @@ def _points(ax: Axes, results: Results, measure: Measure, marks: dict[str, tuple
 
 
 def frontier(results: Results, path: Path) -> None:
-    """Draw reward and accuracy against drift, to show which setting matters most.
+    """Draw reward and accuracy against drift, to show which setting matters most, and write the figure to `path`.
 
     The run that hacks its reward is not drawn.
     """

@@ -1,4 +1,4 @@
-"""The experiments behind docs/claims.md, and how they are run: in parallel, and resumable."""
+"""The experiments behind docs/claims.md, and a grid that runs the jobs of a study in parallel and can be resumed."""
 
 import os
 import shutil
@@ -35,14 +35,20 @@ NO_KL = ["kl.anchor=none", "kl.old_weight=0"]
 
 @dataclass(frozen=True)
 class Experiment:
-    """What differs from a recipe. An experiment of equal cost runs for as many passes as `lab-paper` does."""
+    """An experiment: a recipe with overrides.
+
+    With `equal_cost`, it has as many iterations as cost the same number of passes as a run of `lab-paper`.
+    """
 
     overrides: tuple[str, ...] = ()
     recipe: str = "lab-paper"
     equal_cost: bool = False
 
     def config(self, seed: int, iterations: int, folder: Path) -> RecipeConfig:
-        """Return the recipe of one run. `iterations` are those of `lab-paper`."""
+        """Return the recipe of one run with this seed, which writes into `folder`.
+
+        `iterations` is the number for `lab-paper`. An experiment of equal cost gets another number.
+        """
         own = load_recipe(self.recipe, list(self.overrides))
         if self.equal_cost:
             iterations = max(1, iterations * cost(load_recipe("lab-paper")) // cost(own))
@@ -59,7 +65,10 @@ class Experiment:
 
 
 def experiments(matched: Mapping[str, float]) -> dict[str, Experiment]:
-    """Return the experiments by name. `matched` has the η of equal exploration, by kernel."""
+    """Return the experiments of the paper's claims by name.
+
+    `matched` has for each kernel in `MATCHED` the η at which it explores as far as its counterpart there.
+    """
     grid: dict[str, Experiment] = {}
 
     def vary(name: str, *overrides: str, equal_cost: bool = False) -> None:
@@ -127,7 +136,7 @@ class Job:
         return self.experiment.config(self.seed, self.iterations, self.out / "work" / self.key)
 
     def run(self) -> dict[str, Any]:
-        """Train, and return the curves of the run and its evaluation on fresh seeds."""
+        """Train, and return the run's curves over iterations, its alarms and its evaluation on fresh videos."""
         torch.set_num_threads(1)
         began, config = time.process_time(), self.config
         trainer = Trainer(config=config, console=Console(quiet=True))
@@ -148,16 +157,16 @@ class Job:
 
 
 def cost(config: RecipeConfig) -> int:
-    """Return the cost of an iteration in forward passes of a video. A backward pass counts as two.
+    """Return the cost of an iteration: forward passes times videos, where a backward pass counts as two.
 
-    Prefixes that are shared, and updates that do without the anchor, are not deducted.
+    First steps that rollouts share, and updates without the anchor, are not deducted.
     """
     trained = config.policy.num_iterations * config.trained_steps
     return config.rollouts * (config.sampling.steps + trained * (3 if config.kl.anchor == "none" else 4))
 
 
 def summary(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the measures of an evaluation by name, as means over its videos."""
+    """Return the measures of an evaluation by name, each as a mean over videos."""
     return {
         "reward": evaluation.reward(SETTING_B).mean().item(),
         "scores": evaluation.scores.mean(0).tolist(),
@@ -170,7 +179,7 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Base:
-    """An evaluation of the model before any training."""
+    """A `Run` of the grid that evaluates the base model, before any training."""
 
     samples: int
 
@@ -188,7 +197,7 @@ class Base:
 
 
 class Run(Protocol):
-    """What a grid is made of: some work with a result."""
+    """A job of a grid: work that returns a result, and the key under which this is kept."""
 
     @property
     def key(self) -> str:
@@ -207,9 +216,10 @@ def _run(job: Run) -> tuple[str, dict[str, Any]]:
 def run_grid(
     jobs: Sequence[Run], out: Path, workers: int | None = None, console: Console | None = None
 ) -> list[dict[str, Any]]:
-    """Run all jobs in parallel processes, and return their results in the same order.
+    """Run all jobs in parallel processes, and return their results in the order of `jobs`.
 
-    Results are kept in `runs.jsonl`. Jobs that an earlier, killed call finished are read from there.
+    Results are kept in `out`/runs.jsonl. Jobs that an earlier, killed call finished are read from this file. `workers`
+    is the number of processes; None for one per core.
     """
     console = console or Console()
     os.environ.setdefault("OMP_NUM_THREADS", "1")

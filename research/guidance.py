@@ -1,4 +1,4 @@
-"""`python -m research guidance`: the base and runs of recipe `lab`, judged with guidance 1, 2 and 4."""
+"""`python -m research guidance`: the base model and runs of recipe `lab`, evaluated with guidance 1, 2 and 4."""
 
 import shutil
 import time
@@ -30,7 +30,7 @@ BASE = "base"
 
 @dataclass(frozen=True)
 class Judged:
-    """The base, or a run of recipe `lab` with a seed, evaluated on fresh videos at every guidance scale."""
+    """A `Run` of the grid: the base model, or recipe `lab` with one seed, evaluated at every guidance scale."""
 
     seed: int | None  # none for the base
     samples: int
@@ -67,9 +67,10 @@ class Judged:
 
 
 def judged(model: Any, config: RecipeConfig, samples: int) -> dict[str, dict[str, Any]]:
-    """Evaluate a model, and return its measures by guidance scale.
+    """Evaluate a model on `samples` fresh videos at every guidance scale, and return its measures by scale.
 
-    Which videos follow their prompts is a row of 1 and 0; the other measures are means.
+    `followed` is a text with a 1 for each video that follows its prompt and a 0 for each other. The other measures are
+    means over videos.
     """
     assert isinstance(model, LabModel)
     found = {}
@@ -86,9 +87,9 @@ def judged(model: Any, config: RecipeConfig, samples: int) -> dict[str, dict[str
 
 
 def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table with a row for each model and scale, the base first.
+    """Return a Markdown table with one row per model and guidance scale, the base first.
 
-    Diversity is relative to that of the base without guidance.
+    Diversity is relative to that of the base without guidance. Each of `rows` has the results of one model.
     """
     head = ["model", "guidance", "followed", "held-out prompts", "became right, wrong", "distance", "diversity"]
     table = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
@@ -111,12 +112,15 @@ def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def flags(found: dict[str, Any]) -> list[bool]:
-    """Return which videos follow their prompts, from the row of 1 and 0 that `judged` returns."""
+    """Return for each video whether it follows its prompt, from the measures of one guidance scale."""
     return [mark == "1" for mark in found["followed"]]
 
 
 def held_out(right: Sequence[bool]) -> list[bool]:
-    """Return the flags of prompts that training is not given."""
+    """Return only the flags of videos whose prompts are kept out of post-training.
+
+    Flag i of `right` belongs to prompt i modulo the number of prompts.
+    """
     texts = all_prompts()
     return [hit for i, hit in enumerate(right) if kept_out(texts[i % len(texts)])]
 
@@ -129,9 +133,9 @@ def percent(found: tuple[float, float, float]) -> str:
 def guidance(
     out: Path, *, seeds: int, samples: int, workers: int | None = None, console: Console | None = None
 ) -> list[dict[str, Any]]:
-    """Evaluate the base and a run of each seed, and return a row of results for each.
+    """Evaluate the base model and one run per seed at every guidance scale. Return one result per model, base first.
 
-    Runs and guidance.md are written into `out`. Called again after a kill, it continues.
+    Results and guidance.md are written into `out`. If the process is killed, call the function again: it continues.
     """
     jobs = [Judged(seed, samples, out) for seed in (None, *range(seeds))]
     rows = run_grid(jobs, out, workers, console)

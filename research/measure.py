@@ -1,4 +1,4 @@
-"""Direct measurements on the base model: no training, so they take seconds and have tight intervals."""
+"""Direct measurements of the base model. Without training, they take seconds and have tight intervals."""
 
 import math
 from collections.abc import Iterator
@@ -32,9 +32,10 @@ def table_of(config: RecipeConfig, kernel: str, eta: float, *, noisy_end: bool =
 
 
 def noise_after_a_step(kernel: str, clips: int = 256) -> dict[str, list[float]]:
-    """Measure the noise in x' after one step from exact states of real clips.
+    """Return the noise that is left after one sampling step from exact states of rendered clips.
 
-    Return the noise that the model leaves and that of a perfect denoiser, for each inner step, relative to the next σ.
+    Each list has one value per inner step. `sigma` is the noise level before the step, `measured` the noise that the
+    model leaves, and `theory` that of a perfect denoiser. Both noises are relative to the next σ.
     """
     config = load_recipe("lab-paper")
     model, table = ShapesModel.from_pretrained(), table_of(config, kernel, 0.7)
@@ -58,9 +59,9 @@ def noise_after_a_step(kernel: str, clips: int = 256) -> dict[str, list[float]]:
 def rollouts(
     kernel: str, eta: float, count: int, *, first: int = 0, group: int = 1, noisy_end: bool = False
 ) -> Iterator[Tensor]:
-    """Yield clips (N, 3, F, H, W) of SDE rollouts of the base model, over all prompts in turn.
+    """Yield `count` SDE rollouts of the base model, over all prompts in turn, as batches of clips (N, 3, F, H, W).
 
-    The rollouts of a group share prompt and initial noise.
+    Each `group` rollouts in a row share prompt and initial noise. `first` is the index of the first rollout.
     """
     config = load_recipe("lab-paper")
     model, table = build_model(config), table_of(config, kernel, eta, noisy_end=noisy_end)
@@ -74,20 +75,23 @@ def rollouts(
 
 
 def rollout_distances(kernel: str, *, noisy_end: bool, count: int, first: int = 0) -> list[float]:
-    """Return each rollout's distance to the manifold. Rows of equal index share prompt and noise across kernels."""
+    """Return the distance of each rollout's clip to the nearest clip that the world can render.
+
+    Rollouts of equal index share prompt and noise across kernels. `noisy_end` says whether the last step adds noise.
+    """
     made = rollouts(kernel, ETA, count, first=first, noisy_end=noisy_end)
     return [distance for clips in made for distance in fit(clips).distance.tolist()]
 
 
 def spread(kernel: str, eta: float, count: int = 960) -> float:
-    """Return how far apart rollouts end that begin with the same noise."""
+    """Return the mean distance of clips from rollouts that begin with the same prompt and noise, in groups of four."""
     return diversity(torch.cat(list(rollouts(kernel, eta, count, group=4))), 4)
 
 
 def match_exploration(kernel: str, reference: str) -> float:
-    """Return the η at which a kernel spreads rollouts as far apart as the reference does at its own.
+    """Return the η at which `kernel` spreads rollouts as far apart as the kernel `reference` does at `ETA`.
 
-    The spread is flat in η: with few rollouts the answer is anywhere.
+    The spread changes little with η, so few rollouts cannot determine this η.
     """
     target, low, high = spread(reference, ETA), 0.05, 3.0
     if not spread(kernel, low) < target < spread(kernel, high):
@@ -107,7 +111,11 @@ class _Norms(Callback):
 
 
 def gradient_by_step(kernel: str, *, equalize: bool, iterations: int = 3) -> dict[str, Any]:
-    """Return the norm of the parameter gradient at each timestep alone, with the weights held still."""
+    """Return the norm of the parameter gradient at each timestep alone, with the weights held still.
+
+    Each list has one value per trained timestep: noise level, measured norm, predicted scale of the norm, and factor of
+    the equalizer. `equalize` says whether the loss uses this factor.
+    """
     base = load_recipe("lab-paper", [f"sampling.kernel={kernel}"])
     trained = base.sampling.stochastic_steps
     config = load_recipe(

@@ -1,4 +1,4 @@
-"""How runs of a world of the laboratory are measured: by a recipe's sampler, on fresh videos of equal seeds."""
+"""Metrics for the studies' runs: fresh videos with equal seeds, made by the sampler of one recipe per world."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,24 +19,30 @@ FIRST_SEED = 2_000_000  # away from the seeds of evaluations
 
 @dataclass(frozen=True)
 class WorldMetrics:
-    """The metrics of one world. Both apply to any run, whatever sampler its rollouts use."""
+    """The metrics of one world: the reward as a quick look, and a full evaluation.
+
+    Both can be applied to any run, whatever sampler its rollouts use.
+    """
 
     recipe: str
     """The recipe whose settings the runs vary, and whose sampler measures them."""
     reward: Callable[[Loop, RecipeConfig], float]
-    """A quick look: the mean reward of `WATCHED` fresh videos."""
+    """Function that returns the mean reward of `WATCHED` fresh videos of a run's model: a quick look."""
     evaluate: Callable[[Loop, RecipeConfig, int], dict[str, Any]]
-    """An evaluation on so many videos: reward, accuracy, distance and diversity at least."""
+    """Function that returns at least reward, accuracy, distance and diversity of a number of fresh videos, as means."""
 
 
 def metrics_of(world: str) -> WorldMetrics:
-    """Return the metrics of `shapes` or `text`. Those of text are imported here, because they need OCR."""
+    """Return the metrics of world `shapes` or `text`. Those of `text` are imported here, because they need OCR."""
     metrics: WorldMetrics = import_module(f"research.metrics_{world}").METRICS
     return metrics
 
 
 def watched(loop: Loop, config: RecipeConfig, texts: Sequence[str]) -> tuple[Tensor, list[Prompt]]:
-    """Return fresh videos (N, F, H, W, 3), uint8, for a quick look, and their prompts: these texts in turn."""
+    """Return `WATCHED` fresh videos (N, F, H, W, 3), uint8, of a run's model, and their prompts.
+
+    The prompts are `texts` in turn. The model has the moving average of its weights if the run keeps one.
+    """
     prompts = [Prompt(texts[i % len(texts)]) for i in range(WATCHED)]
     with averaged(loop):
         x0 = generate(loop.model, prompts, config, range(FIRST_SEED, FIRST_SEED + WATCHED))

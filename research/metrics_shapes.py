@@ -1,4 +1,4 @@
-"""How runs of the world of shapes are measured."""
+"""Metrics for runs in the world of shapes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How runs of the world of numbers are measured."""
+"""Metrics for runs in the world of four-digit numbers, with OCR."""
 
 from typing import Any
 
@@ -16,7 +16,10 @@ def reward(loop: Loop, config: RecipeConfig) -> float:
 
 
 def evaluate(loop: Loop, config: RecipeConfig, samples: int) -> dict[str, Any]:
-    """Return what OCR and a second reader find in fresh videos. No reward knows the second reader."""
+    """Return the means of a run's measures on `samples` fresh videos, read by OCR and by a second reader.
+
+    No reward uses the second reader.
+    """
     found = evaluate_run(loop, config, samples)
     return {
         "reward": found.characters().mean().item(),

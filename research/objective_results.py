@@ -1,4 +1,4 @@
-"""What is concluded from the runs of objectives over their seeds, and how it is drawn."""
+"""The comparison of objectives from their runs over seeds, its tables and its figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Runs = Mapping[str, Sequence[Mapping[str, Any]]]  # by objective, in the order o
 
 @dataclass(frozen=True)
 class Compared:
-    """What an objective reached over its seeds, when its passes are spent."""
+    """The outcome of one objective over its seeds, when the passes of its runs are spent."""
 
     name: str
     found: Overrides
@@ -50,7 +50,11 @@ class Compared:
 
 
 def judge(runs: Runs, found: Mapping[str, Overrides], passes: Mapping[str, float]) -> list[Compared]:
-    """Judge the runs of one group, and return the comparison of each objective. `passes` are counted per video."""
+    """Return the outcomes of the objectives of one group, each compared with `FIRST`.
+
+    By objective, `runs` has the results over seeds, `found` the overrides that the search found, and `passes` the
+    network passes per video.
+    """
 
     def ends(name: str, key: str) -> list[float]:
         return [float(run["evaluation"][key]) for run in runs[name]]
@@ -83,9 +87,9 @@ def judge(runs: Runs, found: Mapping[str, Overrides], passes: Mapping[str, float
 
 
 def as_markdown(outcomes: Sequence[Compared]) -> str:
-    """Return a Markdown table of the objectives, and the settings that were found.
+    """Return a Markdown table with one row per objective, and a line with the settings that the search found.
 
-    A star marks a difference to the first objective whose corrected p is below 0.05.
+    A star marks a measure whose difference to that of `FIRST` has a corrected p below 0.05.
     """
     head = [
         "objective",
@@ -123,7 +127,10 @@ COLOURS = dict(
 
 
 def draw(runs: Runs, said: str, path: Path) -> None:
-    """Draw the reward against passes, as the mean over seeds with its 95 % interval."""
+    """Draw the mean reward over seeds against network passes, with its 95 % interval, one curve per objective.
+
+    `said` is the group in words, for the title. The figure is written to `path`.
+    """
     with against_passes(path, f"Objectives at equal passes: {said}") as ax:
         for name, own in runs.items():
             reward_curve(ax, own, COLOURS[name], name, width=2, band=0.12)
@@ -136,7 +143,10 @@ PANELS = {
 
 
 def draw_conditions(outcomes: Mapping[str, Sequence[Compared]], path: Path) -> None:
-    """Draw the reward when the passes are spent, with its 95 % interval, against updates of a rollout and its age."""
+    """Draw the final reward of runs with its 95 % interval, one line per objective, and write the figure to `path`.
+
+    The left panel is against updates of a rollout, the right one against iterations between a rollout and its update.
+    """
     with drawn(path, 4.0, "Rollouts used more than once, and rollouts of an older policy") as figure:
         axes = figure.subplots(1, len(PANELS), sharey=True)
         for ax, (title, groups) in zip(axes, PANELS.items(), strict=True):

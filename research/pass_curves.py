@@ -1,4 +1,4 @@
-"""Reward against passes of the network, over the seeds of a setting."""
+"""Figures of the reward against the number of network passes, as the mean over seeds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from sage_grpo.statistics import effect
 
 @contextmanager
 def against_passes(path: Path, title: str) -> Iterator[Axes]:
-    """Yield axes for `reward_curve`. At the end of the block the figure is written, with a legend."""
+    """Yield axes for `reward_curve`. At the end of the block, write the figure with a legend to `path`."""
     with drawn(path, 5.2, title) as figure:
         ax = figure.subplots()
         ax.set_xlabel("passes of the network (a video and step each; a trained one counts three)")
@@ -27,7 +27,10 @@ def against_passes(path: Path, title: str) -> Iterator[Axes]:
 def reward_curve(
     ax: Axes, runs: Sequence[Mapping[str, Any]], colour: str, label: str, *, width: float, band: float
 ) -> None:
-    """Draw the mean over runs, as far as all of them reach. Its 95 % interval is drawn where `band` is above 0."""
+    """Draw the mean reward of runs against their network passes, as far as all runs reach.
+
+    `band` is the opacity of the 95 % interval; 0 for none. `width` is that of the line.
+    """
     grid = np.linspace(0, min(run["passes"][-1] for run in runs), 60)
     curves = np.array([np.interp(grid, run["passes"], run["reward"]) for run in runs])
     bands = [effect(column.tolist()) for column in curves.T]

@@ -1,4 +1,4 @@
-"""`python -m research reproduce`: run the grid, judge the claims, draw the figures."""
+"""`python -m research reproduce`: run all experiments, judge the paper's claims, and draw the figures."""
 
 import json
 import math
@@ -28,10 +28,12 @@ def reproduce(
 ) -> list[Claim]:
     """Check the paper's claims, and return each with its verdict.
 
-    Runs, results.json, claims.md and figures are written into `out`. Called again after a kill, it continues.
+    Results, results.json, claims.md and figures are written into `out`. If the process is killed, call the function
+    again: it continues.
 
-    A quarter of the seeds and rollouts decides what it can. More are made for claims that are open then, and all for
-    the experiments of `ALL_SEEDS`.
+    First, a quarter of the seeds and rollouts is run. Claims that are then undecided get half of them, and at last all.
+    The experiments of `ALL_SEEDS` run on all seeds from the start. With `only`, these experiments run on the first
+    quarter of the seeds, and no claims are returned.
     """
     console = console or Console()
     os.environ.setdefault("OMP_NUM_THREADS", "1")

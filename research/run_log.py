@@ -1,6 +1,6 @@
-"""Results of runs in one file, a line each. A run that is in it is done.
+"""The results of a study's runs in one file, one line per run. A run with a line there is not run again.
 
-The file stays next to what is concluded from it.
+The file stays in the folder of the tables and figures that are made from it.
 """
 
 import json
@@ -14,13 +14,13 @@ DIGITS = 6  # significant ones: more are noise
 
 
 class RunLog:
-    """A file of results that one process writes, and that is read again when that process was killed."""
+    """A file of results that one process writes. If this process is killed, the next one reads it and continues."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> dict[str, dict[str, Any]]:
-        """Return the results by key. A line that a killed writer left unfinished counts for nothing."""
+        """Return the results of finished runs by key. A line that a killed process left unfinished is skipped."""
         found: dict[str, dict[str, Any]] = {}
         for line in self.path.read_text().splitlines() if self.path.exists() else ():
             try:
@@ -42,17 +42,17 @@ class RunLog:
 
 
 def key_of(name: str, config: RecipeConfig, *more: object) -> str:
-    """Return the key of a run: its name, and a digest of all that decides its result.
+    """Return the key of a run: its name, and a digest of all that decides its result (`config` and `more`).
 
-    Settings at their default are not in the digest. Otherwise a setting that is added later, and leaves runs as they
-    were, would make all of them run again.
+    Settings at their default are not in the digest. Otherwise each new setting of the package would change the keys of
+    all runs, and these would be run again for nothing.
     """
     decides = " ".join([config.model_dump_json(exclude_defaults=True), *map(str, more)])
     return f"{name}-{blake2b(decides.encode(), digest_size=4).hexdigest()}"
 
 
 def rounded(value: Any) -> Any:
-    """Return a value of JSON with all of its numbers rounded to `DIGITS` significant digits."""
+    """Return a JSON value in which every float is rounded to `DIGITS` significant digits."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, dict):

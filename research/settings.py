@@ -1,6 +1,7 @@
-"""`python -m research settings`: what runs look like when one of the settings that matter is too low or too high.
+"""`python -m research settings`: what runs look like if a setting that matters is too low or too high.
 
-The learning rates are those that `sage-grpo tune` tries by default, so its choice can be compared with a whole grid.
+The learning rates are those that `sage-grpo tune` tries by default, so its choice can be compared with whole runs of
+all of them.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,10 @@ SMOOTH = 12  # iterations that a point of a curve is the mean of
 
 @dataclass(frozen=True)
 class Setting:
-    """The values of one setting, from too low to too high, and the overrides that go along with each."""
+    """One setting with its values to try, from too low to too high.
+
+    `along` has further overrides for each value, and `under` those for all values.
+    """
 
     key: str
     title: str
@@ -43,7 +47,10 @@ class Setting:
         return self.key + self.suffix
 
     def overrides(self, place: int) -> tuple[str, ...]:
-        """Return the overrides of a value; none for the recipe's own value, so that its run is made once."""
+        """Return the overrides for value number `place`.
+
+        They are empty for the recipe's own value, so that all settings share one run of the recipe.
+        """
         changed = (*self.under, f"{self.key}={self.values[place]:g}", *(self.along[place] if self.along else ()))
         return () if load_recipe(RECIPE, list(changed)) == load_recipe(RECIPE) else changed
 
@@ -77,13 +84,13 @@ SETTINGS = (
 
 
 def iterations_of(config: RecipeConfig, of_base: int) -> int:
-    """Return how many iterations of `config` make as many passes as `of_base` iterations of the recipe."""
+    """Return how many iterations of `config` make as many network passes as `of_base` iterations of `RECIPE`."""
     return max(2, round(of_base * forward_passes(BASE) / forward_passes(config)))
 
 
 @dataclass(frozen=True)
 class SettingRun:
-    """A `Run` of a grid: one value of a setting, on one seed."""
+    """A `Run` of the grid: one value of a setting, on one seed."""
 
     overrides: tuple[str, ...]
     seed: int
@@ -110,7 +117,10 @@ class SettingRun:
 
 
 def choice(runs: dict[str, Sequence[float]]) -> str:
-    """Return the name of the run that successive halving chooses, from the whole rewards of each run."""
+    """Return the name of the run that successive halving would choose.
+
+    `runs` has the reward of every iteration of whole runs, by name.
+    """
     length = min(len(rewards) for rewards in runs.values())
     ladder = rungs(len(runs), length)
     done = search(ladder, list(runs), lambda names, rung: {n: tail_mean(runs[n][: round(rung.passes)]) for n in names})
@@ -126,9 +136,10 @@ def settings(
     workers: int | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Run all values on all seeds, and write results.json and figures into `out`.
+    """Run every value of every setting on all seeds, and write results.json and figures into `out`.
 
-    Return the results, with how far the choice of `tune` is from the best of the whole grid.
+    Return the results. They include the choice of `tune` and the best of the whole grid, for each seed. `iterations` is
+    None for that of the recipe.
     """
     values = {(setting.name, i): setting.overrides(i) for setting in SETTINGS for i in range(len(setting.values))}
     asked = {
@@ -157,9 +168,10 @@ def _interval(values: Sequence[float]) -> list[float]:
 
 
 def tuned(done: dict[Any, dict[str, Any]], seeds: int) -> list[dict[str, Any]]:
-    """Return, for each seed, the learning rate that `tune` chooses, and its reward next to the best of the grid.
+    """Return one row per seed: the learning rate that `tune` chooses, the best of the grid, and their rewards.
 
-    A run that is continued is bit-equal to one that was never stopped, so its choice can be read off whole runs.
+    `done` has the results of runs by setting, value and seed. A run that is continued is bit-equal to one that was
+    never stopped, so the choice of `tune` can be read off whole runs.
     """
     rows = []
     for seed in range(seeds):
@@ -172,9 +184,10 @@ def tuned(done: dict[Any, dict[str, Any]], seeds: int) -> list[dict[str, Any]]:
 
 
 def draw(setting: Setting, runs: Sequence[Sequence[dict[str, Any]]], path: Path) -> None:
-    """Draw reward, KL and diversity over a run.
+    """Draw reward, KL and diversity over the course of runs, in one colour per value, and write the figure to `path`.
 
-    Each value has a thin line for each seed, and a thick one for their mean.
+    Each value has one thin line per seed, and a thick line for their mean. `runs` has the results of all seeds for each
+    value.
     """
     places = setting.drawn or tuple(range(len(setting.values)))
     panels = (
@@ -198,7 +211,7 @@ def draw(setting: Setting, runs: Sequence[Sequence[dict[str, Any]]], path: Path)
 
 
 def smoothed(curve: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Return places between 0 and 1, and the means of a curve over the iterations around each."""
+    """Return a smoothed curve: places in the run from 0 to 1, and the mean over the iterations around each place."""
     width = min(SMOOTH, max(1, len(curve) // 4))
     means = np.convolve(curve, np.ones(width) / width, mode="valid") if len(curve) else np.array([])
     return np.linspace(0, 1, len(means)), means

@@ -1,4 +1,4 @@
-"""Training on rollouts of a policy of some iterations ago, as when videos are made elsewhere."""
+"""Training on rollouts that the policy made some iterations ago, as if other machines made the videos."""
 
 from collections import deque
 from typing import Any, ClassVar
@@ -12,9 +12,10 @@ from sage_grpo.training.trainer import Trainer
 
 
 class StaleLoop(Loop):
-    """A loop that trains on what was prepared `staleness` iterations before. Until then it trains on nothing.
+    """A loop that trains on the rollout of `staleness` iterations ago, and on nothing until there is one.
 
-    Nothing is approximated: old velocities are those of the policy that made the videos, from when it made them.
+    Nothing is approximated: the old velocities are computed when the policy makes the videos, not when it trains on
+    them.
     """
 
     staleness = 0
@@ -37,7 +38,7 @@ class StaleLoop(Loop):
 
 
 class StaleTrainer(Trainer):
-    """A trainer with a `StaleLoop`. It never resumes a run, because rollouts that wait are not saved."""
+    """A trainer with a `StaleLoop`. It never resumes a run, because rollouts that wait for training are not saved."""
 
     loop: StaleLoop
     loop_type: ClassVar[type[Loop]] = StaleLoop

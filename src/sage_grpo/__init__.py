@@ -2,7 +2,8 @@
 
     from sage_grpo import Trainer
 
-These names are the public face; each is imported when it is first asked for, so that importing the package is free.
+The names in `__all__` are the public interface. Each is imported when it is first used, so that `import sage_grpo`
+alone does not load torch.
 """
 
 from importlib import import_module

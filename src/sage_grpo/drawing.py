@@ -1,4 +1,5 @@
-"""The common style of all figures: width, letters, grid, and colours that every kind of colour vision tells apart."""
+"""The style that all figures share: width, font sizes, grid, and colours that people with any colour vision can tell
+apart."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -42,7 +43,11 @@ LOOK = {
 
 @contextmanager
 def drawn(path: Path, height: float, title: str = "", *, width: float = WIDTH) -> Iterator[Figure]:
-    """Yield a figure to draw on. The end of the block writes it whole, in the format that the file's name ends with."""
+    """Yield a figure of `width` × `height` inches to draw on, and write it to `path` at the end of the block.
+
+    The format is the ending of the file's name, or PNG if there is none. If the block raises an error, no file is
+    written.
+    """
     with style.context(LOOK):
         figure = Figure(figsize=(width, height), layout="constrained")
         if title:
@@ -53,12 +58,15 @@ def drawn(path: Path, height: float, title: str = "", *, width: float = WIDTH) -
 
 
 def legend_below(figure: Figure, axes: Sequence[Axes] | None = None) -> None:
-    """Add one legend for all panels below them. A name that several panels have stands there once."""
+    """Add one legend below the figure, with the labels of the panels `axes`, by default those of all panels.
+
+    A label that several panels have appears once.
+    """
     panels = figure.axes if axes is None else axes
     handles = {label: line for ax in panels for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=len(handles))
 
 
 def in_order(count: int) -> list[tuple[float, ...]]:
-    """Return `count` colours for values that have an order, dark to bright."""
+    """Return `count` colours (red, green, blue, alpha) from dark to bright, for curves whose values have an order."""
     return [tuple(colour) for colour in colormaps["viridis"](np.linspace(0.05, 0.88, count))]

@@ -1,5 +1,11 @@
-"""Errors that people read as a sentence instead of a stack trace. Imports nothing, so every part may raise it."""
+"""The error that users see as a sentence instead of a stack trace.
+
+This module imports nothing, so that every other module can import it.
+"""
 
 
 class UserError(Exception):
-    """Raised when something outside the program is wrong; the message says what, what is needed and the nearest fix."""
+    """Raised when something outside the program, such as a setting or a file, is wrong.
+
+    The message says what is wrong, what is needed and the nearest fix.
+    """

@@ -1,4 +1,4 @@
-"""Writing of files that are either whole or not there."""
+"""Functions that write a file completely or not at all, and that check whether a folder can be written."""
 
 import json
 import os
@@ -14,9 +14,10 @@ NEW = ".new"  # ends the name of a file that is not whole yet
 
 @contextmanager
 def draft_of(path: Path, *, private: bool = False) -> Iterator[Path]:
-    """Yield the path of a draft, which replaces `path` at the end of the block if nothing went wrong.
+    """Yield the path of a draft file to write, and move the draft to `path` at the end of the block.
 
-    If there are several writers, the last one wins. A private file can be read by its owner only.
+    After an error in the block, the draft is removed and `path` stays as it was. If several processes or threads write
+    the same `path`, the last one wins. Only its owner can read a file that is `private`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}{NEW}")
@@ -32,7 +33,10 @@ def draft_of(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 
 def atomic_write(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Write a file so that a reader, or a restart after a kill, finds the old one or the new one, never a half."""
+    """Write `data` to `path` so that a reader, or a restart after a kill, finds the old file or the new one.
+
+    A partly written file is never at `path`.
+    """
     with draft_of(path, private=private) as draft:
         draft.write_bytes(data)
 
@@ -43,13 +47,16 @@ def write_json(path: Path, content: Any, *, private: bool = False) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the drafts that killed writers left in a folder. Nobody may be writing there."""
+    """Remove the unfinished drafts that killed processes left in `folder`. No other process may be writing there."""
     for left in folder.glob(f".*{NEW}"):
         left.unlink(missing_ok=True)
 
 
 def why_not_writable(folder: Path) -> str | None:
-    """Return what keeps a folder, or one that has to be made, from being written, or None if nothing does."""
+    """Return the reason why no file can be written into `folder`, as a sentence, or None if writing is possible.
+
+    For a folder that does not exist yet, the nearest existing folder above it is tested.
+    """
     try:
         place = nearest_folder(folder)
         if not place.is_dir():
@@ -61,6 +68,6 @@ def why_not_writable(folder: Path) -> str | None:
 
 
 def nearest_folder(path: Path) -> Path:
-    """Return the folder `path`, or the first one above it that exists."""
+    """Return the absolute path of `path` if it exists, or else of the nearest folder above it that exists."""
     path = path.absolute()
     return next(folder for folder in (path, *path.parents) if folder.exists())

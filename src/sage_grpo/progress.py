@@ -1,4 +1,4 @@
-"""Progress reports of long work. The caller that starts the work decides what is shown, if anything."""
+"""Progress reports of long tasks. The caller of a task decides what is shown, by the `emit` function that it passes."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,27 +10,27 @@ from rich.table import Column
 
 LINE_EVERY = 5.0  # seconds, between plain lines
 Emit = Callable[[str], None]
-"""A function that takes a message about what is done now."""
+"""A function that shows a message about the current step of a task."""
 EmitProgress = Callable[[int, int, str], None]
-"""A function that takes how much is done, how much there is in all, and what is done now."""
+"""A function that takes the number of finished items of a task, the number of all items, and what is done now."""
 Progress = Callable[[str], AbstractContextManager[EmitProgress]]
-"""A function that takes the name of some work, and returns a context in which its progress is shown."""
+"""A function that takes the name of a task, and returns a context manager that yields the task's `EmitProgress`."""
 
 
 def no_count(done: int, total: int, what: str) -> None:
-    """Show nothing."""
+    """Ignore a progress report: an `EmitProgress` that shows nothing."""
 
 
 def no_progress(what: str) -> AbstractContextManager[EmitProgress]:
-    """Return a context that shows nothing."""
+    """Return a context manager that yields an `EmitProgress` which shows nothing, whatever the task."""
     return nullcontext(no_count)
 
 
 @contextmanager
 def progress_of(what: str, console: Console) -> Iterator[EmitProgress]:
-    """Yield `emit(done, in all, what)`, which shows the progress of some work and the time left.
+    """Yield a function `emit(done, total, now)` that shows the progress of the task `what` and the time left.
 
-    It is a bar on a terminal, and a line every few seconds anywhere else.
+    The display is a bar if `console` is a terminal, and a line every few seconds otherwise.
     """
     if console.is_terminal and not console.is_dumb_terminal:
         now = bars.TextColumn("{task.fields[now]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))

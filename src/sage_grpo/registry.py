@@ -1,7 +1,8 @@
-"""Models and rewards by name: built-in ones, those of installed plug-ins, and those that your modules register.
+"""Models and rewards by name: those of this package, those of installed plug-ins, and those that your modules register.
 
-A class says its name itself, `@reward("ocr", extra="ocr")`. Names of built-in ones are read out of the files. To import
-all of them would take seconds, and the library that one of them needs may be on another machine only.
+A decorator above a class gives it its name, such as `@reward("ocr", extra="ocr")`. The names of built-in classes are
+read from the text of their files. Importing all of these files would take seconds, and some need libraries that may be
+on other machines only.
 
 A plug-in is an installed package with entry points in the groups `sage_grpo.models`, `sage_grpo.rewards`,
 `sage_grpo.kernels` or `sage_grpo.objectives`.
@@ -36,22 +37,22 @@ _OWN: dict[Kind, dict[str, Any]] = {"model": {}, "reward": {}}
 
 
 def model(name: str, *, extra: str | None = None) -> Callable[[C], C]:
-    """Register a class, or a function that makes a model, under a name of recipes: put `@model("mine")` above it.
+    """Register a model for use in recipes: put `@model("mine")` above a model class, or a function that makes a model.
 
     Args:
         name: The name that recipes give in `model.type`.
-        extra: For a built-in one, the extra of our package that brings its libraries.
+        extra: For a built-in model, the extra of `sage-grpo` that installs the libraries that the model needs.
     """
     return lambda made: _register("model", name, made)
 
 
 def reward(name: str, *, extra: str | None = None, install: str | None = None) -> Callable[[C], C]:
-    """Register a class or function under a name of recipes: put `@reward("mine")` above it.
+    """Register a reward for use in recipes: put `@reward("mine")` above a reward class or a scoring function.
 
     Args:
         name: The name that recipes give in `rewards[].type`.
-        extra: For a built-in one, the extra of our package that brings its libraries.
-        install: Its install line, where an extra would bring too much along.
+        extra: For a built-in reward, the extra of `sage-grpo` that installs the libraries that the reward needs.
+        install: For a built-in reward, the command that installs its library, if an extra would install too much.
 
     >>> from sage_grpo import reward
     >>> @reward("brightness")
@@ -78,17 +79,20 @@ def _register(kind: Kind, name: str, made: C) -> C:
 
 
 def installed(kind: str) -> dict[str, EntryPoint]:
-    """Return the entry points of installed plug-ins by name; `kind` is model, reward, kernel or objective."""
+    """Return the entry points of one `kind` in installed plug-ins, by name.
+
+    The `kind` is "model", "reward", "kernel" or "objective".
+    """
     return {point.name: point for point in entry_points(group=f"sage_grpo.{kind}s")}
 
 
 def load_plugins(config: RecipeConfig) -> None:
-    """Import `run.imports`, and the kernel and objective that the recipe names if an installed plug-in has them.
+    """Import the modules in `run.imports`, and installed plug-ins that provide the recipe's kernel or objective.
 
-    Call it only for a recipe that the user chose, because a module runs when it is imported.
+    Call this function only for a recipe that the user chose, because importing a module runs its code.
 
     Raises:
-        ConfigError: A module cannot be imported, or a plug-in does not register what it promises.
+        ConfigError: A module cannot be imported, or a plug-in does not register the name of its entry point.
     """
     for module in config.run.imports:
         _import(module, f"run.imports: {module}")
@@ -136,7 +140,7 @@ class Registered:
 
     @property
     def missing(self) -> str | None:
-        """The first package that it needs and that is not installed, or None."""
+        """The first package that this model or reward needs and that is not installed; None if none is missing."""
         needed = [Requirement(self.install.split()[-1]).name] if self.install else packages_of(self.extra)
         return next((name for name in needed if installed_version(name) is None), None)
 
@@ -152,20 +156,27 @@ def rewards() -> dict[str, Registered]:
 
 
 def resolve_model(name: str) -> Any:
-    """Return the class or function that makes a model, by its name in a recipe.
+    """Return the model class, or the function that returns a model, that has this name in recipes.
 
-    The name is built in, registered, that of a plug-in, or `package.module:attribute` of an installed package.
+    The name is that of a built-in model, of one registered by `@model`, or of a plug-in's entry point. It may also be a
+    place in an installed package, as `package.module:attribute`.
     """
     return _resolve("model", name, models())
 
 
 def resolve_reward(name: str) -> Any:
-    """Return the class or function that makes a reward, or is one, by its name in a recipe; see `resolve_model`."""
+    """Return the reward class, function that returns a reward, or scoring function that has this name in recipes.
+
+    Names have the same forms as in `resolve_model`.
+    """
     return _resolve("reward", name, rewards())
 
 
 def packages_of(extra: str | None) -> list[str]:
-    """Return the packages that our package needs for an extra; none where it runs without being installed."""
+    """Return the names of the packages that an extra of `sage-grpo` needs.
+
+    The list is empty if `extra` is None, or if `sage-grpo` runs from a folder without being installed.
+    """
     try:
         asked = [Requirement(line) for line in requires("sage-grpo") or ()] if extra else []
     except PackageNotFoundError:
@@ -247,9 +258,9 @@ def _checked(kind: Kind, name: str, made: Any, *, own: bool) -> Any:
 
 
 def makes(function: Any, wanted: type) -> bool:
-    """Return whether a function's annotation says that it returns an object of the class `wanted`.
+    """Return whether a function is annotated with the return type `wanted` or a subclass, such as `-> Reward`.
 
-    Such a function is a factory, and may be called for one.
+    Such a function is a factory. Any other function is not called for an object, because it may do something else.
     """
     try:
         own = inspect.isfunction(function) or inspect.ismethod(function)
@@ -260,7 +271,10 @@ def makes(function: Any, wanted: type) -> bool:
 
 
 def _refuse_strangers(kind: Kind, name: str, made: Any) -> None:
-    """Refuse what neither is nor makes a `kind`, because it would be called with options of the recipe."""
+    """Raise a ConfigError if `made` neither is nor makes a model or reward.
+
+    Otherwise a recipe could call any function of any package, with the options that the recipe gives.
+    """
     from sage_grpo.core.protocols import Reward, VideoModel  # noqa: PLC0415 - torch, which the names alone do not need
 
     wanted = {"model": VideoModel, "reward": Reward}[kind]

@@ -1,5 +1,5 @@
-"""Paired effects with their intervals: Student's t on differences of equal seeds; shares by Wilson and McNemar;
-means over prompts by the bootstrap."""
+"""Confidence intervals and tests for results: Student's t for paired differences of equal seeds, Wilson and McNemar for
+shares of hits, and the bootstrap for means over prompts."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ DRAWS = 9999  # of a bootstrap
 
 @dataclass(frozen=True)
 class Effect:
-    """A mean of n values with its standard error and interval, of 95 % unless `level` is another."""
+    """The mean of `n` values, its standard error `se`, and its confidence interval from `low` to `high` at `level`."""
 
     mean: float
     se: float
@@ -24,7 +24,7 @@ class Effect:
 
     @property
     def standard_errors(self) -> float:
-        """The mean in standard errors; where all values are equal, 0 or infinite."""
+        """The mean divided by its standard error. If the error is 0: 0 for a mean of 0, else plus or minus infinity."""
         if self.se:
             return self.mean / self.se
         return math.copysign(math.inf, self.mean) if self.mean else 0.0
@@ -34,7 +34,7 @@ class Effect:
 
 
 def effect(values: Sequence[float], level: float = 0.95) -> Effect:
-    """Return the mean of independent values, such as the differences of pairs, with its t interval."""
+    """Return the mean of at least two independent values, such as differences of pairs, with Student's t interval."""
     n = len(values)
     if n < 2:
         raise ValueError(f"{n} values have no interval; at least two are needed")
@@ -45,21 +45,33 @@ def effect(values: Sequence[float], level: float = 0.95) -> Effect:
 
 
 def paired(treated: Sequence[float], control: Sequence[float], level: float = 0.95) -> Effect:
-    """Return the mean difference, treated minus control, of two runs with equal seeds, with its t interval."""
+    """Return the mean of `treated` minus `control`, with Student's t interval.
+
+    Both have one value per seed, in the same order of seeds.
+    """
     return effect([a - b for a, b in zip(treated, control, strict=True)], level)
 
 
 def equivalent(found: Effect, margin: float) -> bool:
-    """Return whether two one-sided t tests, each at 5 % for a level of 95 %, place the mean within ± margin."""
+    """Return whether the mean is significantly within ± `margin`, by two one-sided t tests (TOST).
+
+    Each test has the error rate 1 - level, which is 5 % for a level of 95 %.
+    """
     half = float(stats.t.ppf(found.level, found.n - 1)) * found.se
     return -margin < found.mean - half and found.mean + half < margin
 
 
 def verdict(found: Effect, *, expected: str = "positive", margin: float | None = None) -> str:
-    """Return `equivalent` if the mean is known to be within ± margin, whatever its sign.
+    """Return in words whether an effect has the expected sign.
 
-    Else return `reproduced` if the interval is on the expected side of 0, `not reproduced` if it is on the other, and
-    `undecided` if it contains 0.
+    Return `equivalent` if a margin is given and the mean is significantly within ± `margin`, whatever the sign. Else
+    return `reproduced` if the confidence interval is on the expected side of 0, `not reproduced` if the interval is on
+    the other side, and `undecided` if the interval contains 0.
+
+    Args:
+        found: The measured effect.
+        expected: The expected sign of the mean, "positive" or "negative".
+        margin: Largest mean that counts as no effect; None to skip this test.
     """
     if margin is not None and equivalent(found, margin):
         return "equivalent"
@@ -70,7 +82,7 @@ def verdict(found: Effect, *, expected: str = "positive", margin: float | None =
 
 
 def share(hits: Sequence[bool]) -> tuple[float, float, float]:
-    """Return the share of hits with its 95 % interval by Wilson, as (share, low, high)."""
+    """Return the share of True values, from 0 to 1, with its 95 % interval by Wilson, as (share, low, high)."""
     found = stats.binomtest(sum(hits), len(hits))
     interval = found.proportion_ci(method="wilson")
     return float(found.statistic), float(interval.low), float(interval.high)
@@ -78,7 +90,7 @@ def share(hits: Sequence[bool]) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class Changes:
-    """The numbers of pairs that went from wrong to right and from right to wrong, and McNemar's exact p."""
+    """How many answers changed: `gained` from wrong to right, `lost` from right to wrong; `p` is McNemar's p-value."""
 
     gained: int
     lost: int
@@ -86,7 +98,11 @@ class Changes:
 
 
 def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> Changes:
-    """Return how pairs changed, with a two-sided p. If none changed there is nothing to test, and p is 1."""
+    """Return how many answers changed between two runs, with the two-sided p-value of McNemar's exact test.
+
+    `before` and `after` say for the same items, in the same order, whether the answer is right. If no answer changed, p
+    is 1.
+    """
     gained = sum(b and not a for a, b in zip(before, after, strict=True))
     lost = sum(a and not b for a, b in zip(before, after, strict=True))
     p = float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
@@ -94,9 +110,10 @@ def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> Changes:
 
 
 def bootstrap(values: Sequence[float], *, draws: int = DRAWS, seed: int = 0) -> Effect:
-    """Return a mean with its 95 % interval (BCa) by drawing the values, such as those of prompts, with replacement.
+    """Return the mean of `values` with its 95 % bootstrap interval (BCa), from `draws` resamples with replacement.
 
-    The same values always have the same interval. Equal values have one without width: BCa is not defined for them.
+    The values must be independent, such as one per prompt. The same values and seed always give the same interval. If
+    all values are equal, the interval has no width, because BCa is not defined for them.
     """
     n, array = len(values), np.asarray(values, dtype=np.float64)
     if n < 2:
@@ -111,19 +128,28 @@ def bootstrap(values: Sequence[float], *, draws: int = DRAWS, seed: int = 0) -> 
 
 
 def p_of_zero(values: Sequence[float]) -> float:
-    """Return the two-sided p of a t test that the mean is 0. Equal values are certain: 1 where they are 0, else 0."""
+    """Return the two-sided p-value of a t test of the hypothesis that the mean is 0.
+
+    If all values are equal there is nothing to test: p is 1 if they are 0, else 0.
+    """
     if np.ptp(values) == 0:
         return 1.0 if values[0] == 0 else 0.0
     return float(stats.ttest_1samp(values, 0.0).pvalue)
 
 
 def discoveries(ps: Sequence[float], rate: float = 0.05) -> list[bool]:
-    """Return which of many tests stand, if at most a share `rate` of those may be false (Benjamini-Hochberg)."""
+    """Return, for each p-value, whether its test counts as a discovery by the procedure of Benjamini and Hochberg.
+
+    Among the discoveries, the expected share of false ones is at most `rate` (0 to 1).
+    """
     return [bool(p <= rate) for p in stats.false_discovery_control(ps)] if len(ps) else []
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Return each p corrected for the number of tests: the chance of any false one is that of a single test (Holm)."""
+    """Return each p-value corrected for the number of tests by Holm's method, in the given order.
+
+    If every corrected p below 5 % counts as a finding, the chance that any finding is false is at most 5 %.
+    """
     order = np.argsort(ps)
     steps = [ps[i] * (len(ps) - place) for place, i in enumerate(order)]
     corrected = np.empty(len(ps))

@@ -1,4 +1,4 @@
-"""Answers to an unknown name, with the nearest one that is known."""
+"""Suggestions for a misspelled name: the known name that is most similar."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -9,7 +9,10 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return a sentence that suggests the nearest known name, or lists all of them."""
+    """Return a sentence that suggests the known name most similar to `name`.
+
+    If the similarity (0 to 1) of every known name is below `cutoff`, the sentence lists all known names.
+    """
     names = sorted(known)
     close = nearest(name, names, cutoff)
     return f"did you mean {close!r}?" if close else f"known: {', '.join(names) or 'none'}."

@@ -1,4 +1,4 @@
-"""Writing and reading of video files, and pictures of many videos on one page."""
+"""Functions that write and read video files with sound, and that draw the frames of many videos in one picture."""
 
 import io
 from collections.abc import Sequence
@@ -37,29 +37,40 @@ def as_frames(frames: Frames | Tensor) -> Frames:
 
 
 def _enlarged(frames: Frames, scale: int | None) -> Frames:
-    """Return frames with whole pixels repeated, so that a tiny video stays exactly what it is, only larger."""
+    """Return frames enlarged by repeating whole pixels, by default so that the smaller side has at least 128 pixels."""
     scale = scale or max(1, -(-VIEWABLE // min(frames.shape[1:3])))
     return frames.repeat(scale, axis=1).repeat(scale, axis=2)
 
 
 class SoundTrack(NamedTuple):
-    """The sound of one video."""
+    """The sound of one video: its waveform and its sample rate."""
 
     wave: npt.NDArray[np.float32]  # (channels, samples) from -1 to 1
     rate: int  # samples a second
 
 
 def sound_of(sounds: Tensor | None, rate: int | None, i: int) -> SoundTrack | None:
-    """Return the sound of video `i` from that of all (B, channels, samples), or None where the model makes none."""
+    """Return the sound of video `i` of a batch, or None if the model makes no sound.
+
+    Args:
+        sounds: Waveforms of all videos (B, channels, samples), from -1 to 1; None if the model makes no sound.
+        rate: Samples per second; None if the model makes no sound.
+        i: Index of the video in the batch.
+    """
     return None if sounds is None or rate is None else SoundTrack(sounds[i].float().cpu().numpy(), rate)
 
 
 def mp4_bytes(
     frames: Frames | Tensor, fps: float | None = None, scale: int | None = None, sound: SoundTrack | None = None
 ) -> bytes:
-    """Return uint8 frames (F, H, W, 3) and their sound as an MP4 that every browser plays: H.264 and AAC.
+    """Return the bytes of an MP4 file that every browser plays: H.264 pictures, and AAC sound if there is any.
 
-    `scale` enlarges the video; by default until its smaller side has 128 pixels.
+    Args:
+        frames: (F, H, W, 3), uint8.
+        fps: Frames per second; None for 8.
+        scale: Whole factor by which the video is enlarged. None chooses one that gives the smaller side at least 128
+            pixels.
+        sound: The sound of the video; None for a video without sound.
     """
     array = _enlarged(as_frames(frames), scale)
     height, width = array.shape[1:3]
@@ -108,9 +119,9 @@ def write_mp4(
 def write_frames(
     path: Path, frames: Frames | Tensor, fps: float | None = None, sound: SoundTrack | None = None
 ) -> Path:
-    """Write uint8 frames (F, H, W, 3) as a PNG if there is one, else as an MP4.
+    """Write frames (F, H, W, 3), uint8, as a PNG file if F is 1, else as an MP4 file, and return the file's path.
 
-    Return `path` with the ending of the file that was written.
+    The file's path is `path` with the ending `.png` or `.mp4`.
     """
     array = as_frames(frames)
     if len(array) > 1:
@@ -133,7 +144,11 @@ def read_mp4(path: Path) -> Frames:
 
 
 def read_sound(path: Path, limit: int | None = None) -> SoundTrack | None:
-    """Return the sound of a file from its first picture on, or None. More than `limit` numbers raise a ValueError."""
+    """Return the sound of a video file, from its first picture on; None if the file has no audio track.
+
+    Raises:
+        ValueError: The sound has more than `limit` values: samples times channels.
+    """
     with av.open(str(path)) as container:
         if not container.streams.audio:
             return None
@@ -157,7 +172,7 @@ def read_sound(path: Path, limit: int | None = None) -> SoundTrack | None:
 
 
 def _start(container: av.container.InputContainer) -> float:
-    """Return when the first picture is shown, in seconds."""
+    """Return the time of the file's first picture in seconds, or 0 if the file has no pictures."""
     pictures = container.streams.video
     return float((pictures[0].start_time or 0) * (pictures[0].time_base or 0)) if pictures else 0.0
 
@@ -174,7 +189,10 @@ def font_of(size: int) -> ImageFont.FreeTypeFont:
 
 
 def wrap(text: str, font: ImageFont.FreeTypeFont, width: int, lines: int) -> list[str]:
-    """Return `text` in at most `lines` lines of `width` pixels. What does not fit ends in an ellipsis."""
+    """Return `text` split into at most `lines` lines, each at most `width` pixels wide in `font`.
+
+    If the text does not fit, it is cut, and the last line ends in an ellipsis.
+    """
     out: list[str] = []
     rest = " ".join(text.split())
     while rest:
@@ -193,7 +211,7 @@ def wrap(text: str, font: ImageFont.FreeTypeFont, width: int, lines: int) -> lis
 
 
 def _cells(frames: Frames, columns: int) -> list[tuple[int, Image.Image]]:
-    """Return evenly spread frames with their numbers, first and last included, each brought to a viewable size."""
+    """Return at most `columns` evenly spaced frames, each as (index of the frame, picture of a viewable size)."""
     count = len(frames)
     numbers = np.unique(np.linspace(0, count - 1, min(columns, count)).round().astype(int))
     enlarged = _enlarged(frames[numbers], None)
@@ -206,7 +224,16 @@ def _cells(frames: Frames, columns: int) -> list[tuple[int, Image.Image]]:
 def contact_sheet(
     path: Path, rows: Sequence[tuple[str, Frames | Tensor]], *, columns: int = 8, title: str = ""
 ) -> None:
-    """Write a PNG with one labelled row per video, time from left to right, the frame's number under each frame."""
+    """Write a PNG picture with one row per video: its label, then evenly spaced frames from left to right.
+
+    Under each frame is its index in the video.
+
+    Args:
+        path: File to write.
+        rows: The label and the frames (F, H, W, 3), uint8, of each video.
+        columns: Largest number of frames per row.
+        title: Heading of the picture; empty for none.
+    """
     if not rows or columns < 1:
         raise ValueError(f"a contact sheet needs a video and a column; given {len(rows)} videos, columns={columns}")
     font, small, large = font_of(TEXT), font_of(TEXT - 3), font_of(TEXT + 4)

@@ -15,7 +15,7 @@ from collections import Counter
 import torch
 
 from sage_grpo.core.loop import Callback
-from sage_grpo.models import contract, texts
+from sage_grpo.models import contract, ragged_text
 from sage_grpo.models.hunyuan15 import HunyuanVideo15
 from sage_grpo.training.trainer import Trainer
 
@@ -63,7 +63,7 @@ class Bare:
         names = ("text", "glyphs")
         sides = [{name: condition[prefix + name] for name in names} for prefix in ("", "negative_")]
         self.words = {
-            rows: texts.together([{name: x[:rows] for name, x in side.items()} for side in sides])
+            rows: ragged_text.together([{name: x[:rows] for name, x in side.items()} for side in sides])
             for rows in (1, BATCH)
         }
         self.fixed = (zeros, mask)

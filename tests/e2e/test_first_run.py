@@ -96,6 +96,13 @@ def test_kernels_are_timed():
         ("NVIDIA A100-SXM4-40GB", "a100-40g"),
         ("NVIDIA A100-SXM4-80GB", "a100-80g"),
         ("NVIDIA GeForce RTX 4090", "rtx4090-24g"),
+        ("NVIDIA H100 PCIe", "h100-80g"),
+        ("NVIDIA H200", "h200-141g"),
+        ("AMD Instinct MI300X", "mi300x-192g"),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA GB200", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("cpu", None),
     ],
 )

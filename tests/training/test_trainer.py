@@ -70,7 +70,7 @@ def test_a_run_leaves_everything_behind(tmp_path):
         "kl_weight",
     ):
         assert key in rows[0], key
-    for series in ("ratio", "clip_frac", "gradient_raw", "gradient_equalized", "kl", "log_ratio_rms"):
+    for series in ("ratio", "clip_frac", "gradient_raw", "gradient_equalized", "kl_penalty", "log_ratio_rms"):
         assert [k for k in rows[0] if k.startswith(f"steps/{series}/")] == [f"steps/{series}/{t:03d}" for t in range(4)]
     assert {"drift/kl_initial", "drift/base_error", "drift/diversity"} <= set(rows[0])
     assert "drift/base_error" not in rows[1]  # every second iteration

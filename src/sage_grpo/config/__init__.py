@@ -1,4 +1,4 @@
-"""Validated settings. Nothing here imports torch, so a recipe can be checked anywhere in a moment."""
+"""Recipes and other validated settings. Nothing here imports torch, so a recipe can be checked anywhere in a moment."""
 
 from sage_grpo.config.algorithm import AlgorithmConfig, KLConfig, PolicyConfig, SamplingConfig, WindowConfig
 from sage_grpo.config.fleet import FleetConfig, ScorerConfig

@@ -1,4 +1,7 @@
-"""The settings of the algorithm. Defaults are the reference's, names are TRL's where TRL has one."""
+"""The settings of the algorithm: sampling, update of the policy, and KL.
+
+Defaults are those of the reference implementation. Names are those of TRL if TRL has the setting.
+"""
 
 from typing import Any, Literal, Self
 
@@ -8,7 +11,7 @@ LARGEST_SEED = 2**63 - 1  # generators take 64 bits, and some seeds are this one
 
 
 class Settings(BaseModel):
-    """The base of all sections of settings: frozen, and an unknown key is an error."""
+    """The base class of all sections of settings. Its objects are frozen, and an unknown key raises an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -81,23 +84,23 @@ class SamplingConfig(Settings):
 
     @property
     def window_range(self) -> range:
-        """The steps that a window may cover."""
+        """The indices of the rollout's steps that a window may cover."""
         first, last = (round(share * self.stochastic_steps) for share in self.window.range)
         return range(first, last)
 
     @property
     def window_size(self) -> int:
-        """The number of stochastic steps in a rollout."""
+        """The number of steps in a window: the stochastic steps of one rollout."""
         return self.window.size or len(self.window_range)
 
     @property
     def window_starts(self) -> range:
-        """The steps at which a window may begin."""
+        """The indices of the rollout's steps at which a window may begin."""
         return self.window_range[: len(self.window_range) - self.window_size + 1]
 
 
 class PolicyConfig(Settings):
-    """Settings of how rollouts become an update."""
+    """Settings of how rollouts are made into updates of the policy."""
 
     prompts_per_iteration: int = Field(
         4, ge=1, description="prompts of one rollout; raise it for what other trainers call gradient accumulation"
@@ -148,7 +151,7 @@ class PolicyConfig(Settings):
 
 
 class KLConfig(Settings):
-    """The dual trust region and its weight λ."""
+    """Settings of the dual trust region, the KL to an anchor and to the rollout policy, and of its weight λ."""
 
     anchor: Literal["none", "fixed", "moving"] = Field("moving", description="reference of KL(θ‖anchor)")
     ref_model_sync_steps: int = Field(10, ge=1, description="a moving anchor is renewed every N updates")
@@ -197,7 +200,10 @@ class KLConfig(Settings):
         return self
 
     def _whole_periods(self) -> None:
-        """Refuse a mean over part of an anchor's period: right after a renewal the KL is 0, whatever λ is."""
+        """Raise a ValueError if `history` is not a whole number of the anchor's periods.
+
+        Right after a renewal of the anchor the KL is 0, whatever λ is. So feedback needs the mean over whole periods.
+        """
         period = self.ref_model_sync_steps if self.anchor == "moving" else 1
         if self.history % period:
             raise ValueError(
@@ -227,9 +233,9 @@ class AlgorithmConfig(Settings):
         return self
 
     def _check_renoised(self) -> None:
-        """Refuse settings of the rollout that do not suit an objective on renoised videos.
+        """Raise a ValueError for settings of the rollout that do not suit an objective on renoised videos.
 
-        It samples with the plain ODE, each video from noise of its own.
+        Such an objective needs rollouts by the plain ODE, in which each video starts from noise of its own.
         """
         sampling, given = self.sampling, f"policy.points={self.policy.points} trains on videos with fresh noise"
         if sampling.eta > 0 and sampling.kernel != "ode":
@@ -241,7 +247,7 @@ class AlgorithmConfig(Settings):
             )
 
     def check_layout(self, replicas: int) -> None:
-        """Refuse an iteration whose rollouts do not divide into replicas and batches."""
+        """Raise a ValueError if the rollouts of an iteration do not divide evenly into `replicas` and batches."""
         chunk, rollouts = replicas * self.policy.batch_size, self.rollouts
         if rollouts % chunk:
             fits = sorted({max(n, 1) * chunk for n in (rollouts // chunk, rollouts // chunk + 1)})
@@ -255,7 +261,7 @@ class AlgorithmConfig(Settings):
 
     @property
     def trained_steps(self) -> int:
-        """The number of points of a video at which one pass over its rollout trains."""
+        """The number of points per video that one pass over the rollouts trains on: steps, or added noise levels."""
         share = self.policy.timestep_fraction
         return max(round(share * (self.policy.points or self.sampling.window_size)), 1)
 

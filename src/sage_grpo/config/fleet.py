@@ -1,4 +1,4 @@
-"""A fleet of scorers: what `sage-grpo serve` runs, with which resources and limits."""
+"""Settings of `sage-grpo serve`: which scorers it runs, with which resources and limits."""
 
 from typing import Any, Self
 
@@ -8,7 +8,7 @@ from sage_grpo.config.algorithm import Settings
 
 
 class ScorerConfig(Settings):
-    """One scorer of a fleet, with its processes."""
+    """Settings of one scorer of `sage-grpo serve`, and of the processes that run this scorer."""
 
     type: str = Field(description="a built-in reward, or package.module:factory of your own")
     options: dict[str, Any] = Field(default_factory=dict, description="passed to the reward")

@@ -35,14 +35,14 @@ RENAMED_KEYS = {  # old names, which are read until the next release
 
 
 class ConfigError(UserError, ValueError):
-    """Raised when a recipe is wrong; the message says where, why and what is nearest."""
+    """Raised when a recipe or another setting is wrong; the message says where, why, and the nearest valid setting."""
 
 
 def load_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> RecipeConfig:
     """Read a recipe, apply the overrides, and return it validated.
 
     Args:
-        source: The name of a shipped recipe, a path to a YAML file, or settings.
+        source: The name of a shipped recipe, a path to a YAML file, or a mapping of settings.
         overrides: One setting each, such as `policy.clip=1e-5`.
 
     Raises:
@@ -52,7 +52,11 @@ def load_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
 
 
 def read_settings(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the settings of a recipe with what it extends and the overrides, not yet validated."""
+    """Return the settings of a recipe, not yet validated, with the overrides applied.
+
+    Settings that the recipe lacks are filled in from the recipe that it `extends`. The arguments are those of
+    `load_recipe`.
+    """
     values = _extended(dict(source), Path(), ()) if isinstance(source, Mapping) else _read(Path(source))
     for text in overrides:
         _override(values, text)
@@ -80,7 +84,7 @@ def dump_recipe(config: RecipeConfig) -> str:
 
 
 def shipped_recipes() -> dict[str, Traversable]:
-    """Return the recipes inside the package, by name."""
+    """Return the files of the recipes that come with this package, by the name of the recipe."""
     found = [item for item in files("sage_grpo").joinpath("recipes").iterdir() if item.name.endswith(".yaml")]
     return {item.name.removesuffix(".yaml"): item for item in sorted(found, key=lambda item: item.name)}
 
@@ -90,7 +94,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def current_key(key: str) -> str:
-    """Return today's name of a setting, and log a warning where `key` is an old one."""
+    """Return the current name of the setting `key`, and log a warning if `key` is its name in earlier versions."""
     new = RENAMED_KEYS.get(key, key)
     if new != key:
         _warn_renamed(key, new)

@@ -10,7 +10,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ModelConfig(Settings):
-    """The model that is post-trained, and the videos that it makes."""
+    """Settings of the model that is post-trained, and of the videos that it makes."""
 
     type: str = Field("shapes", description="a built-in model, or package.module:Class of your own")
     path: str | None = Field(None, description="checkpoint folder or hub name; none means the one that ships")
@@ -27,7 +27,7 @@ class ModelConfig(Settings):
 
 
 class TuningConfig(Settings):
-    """Settings of what is trained, and how it fits into memory."""
+    """Settings of which weights are trained, and of how training fits into memory."""
 
     mode: Literal["full", "lora"] = Field("full", description="all weights, or low-rank adapters on frozen ones")
     rank: int = Field(64, ge=1, description="of the adapters")
@@ -53,7 +53,7 @@ class TuningConfig(Settings):
 
 
 class ParallelConfig(Settings):
-    """The processes that the recipe is laid out for."""
+    """The number of processes that a run has, and how they divide videos and weights."""
 
     processes: int = Field(1, ge=1, description="GPUs in all")
     sequence: int = Field(1, ge=1, description="GPUs that share the tokens of one video")
@@ -78,12 +78,12 @@ class ParallelConfig(Settings):
 
     @property
     def replicas(self) -> int:
-        """The number of replicas: groups of GPUs that work on videos of their own."""
+        """The number of replicas: groups of `sequence` GPUs, each of which makes videos of its own."""
         return self.processes // self.sequence
 
 
 class RewardConfig(Settings):
-    """One scorer in the list under `rewards` or `monitors`."""
+    """Settings of one scorer in the list under `rewards` or `monitors`."""
 
     type: str = Field(description="a built-in reward, or package.module:factory of your own")
     weights: dict[str, float] | str = Field(
@@ -93,7 +93,7 @@ class RewardConfig(Settings):
 
 
 class PromptsConfig(Settings):
-    """The texts that videos are made from."""
+    """Settings of the prompts: the texts that videos are made from."""
 
     path: str | None = Field(None, description="txt, jsonl, csv or parquet; none means the model's own prompts")
     column: str = Field("prompt", description="of the text, in files with columns")
@@ -101,7 +101,7 @@ class PromptsConfig(Settings):
 
 
 class OptimizerConfig(Settings):
-    """Settings of how a gradient moves the weights."""
+    """Settings of the optimizer, which changes the weights by their gradients."""
 
     type: Literal["adamw", "muon"] = Field("adamw", description="muon for matrices, with adamw for the rest")
     lr: float = Field(
@@ -113,7 +113,7 @@ class OptimizerConfig(Settings):
 
 
 class RunConfig(Settings):
-    """Settings of how long a run takes, and what it writes where."""
+    """Settings of the length of a run, and of the files that it writes."""
 
     out: str = Field("runs/latest", description="folder of the run")
     iterations: int = Field(100, ge=1, description="rollouts in all, each with its updates")
@@ -146,13 +146,16 @@ class RunConfig(Settings):
 
     @property
     def sample_size(self) -> dict[str, int]:
-        """The frames, height and width of the sample videos, by name, where the recipe sets them."""
+        """The sizes of sample videos that the recipe sets, out of `frames`, `height` and `width`.
+
+        Sizes that the recipe does not set are those of training.
+        """
         size = {"frames": self.sample_frames, "height": self.sample_height, "width": self.sample_width}
         return {name: value for name, value in size.items() if value is not None}
 
 
 class GaugeConfig(Settings):
-    """Limits of the drift gauge, relative to the start of the run. Crossing one warns or stops."""
+    """Limits of the drift gauge, relative to the start of the run. Crossing a limit warns or stops the run."""
 
     every: int = Field(5, ge=0, description="iterations between measurements; 0 for none")
     action: Literal["warn", "stop"] = Field("warn", description="what crossing a limit does to the run")
@@ -167,7 +170,7 @@ class GaugeConfig(Settings):
 
 
 class RecipeConfig(AlgorithmConfig):
-    """All settings of a run, frozen and checked when they are made. Make them by `load_recipe`."""
+    """All settings of a run, frozen and validated. Use `load_recipe` to make such an object."""
 
     model: ModelConfig = Field(ModelConfig(), description="what is post-trained")
     rewards: tuple[RewardConfig, ...] = Field((), description="scorers whose weighted sum is trained on")

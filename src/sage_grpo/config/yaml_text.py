@@ -1,4 +1,7 @@
-"""Reading of YAML as plain data, within limits, so that a small file cannot stand for endless settings."""
+"""Reading of YAML as plain data, with limits on depth and size.
+
+Without limits, a small file could expand to endless settings by aliases.
+"""
 
 from typing import Any
 
@@ -11,7 +14,7 @@ DIGITS = 100  # of a whole number
 
 
 class YamlError(ValueError):
-    """Raised when a text is not YAML, or holds more than settings can."""
+    """Raised when a text is not valid YAML, or exceeds a limit of this module."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -23,10 +26,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(text: str) -> Any:
-    """Return the mappings, lists and plain values of a text. No other objects can be made.
+    """Return the content of a YAML text: mappings, lists and plain values, or None if the text is empty.
 
     Raises:
-        YamlError: The text is refused; the message says what is wrong, and where.
+        YamlError: The text is not valid YAML, has other objects, or exceeds a limit; the message says what is wrong.
     """
     if len(text) > LONGEST:
         raise YamlError(f"it has more than {LONGEST:,} characters")

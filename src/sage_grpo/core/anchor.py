@@ -1,7 +1,7 @@
-"""The anchor: the initial policy or a recent one, the reference of the trust region's first KL.
+"""The anchor: a copy of the initial policy or of a recent one, to which the trust region measures its first KL.
 
-The reference of the second KL is the policy that made the rollout. Its velocities are stored, so this KL needs no copy
-of the weights, unless an average of the policy made the rollout.
+The second KL is to the policy that made the rollout. The rollout stores the velocities of that policy, so this KL needs
+no copy of the policy's weights, unless an average of the policy made the rollout.
 """
 
 import math
@@ -19,9 +19,10 @@ ANCHOR = "anchor"  # the name of its weights in a bank
 
 
 def is_renewed(config: KLConfig, updates: int) -> bool:
-    """Return whether the anchor is renewed after `updates` updates.
+    """Return whether the anchor is due to be renewed after `updates` optimizer updates.
 
-    That is so at 0, and every `ref_model_sync_steps` updates if it moves.
+    True before the first update, and with a moving anchor every `ref_model_sync_steps` updates. Always False without an
+    anchor.
     """
     if config.anchor == "none":
         return False
@@ -29,9 +30,10 @@ def is_renewed(config: KLConfig, updates: int) -> bool:
 
 
 def is_evaluated(config: KLConfig, updates: int) -> bool:
-    """Return whether the next update, after `updates` updates, evaluates the anchor.
+    """Return whether the next update, after `updates` earlier updates, evaluates the anchor.
 
-    It does not where the anchor is a fresh copy of the policy, because its KL is then 0.
+    True if there is an anchor that may differ from the policy. Immediately after the policy is copied to the anchor,
+    their KL is 0, and no evaluation is needed.
 
     >>> [is_evaluated(KLConfig(anchor="moving", ref_model_sync_steps=2), updates) for updates in range(5)]
     [False, True, False, True, False]
@@ -41,18 +43,19 @@ def is_evaluated(config: KLConfig, updates: int) -> bool:
 
 
 def renew(bank: WeightsBank, config: KLConfig, updates: int) -> None:
-    """Renew the anchor if that is due: copy the policy at the start, later move the anchor towards it.
+    """Renew the anchor if `is_renewed` says so: copy the policy at the start, later move the anchor towards the policy.
 
-    It keeps `kl.decay` of itself: anchor ← decay·anchor + (1-decay)·policy.
+    A later renewal sets anchor ← decay·anchor + (1-decay)·policy, where decay is `kl.decay`.
     """
     if is_renewed(config, updates):
         bank.save(ANCHOR, config.decay if updates else 0.0)
 
 
 def evaluated_places(steps: int, config: AlgorithmConfig, *key: int | str) -> list[int]:
-    """Draw at which of an update's `steps` timesteps the anchor is evaluated, as sorted indices.
+    """Draw the timesteps of one update at which the anchor is evaluated, as sorted indices below `steps`.
 
-    They are `kl.share` of all on average, rounded at random, and the same on all ranks.
+    On average, a share `kl.share` of the `steps` timesteps is drawn: their number is rounded up or down at random. Seed
+    and `key` determine the draw, so it is the same on all ranks.
     """
     rng = keyed_rng(config.seed, *key, "anchor")
     count = math.floor(config.kl.share * steps + rng.random())
@@ -63,14 +66,14 @@ def evaluated_places(steps: int, config: AlgorithmConfig, *key: int | str) -> li
 def anchor_velocities(
     model: VideoModel, bank: WeightsBank, passes: Sequence[tuple[Trajectory, Sequence[int]]]
 ) -> list[dict[int, Tensor]]:
-    """Return the anchor's velocities (B, …) by timestep, for each pass of an update.
+    """Return, for each forward pass of an update, a dict from timestep to the anchor's velocities (B, …) there.
 
-    All passes are evaluated together, because loading the anchor's weights may move all of them.
+    The anchor's weights are put in place only once for all passes, because this may move every weight.
 
     Args:
-        model: Holds the policy's weights, before and after.
+        model: The video model, which holds the policy's weights before and after the call.
         bank: Holds the weights of the anchor.
-        passes: For each pass its trajectory and the timesteps at which the anchor is evaluated, possibly none.
+        passes: For each pass, its trajectory and the timesteps at which the anchor is evaluated, possibly none.
     """
     with bank.using(ANCHOR) if any(steps for _, steps in passes) else nullcontext():
         return [

@@ -1,6 +1,7 @@
-"""The checks before a run trains.
+"""The checks of a run before its first update.
 
-Replay equals rollout, the velocity leads from data to noise, and a gradient reaches everything that is to be trained.
+A replay must give the velocities of the rollout, velocities must point from data to noise, and every trained parameter
+must get a gradient.
 """
 
 import math
@@ -27,15 +28,15 @@ BACKWARDS = -0.5
 
 
 class ReplayError(UserError, RuntimeError):
-    """Raised when replaying a rollout with unchanged weights does not give the rollout's own velocities."""
+    """Raised when the network, with unchanged weights, does not give the velocities of the rollout again."""
 
 
 class BackwardVelocity(UserError, RuntimeError):
-    """Raised when the model's velocity leads from noise to data."""
+    """Raised when the model's velocity points from noise to data, instead of from data to noise."""
 
 
 class SilentTraining(UserError, RuntimeError):
-    """Raised when something that the recipe trains would silently not be trained."""
+    """Raised when training would run, but not train a parameter or a part of the loss as the recipe says."""
 
 
 def check_replay(
@@ -46,21 +47,22 @@ def check_replay(
     *,
     exact: bool = True,
 ) -> float:
-    """Refuse a model whose replay of a rollout with unchanged weights gives other velocities: the step-0 gate.
+    """Refuse a model that does not give the velocities of a rollout again, although its weights are unchanged.
 
-    The first, the middle and the last trained steps are replayed with gradient, as in training.
+    The replay covers the first, the middle and the last trained timesteps, with gradient, as in training.
 
     Args:
         model: Has the weights with which the stored velocities were evaluated.
-        trajectory: A batch of the rollout, with a velocity at each of its points.
-        together: Timesteps that share a forward pass.
-        comm: Finds the largest deviation of all replicas, so that they stop together.
-        exact: Demand equality bit for bit, for a rollout that serves several updates. One that serves a single update
-            has ratios of 1 by construction, because the update takes its own velocities as the old ones. Rounding is
-            then allowed: kernels may round differently with and without gradient.
+        trajectory: A batch of the rollout, with a stored velocity at each of its points.
+        together: Number of timesteps per forward pass.
+        comm: Shares the deviations, so that all processes see the largest one and stop together; None for one process.
+        exact: Whether velocities must be equal bit for bit, as is needed if a rollout serves several updates. If False,
+            rounding is allowed: kernels may round differently with and without gradient. A rollout that serves a single
+            update has ratios of 1 in any case, because the update takes its own velocities as the old ones.
 
     Returns:
-        The largest relative deviation of a velocity, over the replayed steps and all replicas.
+        The largest relative deviation ‖replayed - stored‖/‖stored‖ of the velocities, over the replayed timesteps and
+        all replicas.
 
     Raises:
         ReplayError: A deviation exceeds the limit; the message names the likely cause.
@@ -88,9 +90,10 @@ def check_replay(
 
 
 def rounding(model: VideoModel, velocity: Tensor) -> float:
-    """Return the relative deviation that arithmetic alone may cause in a velocity.
+    """Return the largest relative deviation of a velocity that rounding alone may cause.
 
-    Guidance g·v - (g-1)·v' enlarges the rounding of both branches.
+    It depends on the precision of the velocity, of the weights and of autocast. Guidance g·v - (g-1)·v' enlarges the
+    rounding of both its branches.
     """
     kinds = (velocity.dtype, next(model.module.parameters()).dtype, model.autocast_dtype)
     scale = model.guidance_scale
@@ -98,7 +101,7 @@ def rounding(model: VideoModel, velocity: Tensor) -> float:
 
 
 def _worst(value: Tensor, comm: Comm | None) -> float:
-    """Return the largest `value` of all processes, or NaN if one has it: they then stop together."""
+    """Return the largest `value` of all processes, or NaN if any process has NaN, so that all stop together."""
     if comm is None:
         return value.item()
     row = torch.zeros(comm.sp_size, dtype=torch.float64)  # of the processes that share this video
@@ -131,13 +134,13 @@ def _cause(model: VideoModel, trajectory: Trajectory, steady: bool, exact: bool,
 
 
 def check_direction(model: VideoModel, trajectory: Trajectory, comm: Comm | None = None) -> float:
-    """Refuse a model whose velocity points from noise to data.
+    """Refuse a model whose velocity points from noise to data, instead of from data to noise.
 
-    At pure noise $v = x - E[x_0]$, so the velocity points along $x$. A model that points against it was wrapped
-    wrongly.
+    At pure noise $v = x - E[x_0]$, so the velocity points along $x$. A model whose velocity points against $x$ was
+    wrapped wrongly.
 
     Returns:
-        The cosine of velocity and pure noise, the smallest of all replicas.
+        The cosine between pure noise and the velocity there, the smallest of all replicas.
 
     Raises:
         BackwardVelocity: The cosine is below `BACKWARDS`.
@@ -164,11 +167,13 @@ def check_training(
 ) -> None:
     """Refuse a run in which a part of the loss or a trained parameter gets no gradient.
 
-    Every part of the loss must have a gradient by the velocity, and the velocity one by every trained parameter.
-    Gradients are cleared at the end.
+    Every part of the loss must have a gradient with respect to the velocity. The velocity must have a gradient with
+    respect to every trained parameter. Repeated blocks must train the same parameters, and the objective must fulfil
+    the contract of `math.objective_contract`. Gradients are cleared at the end.
 
     Raises:
-        SilentTraining: The message names the parameters or the part of the loss, and where to look.
+        SilentTraining: One of these conditions fails; the message names the parameters or the part of the loss, and
+            where to look.
     """
     trained = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
     if not trained:
@@ -200,10 +205,10 @@ def check_training(
 
 
 def _check_loss(path: Trajectory, step: int, v: Tensor, objective: Objective, config: AlgorithmConfig) -> None:
-    """Refuse a loss with a part that has no gradient by the velocity `v` (B, …), or with the wrong sign.
+    """Refuse a loss with a part whose gradient by the velocity `v` (B, …) is missing, 0 or of the wrong sign.
 
-    The references of the KLs are moved aside by 0.1, because all KLs and their gradients are 0 where the velocities
-    agree.
+    The KLs are tested with reference velocities moved aside by 0.1, because all KLs and their gradients are 0 where the
+    velocities agree.
     """
     aside, sides = v.detach() + 0.1, 1.0 - 2.0 * (torch.arange(len(v), device=v.device) % 2)
     moved = replace(path, points={step: replace(path.points[step], velocity=aside)})
@@ -230,9 +235,9 @@ def _check_loss(path: Trajectory, step: int, v: Tensor, objective: Objective, co
 
 
 def _uneven_blocks(blocks: Sequence[nn.Module], module: nn.Module, unused: Sequence[str]) -> str:
-    """Return a message that names a block which trains fewer parameters than others of its kind.
+    """Return a message that names a repeated block which trains fewer parameters than other blocks of its class.
 
-    It is empty if all blocks of a kind train the same parameters.
+    It is empty if all blocks of a class train the same parameters, except for those that match a pattern in `unused`.
     """
     places = {id(m): name for name, m in module.named_modules()}
     by_kind: dict[type, list[nn.Module]] = {}

@@ -1,4 +1,4 @@
-"""Named copies of the trainable weights as plain tensors: the bank of a run that trains all of them."""
+"""A bank of weights that keeps named copies of the trainable weights as plain tensors."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,10 +14,11 @@ class CopyBank:
     """A `WeightsBank` of plain copies of the trainable parameters.
 
     Args:
-        module: Its parameters with `requires_grad` are copied.
-        device: Where copies are kept; None: each on the device of its parameter.
-        lazy_copies: Copies that are kept elsewhere, by name. Each is a function that writes its values into the
-            parameters whenever it is used. They are neither held in memory nor saved.
+        module: The network. Its parameters with `requires_grad` are copied.
+        device: Device on which copies are kept; None keeps each copy on the device of its parameter.
+        lazy_copies: Copies that this bank does not keep in memory, by name. Each is a function that gets the trainable
+            parameters by name and overwrites their values, whenever the copy is used. `state_dict` leaves these copies
+            out.
     """
 
     def __init__(
@@ -46,10 +47,10 @@ class CopyBank:
 
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
-        """Replace the module's weights by copy `name` inside the block.
+        """Replace the module's weights by copy `name` inside the block, and restore them afterwards.
 
-        A copy that is held changes places with the weights, one parameter at a time. For a lazy copy the weights are
-        set aside and restored.
+        A copy in memory changes places with the weights, one parameter at a time. For a lazy copy, the weights are set
+        aside in a clone.
         """
         if name in self._copies:
             self._exchange(name)
@@ -82,5 +83,5 @@ class CopyBank:
         self._copies = {name: self._kept(copy) for name, copy in state.items()}
 
     def _kept(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return copies of the tensors on the devices of this bank; those of a checkpoint come from the host."""
+        """Return clones of the tensors by parameter name, on the devices where this bank keeps its copies."""
         return {key: x.detach().to(self._places[key], copy=True) for key, x in values.items()}

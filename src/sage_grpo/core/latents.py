@@ -1,6 +1,7 @@
-"""Latents of several tensors, such as video and sound. The algorithm sees one row of numbers, the network the parts.
+"""Latents that consist of several tensors, such as video and sound.
 
-Sampling, ratios and KL treat every number of a latent alike, so no other module needs to know of the parts.
+The algorithm sees such a latent as one row of numbers, the network as its parts. Sampling, ratios and KL treat every
+number of a latent alike, so no other module of the algorithm needs to know the parts.
 """
 
 import math
@@ -13,13 +14,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LatentParts:
-    """The parts of a latent: the shape of each in one sample, by name, in the order of the row."""
+    """The layout of a latent packed into one row: the shape of each part in one sample, by name, in row order."""
 
     shapes: Mapping[str, tuple[int, ...]]
 
     @property
     def shape(self) -> tuple[int]:
-        """The shape (N,) of one sample's row, for a model's `latent_shape`."""
+        """The shape (N,) of one sample's packed row, which a model returns as its `latent_shape`."""
         return (sum(map(math.prod, self.shapes.values())),)
 
     def pack(self, parts: Mapping[str, Tensor]) -> Tensor:

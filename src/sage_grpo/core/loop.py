@@ -41,7 +41,7 @@ Metrics = dict[str, float]
 
 
 class RewardFailure(UserError, RuntimeError):
-    """Raised when more rewards failed than `policy.max_failed_rewards` allows."""
+    """Raised when a larger share of an iteration's rewards failed than `policy.max_failed_rewards` allows."""
 
 
 @dataclass
@@ -51,17 +51,19 @@ class Rollouts:
     prompts: list[Prompt]
     trajectories: list[Trajectory] = field(default_factory=list)
     videos: list[Videos] = field(default_factory=list)
-    """Batches of videos that this process decoded. Processes that share videos each decode a part."""
+    """The videos that this process decoded, in batches. Processes that share a video each decode a part of the
+    replica's videos."""
     scores: list[tuple[slice, Callable[[], Scores]]] = field(default_factory=list)
-    """For each batch that is being scored, its rows in `prompts` and a function that waits for its scores."""
+    """For each batch submitted for scoring: the slice of its rows in `prompts`, and a function that waits for its
+    scores."""
     dealt: int = 0
-    """Number of videos assigned for decoding so far, to this process or to others that share them."""
+    """Number of videos assigned for decoding so far, to this process or to processes that share its videos."""
 
 
 class Callback:
-    """The base class of logging, gauges and saving, none of which the core knows.
+    """The base class of observers of a run, for logging, gauges and saving, of which the core has none.
 
-    Override the events that you need.
+    Override the `on_…` methods of the events that you need.
     """
 
     def __init_subclass__(cls) -> None:
@@ -70,29 +72,32 @@ class Callback:
                 raise TypeError(f"{cls.__name__}.{name}: there is no such event; {did_you_mean(name, vars(Callback))}")
 
     def on_start(self, loop: "Loop") -> None:
-        """Run before the first iteration, also when a run is resumed."""
+        """React to the start of a run, new or resumed, before its first iteration."""
 
     def on_scores(self, loop: "Loop", scores: Scores) -> None:
-        """Run when a batch of this process's videos is scored."""
+        """React to the scores of one batch of this process's videos."""
 
     def on_rollout(self, loop: "Loop", rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None:
-        """Run when all videos are made and scored.
+        """React to the end of a rollout, when all its videos are made and scored.
 
         Args:
-            loop: The loop that calls.
+            loop: The training loop that calls this method.
             rollouts: The rollouts of this replica.
-            scores: (N, R), those of all ranks: a row per video, a column per score.
-            valid: (N, R), boolean: which scores are valid.
+            scores: Scores (N, R) of the videos of all ranks: one row per video, one column per score.
+            valid: Mask (N, R), boolean: which scores are valid.
         """
 
     def on_update(self, loop: "Loop", result: UpdateResult) -> None:
-        """Run after an update. `result.stepped` is false if the loss or the gradient was not finite."""
+        """React to an optimizer update.
+
+        If the loss or the gradient was not finite, `result.stepped` is False and the weights are unchanged.
+        """
 
     def on_iteration(self, loop: "Loop", metrics: Metrics) -> None:
-        """Run after an iteration. Entries added to `metrics` are logged by the callbacks that come later."""
+        """React to the end of an iteration. Entries added to `metrics` are logged by callbacks that come later."""
 
     def on_end(self, loop: "Loop") -> None:
-        """Run after the last iteration, or after the one in which `stop` was called; not after an error."""
+        """React to the end of a run: after its last iteration or a call of `stop`, but not after an error."""
 
 
 class Loop:
@@ -133,7 +138,7 @@ class Loop:
         return balanced if policy.equalizer else table.stochastic.double()
 
     def rollout(self) -> Rollouts:
-        """Sample and decode this rank's part of P prompts × G rollouts, and start to score it.
+        """Sample this rank's part of an iteration's videos (P prompts × G), decode them and submit them for scoring.
 
         Noise is keyed by the global index of a sample, never by rank.
         """
@@ -159,7 +164,7 @@ class Loop:
         return out
 
     def _pad_forward_passes(self, trajectory: Trajectory) -> None:
-        """Add forward passes until this rank has run as many as the one that needs most.
+        """Run extra forward passes until this rank has run as many as the rank that needs most.
 
         FSDP's all-gathers are collective, so all ranks must run the same number.
         """
@@ -169,10 +174,11 @@ class Loop:
                 velocity_at(self.model, trajectory.x0[:1], 1.0, one)
 
     def _decode(self, rollouts: Rollouts) -> None:
-        """Decode new videos and submit them for scoring; remote scorers work while the next videos are made.
+        """Decode the videos that are sampled but not yet decoded, and submit them for scoring.
 
-        Processes that share a video have the same latents, and each decodes a part. They wait until the new videos
-        divide into equal parts, or until the rollout ends.
+        Remote scorers work while the next videos are made. Processes that share a video have the same latents, and each
+        decodes a part of the videos. They postpone decoding until the videos divide into equal parts, or until the
+        rollout ends.
         """
         batch, sharers = self.config.policy.batch_size, self.comm.sp_size
         unit = self.config.policy.num_generations if self.reward.groupwise else 1
@@ -196,9 +202,10 @@ class Loop:
             rollouts.scores.append((part, self.reward.submit(scored, rollouts.prompts[part])))
 
     def score(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
-        """Wait for the scores, and return those of all ranks (N, R) with a mask (N, R) of the valid ones.
+        """Wait for a rollout's scores, and return the scores of all ranks (N, R) with a mask (N, R) of the valid ones.
 
-        Rows are in the order of the iteration's rollouts, and values are float64 on the host.
+        There is one row per video, in the order of the iteration's rollouts, and one column per score. Values are
+        float64, on the host.
         """
         names = self.reward.names
         values = torch.zeros(len(rollouts.prompts), len(names), dtype=torch.float64)
@@ -216,7 +223,7 @@ class Loop:
         return self.comm.gather(self.comm.sum_sp(values)), self.comm.gather(self.comm.sum_sp(valid)).bool()
 
     def iterate(self) -> Metrics:
-        """Run one iteration, which is a rollout and all its updates, and return its metrics."""
+        """Run one iteration, which is a rollout and all updates on it, and return the iteration's metrics by name."""
         policy = self.config.policy
         group, limit = policy.num_generations, policy.advantage_limit
         rollouts = self.rollout()
@@ -264,12 +271,15 @@ class Loop:
 
     @property
     def on_policy(self) -> bool:
-        """Whether the trained policy itself makes the rollouts that it is trained on."""
+        """Whether the trained policy itself makes the rollouts, and not an average of this policy."""
         return not self.objective.averages
 
     @property
     def needs_old_velocity(self) -> bool:
-        """Whether the policy that made the videos is evaluated at the trained points before the first update."""
+        """Whether the old policy needs forward passes of its own before the first update, at renoised points.
+
+        True if the old policy is an average of the trained one, or if the rollout serves several updates.
+        """
         return needs_old_velocity(self.objective, self.config)
 
     def _old(self) -> AbstractContextManager[None]:
@@ -277,13 +287,14 @@ class Loop:
         return self.bank.using(OLD) if self.objective.averages else nullcontext()
 
     def _as_trained(self) -> AbstractContextManager[None]:
-        """Switch guidance off inside the block for objectives that train on renoised videos."""
+        """Switch guidance off inside the block if the objective trains on renoised videos."""
         return unguided(self.model) if self.objective.renoised else nullcontext()
 
     def _renoise(self, paths: list[Trajectory]) -> list[Trajectory]:
-        """Return the trajectories with renoised points in place of steps, with noise keyed by the global sample.
+        """Return the trajectories with renoised points in place of the rollout's steps.
 
-        For a paired objective the noise is keyed by the group instead, so both videos of a pair get the same.
+        The noise of each video is keyed by its global index. For a paired objective the noise is keyed by the group
+        instead, so that both videos of a pair get the same noise.
         """
         seed, iteration, size = self.config.seed, self.iteration, self.config.policy.batch_size
         group = self.config.policy.num_generations if self.objective.paired else 1
@@ -294,7 +305,7 @@ class Loop:
         return [renoise(self.model, path, levels, its) for path, its in zip(paths, keys, strict=False)]
 
     def _check(self, first: Trajectory) -> float:
-        """Run the checks of the first iteration on a batch, and return the largest relative deviation of a replay."""
+        """Run all checks on the first batch of rollouts, and return the largest relative deviation in the replay."""
         policy, exact = self.config.policy, self.config.policy.updates_per_rollout > 1
         with self._as_trained():
             if not self.objective.renoised:
@@ -316,13 +327,13 @@ class Loop:
 
         Args:
             paths: This rank's rollouts, in batches.
-            advantage: (P, G), of all ranks.
-            used: (P, G), boolean: which videos are not masked.
+            advantage: Advantages (P, G) of all ranks: one row per prompt, one column per video.
+            used: Mask (P, G), boolean: the videos whose advantage counts.
 
         Returns:
-            This rank's batches, as many as every other rank's, and the number of videos that the loss is a mean over.
-            That number covers the selected videos of all ranks, flat groups that are left out included. Without a video
-            to train on it is 0, and there are no batches.
+            This rank's batches, equally many on every rank, and the number of videos that the loss is a mean over. The
+            number counts the selected videos of all ranks, also those of groups with equal rewards, which may be left
+            out of the batches. If no video is left to train on, there are no batches and the number is 0.
         """
         chosen = best_and_worst(advantage, used, self.config.policy.select)
         skip = self.config.policy.flat_groups == "skip" or self.objective.paired
@@ -343,7 +354,7 @@ class Loop:
         return batches, int(chosen.sum())
 
     def _updates(self, batches: list[TrainBatch], samples: int) -> Iterator[tuple[list[TrainBatch], UpdateStep]]:
-        """Yield each update of a rollout: its batches, with the timesteps to train, and its `UpdateStep`.
+        """Yield, for each update on a rollout, its batches with the timesteps to train, and its `UpdateStep`.
 
         The anchor is renewed before each update if that is due.
         """
@@ -398,7 +409,7 @@ class Loop:
         return metrics
 
     def run(self, iterations: int) -> None:
-        """Train until `iterations` are done, those before a resume included, or until `stop` is called."""
+        """Train until `iterations` iterations are done, including those before a resume, or until `stop` is called."""
         self._call("on_start")
         while self.iteration < iterations and self.stop_reason is None:
             self.iterate()
@@ -415,7 +426,7 @@ class Loop:
     def state_dict(self) -> dict[str, Any]:
         """Return all state that the next iterations depend on.
 
-        Noise and order are not part of it, because they follow from seed and position alone.
+        Noise and random orders are not part of the state, because they follow from seed and iteration alone.
         """
         trained = {n: p.detach() for n, p in self.model.module.named_parameters() if p.requires_grad}
         return {

@@ -10,9 +10,13 @@ OLD = "old"  # in a bank: the policy that makes the rollouts, where it is an ave
 def chosen_objective(config: AlgorithmConfig, replicas: int = 1) -> Objective:
     """Return the objective that a recipe names, with its settings.
 
+    Args:
+        config: The recipe's algorithm.
+        replicas: Number of replicas that divide an iteration's rollouts among themselves.
+
     Raises:
         ConfigError: The name or a setting is unknown, or the objective does not fit the rest of the recipe. The message
-            names what there is.
+            says what to use instead.
     """
     policy = config.policy
     if policy.objective not in OBJECTIVES:
@@ -40,10 +44,10 @@ def chosen_objective(config: AlgorithmConfig, replicas: int = 1) -> Objective:
 
 
 def needs_old_velocity(objective: Objective, config: AlgorithmConfig) -> bool:
-    """Return whether the old policy is evaluated at the trained points before the first update.
+    """Return whether the old policy needs forward passes of its own before the first update, at renoised points.
 
-    The steps of a rollout already have its velocity. At renoised points the old policy is the trained policy itself,
-    unless it is an average or the rollout serves more than one update.
+    True if the old policy is an average of the trained one, or if the rollout serves several updates. False for
+    objectives on the steps of a rollout, where the old policy's velocity is stored already.
     """
     return objective.renoised and (objective.averages or config.policy.updates_per_rollout > 1)
 
@@ -80,7 +84,7 @@ def _fits(objective: Objective, config: AlgorithmConfig, replicas: int) -> None:
 
 
 def _pairs_fit(config: AlgorithmConfig, replicas: int) -> None:
-    """Refuse a recipe that separates the two videos of a pair into batches, or a group into replicas."""
+    """Refuse a recipe that does not select pairs, or that splits a pair among batches or a group among replicas."""
     policy = config.policy
     group, batch, name = policy.num_generations, policy.batch_size, policy.objective
     if policy.select != 1:

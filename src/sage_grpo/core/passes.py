@@ -1,4 +1,4 @@
-"""Counts of network evaluations in rollout, anchor and training, from the settings alone."""
+"""Counts of network evaluations in rollout, anchor and training, computed from the settings alone."""
 
 import math
 from itertools import product
@@ -12,10 +12,10 @@ ITERATIONS = 100  # that are counted
 
 
 def rollout_passes(config: RecipeConfig, experts: int = 1) -> float:
-    """Return the forward passes of a rollout, counted in videos: the sum of their batch sizes over all replicas.
+    """Return the forward passes of an iteration's rollout on all replicas. A pass with a batch of B videos counts as B.
 
-    Windows move, so it is the mean over the run's first iterations (`ITERATIONS` at most). A pass of guidance with two
-    branches counts as one.
+    Windows move, so the count is a mean over the run's first iterations (`ITERATIONS` at most). The two branches of
+    guidance count as one pass. `experts` is the number of networks that the model uses in turn.
     """
     windows = Windows(config, config.parallel.replicas, experts)
     seen = range(min(config.run.iterations, ITERATIONS))
@@ -25,7 +25,7 @@ def rollout_passes(config: RecipeConfig, experts: int = 1) -> float:
 def trained_videos(config: RecipeConfig) -> int:
     """Return the number of videos in one training pass over a rollout, on all replicas.
 
-    Those that fill up batches are included.
+    Videos that only fill up batches are included.
     """
     policy, world = config.policy, config.parallel.replicas
     if policy.select is None or 2 * policy.select >= policy.num_generations:
@@ -36,9 +36,9 @@ def trained_videos(config: RecipeConfig) -> int:
 
 
 def anchor_steps(config: RecipeConfig) -> float:
-    """Return the mean number of steps per video and iteration at which the anchor is evaluated.
+    """Return at how many steps per video the anchor is evaluated in an iteration, as a mean over the first iterations.
 
-    An update that begins with a fresh copy of the policy has none.
+    An update that begins with a fresh copy of the policy as its anchor counts as 0.
     """
     policy, seen, asked = config.policy, range(min(config.run.iterations, ITERATIONS)), 0
     lengths = [len(range(part, config.trained_steps, policy.num_minibatches)) for part in range(policy.num_minibatches)]
@@ -50,18 +50,18 @@ def anchor_steps(config: RecipeConfig) -> float:
 
 
 def old_steps(config: RecipeConfig) -> int:
-    """Return the number of points per video at which the old policy is evaluated before training.
+    """Return the number of points per video at which the old policy is evaluated before the first update.
 
-    It is 0 for steps of a rollout, which have its velocity.
+    It is 0 if `needs_old_velocity` is false, as for the steps of a rollout, where the velocity is stored already.
     """
     return (config.policy.points or 0) if needs_old_velocity(chosen_objective(config), config) else 0
 
 
 def forward_passes(config: RecipeConfig, branches: int = 1) -> float:
-    """Return the forward passes of an iteration, counted in videos: rollout, anchor, old policy and training.
+    """Return the forward passes of an iteration: rollout, anchor, old policy and training. A batch of B counts as B.
 
-    A backward pass counts as two, and recomputation is left out. With guidance, `branches` is 2: each evaluation then
-    counts twice, except at points of renoised videos.
+    A backward pass counts as two forward passes; recomputation of activations does not count. With guidance, `branches`
+    is 2: each evaluation then counts twice, except at renoised points, which are evaluated without guidance.
     """
     trained = trained_videos(config) * config.trained_steps * config.policy.num_iterations
     references = trained_videos(config) * (anchor_steps(config) + old_steps(config))

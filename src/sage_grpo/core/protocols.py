@@ -24,7 +24,7 @@ class Prompt:
     text: str
     """The text that the video is made from."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """The other columns by name: `image` for image-to-video, anything for rewards."""
+    """Values of the other columns by name: `image` for image-to-video, any others for rewards."""
 
 
 @dataclass(frozen=True)
@@ -32,26 +32,26 @@ class Videos:
     """Decoded videos: their frames, the frame rate, and the sound if there is any."""
 
     frames: Tensor
-    """(B, F, H, W, 3), uint8."""
+    """Frames (B, F, H, W, 3), uint8."""
     frame_rate: float | None = None
     """Frames per second; None if the model does not say."""
     sound: Tensor | None = None
-    """(B, channels, samples), from -1 to 1; None without sound."""
+    """Sound (B, channels, samples), from -1 to 1; None if the videos have no sound."""
     sample_rate: int | None = None
-    """Samples of sound per second."""
+    """Samples of sound per second; None if the videos have no sound."""
 
     def __len__(self) -> int:
         return len(self.frames)
 
     def split(self, size: int) -> list["Videos"]:
-        """Return batches of `size` videos. They are views, so no video is in memory twice."""
+        """Split into batches of `size` videos each; the last may be smaller. The batches are views, not copies."""
         frames = torch.split(self.frames, size)
         sounds = torch.split(self.sound, size) if self.sound is not None else [None] * len(frames)
         return [replace(self, frames=f, sound=s) for f, s in zip(frames, sounds, strict=True)]
 
     @classmethod
     def joined(cls, parts: Sequence["Videos"]) -> "Videos":
-        """Join several batches of the same model into one."""
+        """Concatenate batches of videos that the same model made."""
         if len(parts) == 1:
             return parts[0]
         sounds = [part.sound for part in parts if part.sound is not None]
@@ -61,7 +61,7 @@ class Videos:
 
 
 class SequenceParallel(Protocol):
-    """The messages between processes that share a video. Each holds some of its tokens, or some of its heads."""
+    """The messages between processes that share a video, each with a part of its tokens or attention heads."""
 
     @property
     def size(self) -> int: ...
@@ -85,71 +85,76 @@ class SequenceParallel(Protocol):
 
 
 class VideoModel(ABC):
-    """A flow-matching generator: no sampling loop, no scheduler, no optimizer inside.
+    """The base class of flow-matching video models: no sampling loop, no scheduler, no optimizer inside.
 
     Derive from it, set `module` and implement the abstract methods. All other members are capabilities, and their
-    defaults say that the model lacks them.
+    defaults say that the model does not have them.
     """
 
     module: nn.Module
-    """The network to train, by its parameters with `requires_grad`. A mixture of experts is a `ModuleDict`."""
+    """The network. Its parameters with `requires_grad` are trained. A mixture of experts is a `ModuleDict`, with one
+    network per expert."""
     lora_targets: Sequence[str] = ()
     """Names of the layers that get LoRA adapters, unless the recipe names others."""
     unused: Sequence[str] = ()
     """Regular expressions for the names of parameters that never get a gradient."""
     needs_image: bool = False
-    """Whether videos start from a first frame that the prompt gives."""
+    """Whether every prompt must give an image, which is the first frame of its video."""
 
     # Guidance and precision: rollout and replay must agree on them.
     guidance_scale: float = 1.0
-    """Scale of guidance; 1 is no guidance, and only the prompt itself is evaluated."""
+    """Scale of classifier-free guidance; 1 means no guidance, so that the network is only evaluated with the prompt
+    itself."""
     guidance_gradient: Literal["both", "conditional"] = "both"
-    """The branches of guidance that a gradient flows through."""
+    """The branches of guidance through which gradients flow: both, or only that of the prompt."""
     negative_prompt: str = ""
     """The prompt that guidance leads away from."""
     branches_together: bool = False
-    """Whether both branches of guidance run in one pass of twice the batch, where the model can do that."""
+    """Whether both branches of guidance run in one forward pass with twice the batch, if the model can do that."""
     branches_in_turn: bool = False
     """Whether the two branches of guidance run their backward passes one after the other."""
     autocasts: bool = False
-    """Whether it can compute in another precision than that of its weights."""
+    """Whether the model can compute in another precision than that of its weights."""
     autocast_dtype: torch.dtype | None = None
-    """Type to compute in; None for that of the weights."""
+    """Type that the network computes in; None means the type of its weights."""
     dtype: torch.dtype = torch.float32
-    """Type of its velocities."""
+    """Type of the velocities that the model returns."""
     frame_rate: float | None = None
-    """Frames per second of its videos; None if unknown."""
+    """Frames per second of the model's videos; None if unknown."""
 
     # Where it comes from, and what a plan or a rehearsal may know of it without its weights.
     pipe: Any = None
-    """Its diffusers pipeline, if it has one."""
+    """The model's diffusers pipeline; None if it has none."""
     folder: str | None = None
-    """Folder of its checkpoint, if it was loaded from one."""
+    """Folder of the checkpoint that the model was loaded from; None if it was built without one."""
     resizable: bool = False
-    """Whether it has `tiny()` and `outline()`: the same classes at toy size, or at full size without weights."""
+    """Whether the class has `tiny()`, which builds a model at toy size, and `outline()`, for full size without
+    weights."""
     left_out: object | None = None
-    """Loader of encoders that stay on disk until `encoding`; None if they are in memory, or there are none."""
+    """Loader of the encoders that stay on disk until a block of `encoding`; None if they are in memory, or there are
+    none."""
     encoders: Sequence[str] = ()
-    """Names of the components that are only needed to encode."""
+    """Names of the pipeline's components that are only needed to encode prompts."""
     decoders: Sequence[str] = ()
-    """Names of the components that are only needed to decode."""
+    """Names of the pipeline's components that are only needed to decode latents."""
     blocks: str | None = None
-    """Name of the submodule with the repeated layers of a network."""
+    """Name of the submodule that contains the repeated layers of a network; None if there is none."""
     typical_text: int | None = None
-    """Tokens per prompt that a plan assumes, if the model computes with as many as a prompt has; else None."""
+    """Tokens per prompt that a plan assumes for a model whose cost grows with the prompt; None for a fixed text
+    length."""
     own_monitors: Sequence[str] = ()
-    """Names of rewards that can judge any video of this model, whose world is made up."""
+    """Names of rewards that can judge any video of this model, if it shows a made-up world; else empty."""
 
     @property
     def shard_blocks(self) -> Sequence[nn.Module]:
-        """The layers that are gathered, recomputed and compiled one by one; empty if the network is one piece."""
+        """The layers that are sharded, recomputed and compiled one by one; empty if the network is one piece."""
         return ()
 
     @abstractmethod
     def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the shape of one sample's latent, without the batch.
+        """Return the shape of the latent of a video for this prompt, without batch axis.
 
-        A latent of several tensors is packed into one row (`core.latents`).
+        A latent of several tensors is packed into one row, so that its shape is (N,) (`core.latents`).
         """
 
     @abstractmethod
@@ -169,32 +174,32 @@ class VideoModel(ABC):
         """Write the weights into an existing folder, in the format of the model's own library."""
 
     def render(self, x0: Tensor) -> Videos:
-        """Decode clean latents (B, …) into the videos that rewards judge. Override it in a model with sound."""
+        """Decode clean latents (B, …) into the videos that rewards judge. A model with sound overrides this method."""
         return Videos(self.decode(x0), self.frame_rate)
 
     @contextmanager
     def resized(self, **size: int) -> Iterator[None]:
-        """Make videos of another size inside the block: any of `frames`, `height` and `width`."""
+        """Make videos of another size inside the block, given by any of `frames`, `height` and `width` (pixels)."""
         if size:
             raise UserError(f"{type(self).__name__} makes videos of one size; leave {', '.join(sorted(size))} out")
         yield
 
     @property
     def guided(self) -> bool:
-        """Whether guidance evaluates a second branch."""
+        """Whether guidance is on, so that the network is also evaluated with the negative prompt."""
         return self.guidance_scale != 1.0
 
     def lacks(self, prompt: Prompt) -> bool:
-        """Return whether `encode` would have to load encoders for this prompt.
+        """Return whether `encode` would have to load encoders from disk for this prompt.
 
-        That is so if they are left out and the prompt's embeddings are not stored.
+        True if the encoders are left out of memory and the prompt's embeddings are not stored.
         """
         return False
 
     def encoding(self) -> AbstractContextManager[None]:
-        """Keep encoders that are left out in memory inside the block.
+        """Keep the encoders that are left out on disk in memory inside the block.
 
-        Without it, each new prompt loads them again.
+        Outside such a block, every new prompt loads them again.
         """
         return nullcontext()
 
@@ -206,28 +211,34 @@ class VideoModel(ABC):
         self.module.to(device)
 
     def share_sequence(self, sp: SequenceParallel) -> None:
-        """Prepare the network for processes that share a video, each with a part of its tokens."""
+        """Prepare the network for processes that share a video, each with a part of the video's tokens."""
         raise UserError(f"parallel.sequence: {type(self).__name__} cannot share one video; use parallel.sequence=1")
 
     @classmethod
     def own_prompts(cls) -> Sequence[str]:
-        """Return all prompts that the model understands; empty if it takes any, so that a recipe must give them."""
+        """Return all prompts that the model understands.
+
+        An empty list means that the model takes any prompt, so that a recipe must give its prompts.
+        """
         return ()
 
     @classmethod
     def training_prompts(cls) -> Sequence[str]:
-        """Return those of `own_prompts` that post-training uses; others may be kept out of it."""
+        """Return the prompts among `own_prompts` that post-training uses; the rest may be kept for evaluation."""
         return cls.own_prompts()
 
     @classmethod
     def prompt_tags(cls, prompt: str) -> Mapping[str, str]:
-        """Return what one of `own_prompts` is about, as values by tag, for tables by tag."""
+        """Return what one of `own_prompts` shows, as values by tag, such as the shape or the colour.
+
+        Tables of an evaluation group prompts by tag.
+        """
         return {}
 
     def blank_condition(self, batch: int) -> Condition | None:
-        """Return a stand-in for what `encode` returns: tensors (batch, …) of the right size.
+        """Return a placeholder for what `encode` returns for `batch` prompts: tensors (batch, …) of the right shapes.
 
-        It is None if only `encode` itself knows the sizes.
+        None if only `encode` itself knows the shapes.
         """
         return None
 
@@ -238,7 +249,10 @@ def networks(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def whole(x: Tensor) -> Tensor:
-    """Return the full tensor of which each process holds a part. Only for small results, never for weights."""
+    """Return `x` itself, or the full tensor if each process has only a shard of `x`.
+
+    Use it only for small results, never for weights, because every process gets the full tensor.
+    """
     gathered: Tensor = x.full_tensor() if hasattr(x, "full_tensor") else x
     return gathered
 
@@ -246,64 +260,64 @@ def whole(x: Tensor) -> Tensor:
 class Reward:
     """The base class of rewards, which turn videos into scores.
 
-    Derive from it, define `names` and `score`, and override the defaults that do not fit. Callers use nothing else of a
-    reward, so a wrapper must pass all of it on.
+    Derive from it, define `names` and `score`, and override the defaults that do not fit. Callers use only the members
+    below, so a wrapper around a reward must forward all of them.
     """
 
     names: Sequence[str] = ()
-    """Names of its R scores. A class whose instances differ in their names leaves it empty."""
+    """Names of the R scores of each video. Empty in a class whose instances have different names."""
     groupwise: bool = False
-    """Whether it compares the videos of a prompt, and needs all of them together."""
+    """Whether the reward compares the videos of a prompt, and needs all of them in one call."""
     uses_audio: bool = False
-    """Whether it scores the audio track too; videos without audio then get no score."""
+    """Whether the reward also judges the audio track; videos without audio then get no score."""
     wait_seconds: float = 0.0
-    """Seconds that callers have waited for its scores, in total."""
+    """Seconds that callers have waited for scores of this reward, in total."""
     reasons: Mapping[int, str] = MappingProxyType({})
-    """Why videos of the last call are masked, by their index in the batch."""
+    """Why videos of the last call have no valid score: a reason by the index of each such video in the batch."""
     lower_is_better: Sequence[str] = ()
-    """Names of the scores of which less is better."""
+    """Names of the scores for which a lower value is better."""
     presets: Mapping[str, Mapping[str, float]] = MappingProxyType({})
-    """Named sets of weights; each gives a weight by the name of a score."""
+    """Sets of weights that a recipe can choose by name; each maps names of scores to weights."""
     not_trainable_because: str | None = None
-    """Why it may only be a monitor; None if it may be trained on."""
+    """Why the reward may only monitor a run, and not train it; None if a run may train on it."""
     laboratory: bool = False
-    """Whether it judges only clips of a made-up world."""
+    """Whether the reward judges only videos of the laboratory's made-up world."""
     device_bytes: int = 0
-    """Bytes of its weights that a plan counts."""
+    """Bytes of the reward's weights, as memory plans count them."""
     follows_videos_device: bool = False
-    """Whether its weights move to the device of the videos, unless its option `device` says otherwise. Those of other
-    scorers stay on the host."""
+    """Whether the reward's weights move to the device of the videos, unless its option `device` says otherwise. If
+    False, they stay on the host."""
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
-        """Return the scores (B, R) of uint8 frames (B, F, H, W, 3), each video with its prompt."""
+        """Return the scores (B, R) of B videos, given as uint8 frames (B, F, H, W, 3) with one prompt per video."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it scores")
 
     def frame_indices(self, frames: int) -> Sequence[int] | None:
-        """Return the indices of the frames that it needs from a video of `frames` frames, or None for all.
+        """Return the indices of the frames that the reward looks at in a video of `frames` frames, or None for all.
 
-        Callers may black out the others.
+        Callers may pass black frames in place of the others.
         """
         return None
 
     def submit(self, videos: Videos, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
-        """Start scoring, and return a function that waits for the scores.
+        """Start scoring B videos, and return a function that waits for their scores (B, R).
 
-        A scorer on another machine works while the caller makes the next videos. Runs call this method. Override it to
-        use the audio track or the frame rate.
+        Runs call this method, so that a scorer on another machine works while the caller makes the next videos.
+        Override it to use the audio track or the frame rate, which `score` does not get.
         """
         return partial(self.score, videos.frames, prompts)
 
 
 class PromptSource(Protocol):
-    """Prompts by position. A resumed run continues at the position that it had reached."""
+    """A source of prompts, numbered by position. A resumed run continues at the position that it had reached."""
 
     @property
     def fingerprint(self) -> str | None:
-        """Return a digest of the prompts, so that a resumed run gets the same ones; None if unknown."""
+        """Return a digest of all prompts, so that a resumed run can check that they are unchanged; None if unknown."""
         ...
 
     def __call__(self, start: int, count: int) -> Sequence[Prompt]:
-        """Return `count` prompts, from position `start`. Positions never end."""
+        """Return `count` prompts, from position `start` on. Every position, however large, has a prompt."""
         ...
 
 
@@ -311,44 +325,47 @@ class WeightsBank(Protocol):
     """Named copies of the trainable weights: in memory, sharded, or as LoRA adapters."""
 
     def save(self, name: str, decay: float = 0.0) -> None:
-        """Save the weights as copy `name`, or move that copy towards them.
+        """Save the current weights as copy `name`, or move an existing copy towards them.
 
         copy ← decay·copy + (1-decay)·weights. A copy that does not exist yet becomes equal to the weights.
         """
         ...
 
     def __contains__(self, name: str) -> bool:
-        """Return whether there is a copy of that name."""
+        """Return whether the bank has a copy called `name`."""
         ...
 
     def adopt(self, name: str) -> None:
-        """Overwrite the weights by copy `name`."""
+        """Overwrite the model's weights by copy `name`."""
         ...
 
     def using(self, name: str) -> AbstractContextManager[None]:
-        """Replace the model's weights by copy `name` inside the block."""
+        """Replace the model's weights by copy `name` inside the block, and restore them afterwards."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the copies, for a checkpoint."""
+        """Return the copies in the form in which a checkpoint stores them."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the copies of a checkpoint."""
+        """Restore the copies from what `state_dict` returned."""
         ...
 
 
 class Comm(Protocol):
-    """The messages between the processes of a run. Nothing else may depend on how many processes there are."""
+    """The messages between the processes of a run.
+
+    No other part of the algorithm may depend on the number of processes.
+    """
 
     @property
     def replica(self) -> int:
-        """Index of this replica."""
+        """Index of the replica that this process belongs to."""
         ...
 
     @property
     def num_replicas(self) -> int:
-        """Number of replicas. A replica has videos of its own; it is one process, or several that share a video."""
+        """Number of replicas. A replica makes its own videos; it is one process, or several that share each video."""
         ...
 
     @property
@@ -364,36 +381,36 @@ class Comm(Protocol):
     def sum_sp(self, x: Tensor) -> Tensor:
         """Return the sum of `x` over the processes that share a video.
 
-        Each process fills in its own part of `x`, and zeros elsewhere.
+        Each process fills in its own part of `x` and zeros elsewhere, so that the sum is complete.
         """
         ...
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return `x` of all replicas, concatenated in their order along the first axis; equal on all of them."""
+        """Concatenate the `x` of all replicas along the first axis, in replica order. All get the same result."""
         ...
 
     def mean(self, x: Tensor) -> Tensor:
-        """Return the mean of `x` over all replicas; equal on all of them."""
+        """Return the mean of `x` over all replicas. All get the same result."""
         ...
 
     def broadcast(self, x: Tensor, replica: int) -> Tensor:
-        """Return the `x` of one replica on all of them. It must have the same shape everywhere."""
+        """Return the `x` of replica number `replica` on all replicas. They must pass tensors of the same shape."""
         ...
 
     def set_last_backward(self, module: nn.Module, *, last: bool) -> None:
-        """Announce whether the next backward pass is an update's last.
+        """Announce whether the next backward pass is the last one of an optimizer update.
 
-        Sums of gradients over copies of the weights may wait for the last one.
+        Gradients need only be summed over the processes' copies of the weights in the last pass.
         """
         ...
 
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
-        """Scale the gradients down to a norm of `limit`, and return the norm before, over all ranks."""
+        """Scale the gradients down to a norm of at most `limit`, and return the norm before scaling, over all ranks."""
         ...
 
 
 class SingleProcess:
-    """The `Comm` of one process."""
+    """The `Comm` of a run with a single process."""
 
     replica, num_replicas, sp_rank, sp_size = 0, 1, 0, 1
 

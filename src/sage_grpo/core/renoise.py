@@ -1,4 +1,4 @@
-"""Points of objectives that train on renoised videos, and the old policy's velocities there."""
+"""Trained points of objectives that add fresh noise to finished videos, and the old policy's velocities there."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,9 +16,9 @@ UNIT = math.sqrt(2.0)  # k of such a point: the KL of the trust region is then t
 
 
 def noise_levels(config: AlgorithmConfig, iteration: int) -> list[float]:
-    """Draw `policy.points` noise levels of an iteration, from high to low.
+    """Draw the noise levels of an iteration's renoised points, `policy.points` in number, from high to low.
 
-    Each comes from one of as many equal parts of the sampler's time.
+    The sampler's time is divided into as many equal parts, and one level is drawn from each part.
     """
     count = config.policy.points or 0
     rng = keyed_rng(config.seed, iteration, "noise levels")
@@ -28,7 +28,7 @@ def noise_levels(config: AlgorithmConfig, iteration: int) -> list[float]:
 
 
 def renoise(model: VideoModel, path: Trajectory, levels: Sequence[float], keys: Sequence[Key]) -> Trajectory:
-    r"""Return the same videos with points $(1-\sigma)x_0 + \sigma z$ in place of the rollout's steps.
+    r"""Return a trajectory of the same videos with points $(1-\sigma)x_0 + \sigma z$ in place of the rollout's steps.
 
     Args:
         model: Gives the settings with which the points will be evaluated.
@@ -45,7 +45,7 @@ def renoise(model: VideoModel, path: Trajectory, levels: Sequence[float], keys: 
 
 @torch.no_grad()
 def with_old_velocities(model: VideoModel, path: Trajectory) -> Trajectory:
-    """Return `path` with the velocity at every point recomputed under the currently loaded weights."""
+    """Return `path` with a velocity at every point, evaluated with the weights that the model has now."""
     points = {
         n: replace(point, velocity=velocity_at(model, point.x, point.sigma, path.condition))
         for n, point in path.points.items()

@@ -1,4 +1,4 @@
-"""Rollouts: videos that are sampled along a kernel's table, with the points that are trained on."""
+"""Rollouts: videos sampled along a kernel's table, and the points at which the policy is trained on them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,22 +16,22 @@ Key = tuple[int | str, ...]
 
 
 def keyed_rng(*key: int | str) -> np.random.Generator:
-    """Return a generator that depends on its key alone: the same on every machine, rank and resume."""
+    """Return a random generator that is determined by its key: equal on every machine and rank, and after a resume."""
     digest = blake2b(repr(key).encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
 
 
 def keyed_noise(shape: tuple[int, ...], keys: Sequence[Key], device: torch.device) -> Tensor:
-    """Draw standard normal noise (B, *shape) in float32, with one key per sample."""
+    """Draw standard normal noise (B, *shape) in float32, from B keys, one per sample."""
     draws = np.stack([keyed_rng(*key).standard_normal(shape, dtype=np.float32) for key in keys])
     return torch.from_numpy(draws).to(device)
 
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a batch's trajectory at which the policy is trained.
+    """A point on the trajectories of a batch of videos, at which the policy is trained.
 
-    A rollout has one for each stochastic step: the state that the step began from, its velocity and its noise.
+    A rollout has one point for each stochastic step: the state that the step began from, its velocity and its noise.
     Objectives on renoised videos make points of their own (`core.renoise`).
     """
 
@@ -40,31 +40,33 @@ class Point:
     sigma: float
     """Noise level of `x`."""
     velocity: Tensor | None
-    """Velocity of the old policy (B, …); None where the policy itself is the old one."""
+    """Velocity (B, …) of the old policy; None if it was not evaluated, because the trained policy is itself the old
+    one."""
     noise: Tensor
-    r"""The step's noise $\varepsilon$, or $z$ of the renoised videos (B, …)."""
+    r"""Noise (B, …): $\varepsilon$ of the step, or $z$ of the renoised videos."""
     b: float
-    """Weight of the velocity in the step; 0 without a step."""
+    """Weight of the velocity in the step; 0 for renoised videos, which have no step."""
     k: float
-    r"""$k = b/s$, with the size $s$ of the step's noise: all that log-ratio and KL need. $\sqrt2$ without a step."""
+    r"""$k = b/s$, with the size $s$ of the step's noise: all that log-ratio and KL need. $\sqrt2$ for renoised
+    videos."""
     scale: float = 1.0
-    """Weight of the log-ratio."""
+    """Factor of the log-ratio: 1, or $2s^2$ if the kernel's log-likelihood is not divided by $2s^2$."""
 
     @property
     def stored(self) -> Tensor:
-        """The old policy's velocity (B, …); an error where it was not evaluated."""
+        """The old policy's velocity (B, …). Raises RuntimeError if it was not evaluated at this point."""
         if self.velocity is None:
             raise RuntimeError("the old policy was not evaluated at this point")
         return self.velocity
 
     def rows(self, rows: list[int]) -> "Point":
-        """Return the point with only the videos `rows` of the batch, by index."""
+        """Return the point with only some videos of the batch, given by their indices."""
         velocity = None if self.velocity is None else self.velocity[rows]
         return replace(self, x=self.x[rows], velocity=velocity, noise=self.noise[rows])
 
     @staticmethod
     def concatenate(points: Sequence["Point"]) -> "Point":
-        """Concatenate the points of several batches at one noise level."""
+        """Concatenate the points of several batches at one noise level into one point."""
         known = [point.velocity for point in points if point.velocity is not None]
         velocity = torch.cat(known) if known else None
         x, noise = torch.cat([point.x for point in points]), torch.cat([point.noise for point in points])
@@ -73,30 +75,30 @@ class Point:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A batch of rollouts along one table, with the points that are trained on."""
+    """A batch of rollouts along one kernel table, with the points at which the policy is trained."""
 
     table: KernelTable
     condition: Condition
     points: dict[int, Point]
-    """The trained points by step of the table, or by their own number if the videos are renoised."""
+    """The trained points by index of their step in the table, or of their noise level if the videos are renoised."""
     x0: Tensor
-    """The clean latents (B, …) at the end."""
+    """The clean latents (B, …) at the end of the rollout."""
     forward_settings: Mapping[str, str]
-    """What the forward passes depended on besides their inputs, to compare with a replay."""
+    """Settings that the forward passes depended on besides their inputs, by name, to compare with those of a replay."""
 
 
 def velocity_at(model: VideoModel, x: Tensor, sigma: float, condition: Condition) -> Tensor:
-    """Return the velocity (B, …) of latents `x` (B, …) at one noise level.
+    """Return the velocity (B, …) of latents `x` (B, …) at one noise level `sigma`.
 
-    Rollout, replay and references all evaluate the network here.
+    Rollout, replay and reference policies all evaluate the network through this function.
     """
     return model.velocity(x, x.new_full((len(x),), sigma), condition)
 
 
 def velocities(model: VideoModel, trajectory: Trajectory, steps: Sequence[int]) -> list[Tensor]:
-    """Return the velocities at several points of a trajectory, one tensor (B, …) for each of `steps`.
+    """Return the velocities at several points of a trajectory: one tensor (B, …) for each of `steps`.
 
-    They are evaluated in one forward pass.
+    All points are evaluated in one forward pass.
     """
     points = [trajectory.points[step] for step in steps]
     if len(points) == 1:
@@ -109,7 +111,10 @@ def velocities(model: VideoModel, trajectory: Trajectory, steps: Sequence[int]) 
 
 
 def forward_settings(model: VideoModel, x: Tensor) -> dict[str, str]:
-    """Return what a forward pass depends on besides its inputs: it must be the same in rollout and replay."""
+    """Return the settings by name that a forward pass of latents `x` (B, …) depends on besides its inputs.
+
+    They must be equal in rollout and replay.
+    """
     weights, kind = next(model.module.parameters()), x.device.type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     return {
@@ -124,29 +129,30 @@ def forward_settings(model: VideoModel, x: Tensor) -> dict[str, str]:
 
 
 class State(NamedTuple):
-    """A batch of videos between two steps."""
+    """The state of a batch of videos between two sampling steps."""
 
     x: Tensor
     """The noisy latents (B, …)."""
     clean: Tensor
-    """The network's estimate of the clean latents (B, …) at the step before; the initial noise before the first."""
+    """The network's estimate of the clean latents (B, …) at the step before; before the first step, the initial noise
+    as a placeholder."""
 
 
 def walk(
     model: VideoModel, state: State, condition: Condition, table: KernelTable, steps: range, samples: Sequence[Key]
 ) -> tuple[State, dict[int, Point]]:
-    r"""Take some steps of a table, $x' = a\,x + b\,v + e\,\hat x_0^- + s\,\varepsilon$, in float32.
+    r"""Sample along some steps of a table, $x' = a\,x + b\,v + e\,\hat x_0^- + s\,\varepsilon$, in float32.
 
     Args:
         model: Evaluated once per step.
-        state: Where the batch begins.
+        state: The state of the batch before the first of `steps`.
         condition: The network's inputs for the batch, besides latents and noise levels.
         table: Has the coefficients $a$, $b$, $e$ and $s$ of each step.
         steps: The steps to take, as indices into the table.
         samples: Keys of the noise $\varepsilon$, one per video.
 
     Returns:
-        The state after them, and a `Point` for each stochastic step.
+        The state after the last step, and a `Point` for each stochastic step, by index of the step.
     """
     (x, clean), points = state, {}
     for t in steps:
@@ -163,10 +169,11 @@ def walk(
 
 
 class Prefixes:
-    """A cache of the latents at the end of the deterministic prefix, so that a group computes it once.
+    """A cache of sampling states at the first stochastic step, so that a group computes earlier steps only once.
 
-    Before its first stochastic step, a rollout follows the ODE. Rollouts that begin with the same noise share that
-    part, once per process. The groups of the last batch stay in the cache, because a group may span several batches.
+    Before its first stochastic step, a rollout follows the ODE. Rollouts of a prompt that begin with the same noise
+    share this prefix, and each process computes it once. The states of the last batch stay in the cache, because a
+    group may span several batches.
     """
 
     def __init__(self) -> None:
@@ -181,7 +188,7 @@ class Prefixes:
             model: Evaluated for each key that is not in the cache.
             x: Initial noise (B, …).
             condition: The network's inputs for the batch, besides latents and noise levels.
-            table: Its first `table.prefix` steps are taken.
+            table: The kernel table; the first `table.prefix` steps are taken.
             keys: Keys of the initial noise, one per video.
         """
         new = {key: row for row, key in enumerate(keys) if key not in self.held}

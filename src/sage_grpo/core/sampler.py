@@ -19,8 +19,8 @@ def generate(model: VideoModel, prompts: Sequence[Prompt], config: RecipeConfig,
     Args:
         model: Evaluated, and not changed.
         prompts: One per video.
-        config: Its `sampling.steps`, `shift` and `order` are used, in batches of `policy.batch_size`.
-        seeds: One per video, of its initial noise.
+        config: Gives `sampling.steps`, `sampling.shift`, `sampling.order`, and the batch size `policy.batch_size`.
+        seeds: Seeds of the initial noise, one per video.
 
     Returns:
         Latents (N, …) of the N videos, for `model.decode` or `model.render`.
@@ -33,25 +33,25 @@ def generate(model: VideoModel, prompts: Sequence[Prompt], config: RecipeConfig,
 
 
 def rank_indices(count: int, comm: Comm) -> list[int]:
-    """Return the indices, among `count` videos, of those that this rank makes.
+    """Return which of `count` videos this rank makes, as indices.
 
-    All ranks make equally many, because FSDP's all-gathers are collective: a rank with none left makes the last one
-    again.
+    All ranks make equally many, because FSDP's all-gathers are collective. A rank with too few videos makes the last
+    video again.
     """
     rounds = -(-count // comm.num_replicas)
     return [min(comm.replica + i * comm.num_replicas, count - 1) for i in range(rounds)]
 
 
 def gather_videos(made: Videos, count: int, comm: Comm, *, keep: bool) -> Videos | None:
-    """Return all videos on the host of a rank with `keep`, and None on the others.
+    """Collect the videos of all ranks: return all of them, on the host, if `keep` is true for this rank, else None.
 
     Videos travel one by one, because no device has room for all.
 
     Args:
         made: The videos of this rank, in the order of `rank_indices`.
-        count: Number of all videos.
-        comm: Its ranks call this together.
-        keep: Whether this rank wants them.
+        count: Number of videos on all ranks together.
+        comm: Sends the videos. All ranks must call this function together.
+        keep: Whether this rank needs the videos.
     """
     frames, sounds = list[Tensor](), list[Tensor]()
     for i in range(count):

@@ -1,4 +1,4 @@
-"""Scores of videos, and the one rule for a failed score: it is a mask, never a number."""
+"""Scores of videos. A failed score is always marked by a mask, never by a special number."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class Scores:
     """
 
     values: Tensor
-    """(B, R)."""
+    """Scores (B, R)."""
     valid: Tensor
-    """(B, R), boolean."""
+    """Mask (B, R), boolean: which scores are valid."""
 
     def __post_init__(self) -> None:
         if self.valid.shape != self.values.shape:
@@ -31,12 +31,12 @@ class Scores:
 
     @classmethod
     def of(cls, values: Tensor) -> Self:
-        """Return scores `values` (B, R), failed where they are not finite or beyond ±`LARGEST`."""
+        """Return `values` (B, R) as scores, which are valid where they are finite and within ±`LARGEST`."""
         return cls(values, torch.ones_like(values, dtype=torch.bool))
 
     @classmethod
     def failed(cls, videos: int, scores: int) -> Self:
-        """Return scores (videos, scores) that are all failed."""
+        """Return scores (videos, scores) of which none is valid."""
         return cls.of(torch.full((videos, scores), torch.nan, dtype=torch.float64))
 
     @classmethod
@@ -50,5 +50,5 @@ class Scores:
         return cls(torch.cat([part.values for part in parts], 1), torch.cat([part.valid for part in parts], 1))
 
     def on_host(self) -> "Scores":
-        """Return the scores on the host in float64, as they are summed and compared."""
+        """Return the scores on the host in float64, the form in which they are summed and compared."""
         return Scores(self.values.double().cpu(), self.valid.cpu())

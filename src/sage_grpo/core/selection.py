@@ -1,4 +1,4 @@
-"""The choice of an iteration's videos to train on, packed into batches of the rollout's size, as many on every rank."""
+"""The selection of an iteration's videos to train on, and their packing into batches of the rollout's size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,28 +12,28 @@ from sage_grpo.core.rollout import Point, Trajectory
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """A batch of videos that one forward pass trains on, from the rollout to the loss."""
+    """A batch of videos to train on, with their trajectories, advantages and weights."""
 
     trajectory: Trajectory
-    """Latents (B, …) and their trained points."""
+    """Latents (B, …) of the videos, and the points at which the policy is trained."""
     advantage: Tensor
     """Advantage of each video (B,)."""
     weight: Tensor
-    """Weight of each video (B,): 1, or 0 if it is not trained on or fills up the batch."""
+    """Weight of each video (B,) in the loss: 1, or 0 if the video is not selected or only fills up the batch."""
     steps: Sequence[int] = ()
-    """Keys of the trajectory's points that an update trains, in order."""
+    """Keys in `trajectory.points` of the points that an update trains on, in order."""
 
     def rows(self, rows: list[int]) -> "TrainBatch":
-        """Return the batch with only the videos `rows`, by index."""
+        """Return the batch with only some of its videos, given by their indices."""
         return replace(
             self, trajectory=rows_of(self.trajectory, rows), advantage=self.advantage[rows], weight=self.weight[rows]
         )
 
 
 def has_signal(advantage: Tensor) -> Tensor:
-    """Return a mask (P,) of the groups whose advantages (P, G) are not all 0 up to rounding.
+    """Return a mask (P,) of the groups that have an advantage other than 0, up to rounding, from advantages (P, G).
 
-    The others do not tell a better video from a worse one.
+    A group without such an advantage does not show which of its videos are better.
     """
     return advantage.abs().amax(1) >= 1e-6
 
@@ -42,9 +42,9 @@ def best_and_worst(advantage: Tensor, used: Tensor, count: int | None) -> Tensor
     """Return a mask (P, G) of the `count` best and the `count` worst videos of each group.
 
     Args:
-        advantage: (P, G).
-        used: (P, G), boolean: the videos that may be chosen.
-        count: None chooses all of `used`.
+        advantage: Advantages (P, G): one row per group, one column per video.
+        used: Mask (P, G), boolean: the videos that may be chosen.
+        count: Number of best videos, and of worst ones, per group; None chooses all of `used`.
     """
     if count is None:
         return used
@@ -54,7 +54,7 @@ def best_and_worst(advantage: Tensor, used: Tensor, count: int | None) -> Tensor
 
 
 def rows_of(path: Trajectory, rows: list[int]) -> Trajectory:
-    """Return the trajectory with only the videos `rows` of the batch, by index."""
+    """Return the trajectory with only some videos of the batch, given by their indices."""
     # plain numbers: a condition may have parts on the host
     points = {step: point.rows(rows) for step, point in path.points.items()}
     condition = {name: value[rows] for name, value in path.condition.items()}
@@ -62,7 +62,7 @@ def rows_of(path: Trajectory, rows: list[int]) -> Trajectory:
 
 
 def concatenate(batches: Sequence[TrainBatch]) -> TrainBatch:
-    """Join several batches into one; they must have the same table, and conditions of the same shape."""
+    """Join several batches into one. Batches must have the same table, and conditions of the same shape."""
     paths = [batch.trajectory for batch in batches]
     first = paths[0]
     points = {step: Point.concatenate([path.points[step] for path in paths]) for step in first.points}
@@ -74,9 +74,9 @@ def concatenate(batches: Sequence[TrainBatch]) -> TrainBatch:
 def pack(batches: Sequence[TrainBatch], comm: Comm) -> list[TrainBatch]:
     """Leave out the videos of weight 0, and return the others in batches of the rollout's size.
 
-    Replay then computes what the rollout did. Videos of weight 0 fill up a batch that is too small. A rank with fewer
-    batches than another repeats one with weight 0: FSDP's all-gathers are collective, so all ranks must run the same
-    number of forward passes.
+    With batches of equal size, a replay computes what the rollout did. Videos of weight 0 fill up a batch that is too
+    small. A rank with fewer batches than another adds a batch of weight 0, because FSDP's all-gathers are collective:
+    all ranks must run the same number of forward passes.
     """
     size = len(batches[0].weight)
     kept: dict[tuple[object, ...], list[TrainBatch]] = {}

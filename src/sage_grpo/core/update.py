@@ -24,12 +24,12 @@ class UpdateStep:
 
     objective: Objective
     step_weights: Tensor
-    """Weight of each timestep (T,), by the equalizer or the objective."""
+    """Weight of the policy loss at each timestep (T,), from the equalizer or the objective."""
     kl_weight: float
     """λ, the weight of the trust region."""
     samples: int
-    """Number of videos that the loss is a mean over, on all ranks. Masked videos are not among them, so masks do not
-    change its scale."""
+    """Number of videos on all ranks that the loss is a mean over. Masked videos do not count, so masks do not change
+    the scale of the loss."""
     anchor_places: Collection[int] = ()
     """Indices into a batch's `steps` at which the anchor is evaluated."""
     on_policy: bool = False
@@ -41,7 +41,8 @@ class UpdateStep:
 class UpdateResult:
     """The result of one optimizer update.
 
-    `per_step` has a list for each name in `COLUMNS`, with the mean over videos at each timestep of `steps`.
+    `stepped` is False if the loss or gradient was not finite, so that no step was made. `steps` are the trained
+    timesteps. `per_step` maps each name in `COLUMNS` to a list with one value for each of `steps`, a mean over videos.
     """
 
     stepped: bool
@@ -63,9 +64,9 @@ def update(
     bank: WeightsBank,
     comm: Comm,
 ) -> UpdateResult:
-    """Train on the timesteps of all batches with one step of the optimizer, and return what it saw.
+    """Make one optimizer update from the timesteps of all batches, and return its statistics.
 
-    The loss is a mean over samples and timesteps. If the loss or the gradient is not finite on any rank, no rank steps.
+    The loss is a mean over videos and timesteps. If the loss or the gradient is not finite on any rank, no rank steps.
     """
     size, count = config.policy.replay_timesteps, len(batches[0].steps)
     passes = [(batch, range(i, min(i + size, count))) for i in range(0, count, size) for batch in batches]
@@ -115,12 +116,12 @@ def update(
 
 
 def trained_steps(steps: Sequence[int], config: AlgorithmConfig, *key: int | str) -> list[list[int]]:
-    """Draw the timesteps that one pass over a rollout trains, and split them into its optimizer updates.
+    """Draw the timesteps that one pass over a rollout trains, and divide them among the optimizer updates of the pass.
 
     Args:
         steps: The timesteps to draw from.
-        config: Gives their share and order, and the number of updates.
-        key: Makes the draw the same on all ranks.
+        config: Gives how many timesteps to draw, whether to shuffle them, and the number of updates.
+        key: Determines the draw together with the seed, so that all ranks draw the same.
 
     Returns:
         For each update, the timesteps that it trains, in order.
@@ -138,10 +139,10 @@ def loss_inputs(
 
     Args:
         batch: Videos with their advantages.
-        timestep: One of the points of its trajectory.
-        v: Velocity of the policy there (B, …).
-        anchor: Velocity of the anchor there (B, …), if it is evaluated.
-        on_policy: Take `v` itself as the old policy's velocity.
+        timestep: Key of a point of the batch's trajectory.
+        v: Velocity (B, …) of the policy at this point.
+        anchor: Velocity (B, …) of the anchor at this point; None if the anchor is not evaluated.
+        on_policy: Whether to take `v` itself as the old policy's velocity.
     """
     path, point = batch.trajectory, batch.trajectory.points[timestep]
     old = v.detach() if on_policy or point.velocity is None else point.velocity
@@ -150,18 +151,19 @@ def loss_inputs(
 
 @dataclass(frozen=True)
 class TrustRegion:
-    """KL of the policy at one timestep, a number per video (B,)."""
+    """The KLs of the policy to its two references at one timestep, each with one value per video (B,)."""
 
     anchor: Tensor
-    """KL to the anchor, divided by `kl.share`; 0 where the anchor is not evaluated."""
+    """KL to the anchor; 0 at timesteps where the anchor is not evaluated. To make up for these, it is divided by
+    `kl.share`."""
     old: Tensor
     """KL to the policy that made the rollout."""
     penalty: Tensor
-    """The weighted sum of both, which λ multiplies."""
+    """The weighted sum of both KLs, which λ multiplies in the loss."""
 
 
 def trust_region(inputs: LossInputs, config: AlgorithmConfig) -> TrustRegion:
-    """Return the KLs (B,) of the policy to its two references; they are the same for every objective."""
+    """Return the KLs (B,) of the policy to its two references at one timestep. All objectives use the same KLs."""
     reduction, trust, v, k = config.policy.reduction, config.kl, inputs.velocity, inputs.k
     old = kl(v, inputs.old, k, reduction)
     if trust.estimator == "sampled":
@@ -172,7 +174,10 @@ def trust_region(inputs: LossInputs, config: AlgorithmConfig) -> TrustRegion:
 
 
 def gradient_size(loss: Loss, v: Tensor) -> Tensor:
-    """Return the norm of the loss's gradient by the velocity, per video (B,) (Eq. 36): what the equalizer balances."""
+    """Return the norm per video (B,) of the loss's gradient with respect to the velocity `v` (B, …) (Eq. 36).
+
+    The equalizer balances this norm over timesteps.
+    """
     (force,) = torch.autograd.grad(loss.value.sum(), v, retain_graph=True)
     size: Tensor = force.flatten(1).norm(dim=1)
     return size

@@ -1,4 +1,4 @@
-"""The windows of stochastic steps in rollouts, and the forward passes that these need, the same on all ranks."""
+"""The windows of stochastic steps in rollouts, and the forward passes of rollouts. All ranks compute the same."""
 
 from torch import Tensor
 
@@ -9,13 +9,13 @@ from sage_grpo.math.schedule import short_tail, sigma_schedule, stochastic_windo
 
 
 def full_table(sampling: SamplingConfig, *, explores: bool = True) -> KernelTable:
-    """Return the kernel table of a rollout whose steps are all stochastic, without a window.
+    """Return the kernel table of a rollout in which all steps are stochastic, without a window.
 
     The last step is deterministic if `sampling.last_step` is `ode`.
 
     Args:
         sampling: Names the kernel, its noise and the steps.
-        explores: Whether the rollout needs noise to learn from. If not, no step needs to be stochastic.
+        explores: Whether the rollout needs noise to learn from. If False, the table may be deterministic.
 
     Raises:
         ValueError: The rollout explores, but no step has noise.
@@ -34,13 +34,13 @@ def _table(sampling: SamplingConfig, sigmas: Tensor) -> KernelTable:
 
 
 def my_samples(rollouts: int, world: int, rank: int) -> range:
-    """Return the indices of the rollouts of an iteration that belong to this rank, among `world` ranks."""
+    """Return the indices of this rank's rollouts, if `world` ranks share the `rollouts` of an iteration equally."""
     share = rollouts // world
     return range(rank * share, (rank + 1) * share)
 
 
 class Windows:
-    """The kernel tables of a run's rollouts. Outside its window, a rollout follows the plain ODE.
+    """The kernel tables of a run's rollouts. Outside its window of stochastic steps, a rollout follows the plain ODE.
 
     With an objective on renoised videos there is no window, and the whole rollout is deterministic.
 
@@ -68,7 +68,7 @@ class Windows:
         self.share_prefixes = sampling.shared_initial_noise and in_step
 
     def starts(self, iteration: int) -> list[int]:
-        """Return the first stochastic step of each prompt of an iteration."""
+        """Return, for each prompt of an iteration, the index of the first stochastic step in its rollouts."""
         window, places, prompts = self.config.sampling.window, self.places, self.config.policy.prompts_per_iteration
         if not self.explores:
             return [0] * prompts
@@ -81,15 +81,16 @@ class Windows:
         return drawn * (prompts // len(keys))
 
     def tables(self, iteration: int) -> list[KernelTable]:
-        """Return the kernel table of each prompt of an iteration."""
+        """Return, for each prompt of an iteration, the kernel table of its rollouts."""
         starts = self.starts(iteration)
         made = {start: self.table(start) for start in set(starts)}
         return [made[start] for start in starts]
 
     def table(self, start: int) -> KernelTable:
-        """Return the table of a rollout whose window begins at `start`.
+        """Return the kernel table of a rollout whose window begins at step `start`.
 
-        Up to the end of the window, its noise levels are those of `full`. After it, steps may be fewer and longer.
+        Up to the end of the window, its noise levels are those of `full`. After the window, steps may be fewer and
+        longer.
         """
         sampling, size = self.config.sampling, self.config.sampling.window_size
         if not self.explores:
@@ -98,10 +99,10 @@ class Windows:
         return table.ode_outside(stochastic_window(len(table), size, start) & table.stochastic)
 
     def passes(self, iteration: int) -> list[list[int]]:
-        """Return the forward passes of a rollout: a list for each rank, with the number of videos in each pass.
+        """Return the forward passes of an iteration's rollout: a list per rank, with the number of videos in each pass.
 
-        A rank computes the prefix of a group once. If it needs fewer passes than another rank, it adds passes of one
-        video, because FSDP's all-gathers are collective.
+        If the rollouts of a group begin with the same noise, a rank computes their common steps once. If a rank needs
+        fewer passes than another, it adds passes of one video, because FSDP's all-gathers are collective.
         """
         starts = self.starts(iteration)
         ranks = [self._own_passes(starts, rank) for rank in range(self.world)]
@@ -109,7 +110,7 @@ class Windows:
         return [asked + [1] * (most - len(asked)) for asked in ranks]
 
     def padding_passes(self, iteration: int, rank: int) -> int:
-        """Return how many of a rank's passes are only there because another rank needs more."""
+        """Return the number of passes that `rank` adds in an iteration, to run as many as the rank that needs most."""
         if self.world == 1:
             return 0
         return len(self.passes(iteration)[rank]) - len(self._own_passes(self.starts(iteration), rank))

@@ -22,18 +22,21 @@ FEISTEL_HALF = 4  # bits, at least: on halves of one or two bits some orders of 
 
 
 class PromptError(UserError, ValueError):
-    """Raised when prompts cannot be read; the message says what is wrong, where, and the nearest fix."""
+    """Raised when prompts cannot be read; the message says what is wrong, where, and how to fix it."""
 
 
 class Rows(Protocol):
-    """The rows of a source, by number. Each format checks every row when it is made."""
+    """The rows of a prompt source, by index. Every format checks all rows when the object is made."""
 
     def __len__(self) -> int: ...
     def row(self, index: int) -> Row: ...
 
 
 def permuted(index: int, size: int, key: bytes) -> int:
-    """Return where a keyed permutation of range(size) sends `index`. It is a Feistel network, which needs no table."""
+    """Return where a permutation of range(size), determined by `key`, sends `index`.
+
+    The permutation is a Feistel network, which needs no table.
+    """
     half = max(FEISTEL_HALF, (size - 1).bit_length() + 1 >> 1)
     while True:
         left, right = index >> half, index & (1 << half) - 1
@@ -71,14 +74,17 @@ def checked_text(row: Mapping[str, Any], column: str, where: str) -> str:
 
 
 def check_image(row: Mapping[str, Any], folder: Path, where: str) -> None:
-    """Refuse a row whose image file is missing, now and not in the middle of a run."""
+    """Refuse a row whose image file is missing. The check runs when prompts are opened, not in the middle of a run."""
     image = row.get("image")
     if isinstance(image, str) and image and not (folder / image).is_file():
         raise PromptError(f"{where}: no image {image!r}; its path is relative to {folder}, URLs are not fetched")
 
 
 class LineRows:
-    """The rows of a text file. A scan stores where each record starts in a temporary file, not in memory."""
+    """The rows of a text file, one prompt per line, and the base class of other formats with lines.
+
+    A scan stores where each record starts in a temporary file, not in memory.
+    """
 
     fix = ""
 
@@ -111,9 +117,9 @@ class LineRows:
                 raise PromptError(f"{where}: not UTF-8; save the file as UTF-8") from error
 
     def parse(self, lines: Iterator[str]) -> Iterator[Row | None]:
-        """Yield the records, and None for what is skipped, without reading a line ahead of the record.
+        """Yield each record as a row, and None for a line without a record, without reading ahead.
 
-        This class reads plain text, with a prompt per line.
+        This class reads plain text, with one prompt per line.
         """
         for line in lines:
             yield {self.column: line.rstrip("\r\n")} if line.strip() else None
@@ -192,7 +198,7 @@ class ParquetRows:
 
 
 class ObjectRows:
-    """The rows of a list or a dataset, which is not copied."""
+    """The rows of a list or a dataset, which is read in place, not copied."""
 
     def __init__(self, source: Any, column: str) -> None:
         self.source, self.column, digest = source, column, sha256()
@@ -298,7 +304,10 @@ class Prompts:
 
 
 class PromptFunction:
-    """A function of your own as a `PromptSource`. Nobody knows its prompts ahead, so a resume does not compare them."""
+    """A function of your own as a `PromptSource`.
+
+    Its prompts are not known in advance, so a resumed run cannot check that they are unchanged.
+    """
 
     fingerprint = None
 
@@ -316,9 +325,9 @@ def open_prompts(
 
     Args:
         source: A path, a `datasets.Dataset`, or a list of texts or dicts.
-        seed: Gives the order of each epoch.
-        shuffle: Use another order in each epoch, instead of that of the source.
-        column: Of the texts, where the source has columns.
+        seed: Determines the order of each epoch.
+        shuffle: Whether each epoch has a random order of its own, instead of the order of the source.
+        column: Name of the column with the texts, if the source has columns.
 
     Raises:
         PromptError: A record cannot be used; the message says which, why, and the nearest fix.

@@ -1,8 +1,8 @@
-"""Checkpoints that are complete or not there. Every process writes its own shards, and any layout can read them.
+"""Checkpoints that are either complete or ignored. Every process writes its own shards, and any layout can read them.
 
 A checkpoint is a folder: tensors in the format of torch's distributed checkpoints (DCP), everything else as JSON, and a
 manifest with the hash of each file, written last. No pickle can run: the index of tensors is JSON, and torch reads
-their values with `weights_only`.
+the values of tensors with `weights_only`.
 """
 
 import errno
@@ -42,7 +42,7 @@ Root = str | Path  # a folder, or a URL that fsspec knows
 
 
 class DamagedCheckpoint(UserError, RuntimeError):
-    """Raised when files of a checkpoint are missing or are not those that were written."""
+    """Raised when files of a checkpoint are missing, or differ from the files that were written."""
 
 
 class CheckpointError(UserError, RuntimeError):
@@ -64,7 +64,7 @@ def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def saved_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors of a state, which go into DCP's files, by their path in it."""
+    """Return all tensors inside nested state, by their path, such as `state/loop/model/WEIGHT`."""
     tensors: dict[str, Tensor] = {}
     _pack(state, "state", tensors)
     return tensors
@@ -83,7 +83,14 @@ def _unpack(packed: Mapping[str, Any], tensor: Callable[[Mapping[str, Any]], Any
 
 
 class Saver:
-    """A writer of checkpoints while training continues. Every process must make the same calls."""
+    """A writer of checkpoints that works while training continues. Every process must make the same calls.
+
+    Args:
+        root: A folder, or a URL that fsspec knows.
+        keep: Number of newest checkpoints that are kept; older ones are removed.
+        processes: The processes that write together; None for a single process.
+        keep_every: Checkpoints of iterations that this number divides are never removed; None if there are none.
+    """
 
     def __init__(
         self, root: Root, keep: int = 2, processes: Processes | None = None, keep_every: int | None = None
@@ -95,9 +102,9 @@ class Saver:
         self._pending: Future[None] | None = None
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Begin the checkpoint of iteration `step` below the root, such as `step-00000010`; return when it is copied.
+        """Start writing the checkpoint of iteration `step`, such as `step-00000010`, and return when `state` is copied.
 
-        The one before is finished first, and its failure raised.
+        The previous checkpoint is finished first. If it could not be written, its error is raised here.
         """
         self.wait()
         tensors: dict[str, Tensor] = {}
@@ -122,7 +129,7 @@ class Saver:
         thread.shutdown(wait=False)  # it ends with its work
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is in place, and raise its failure."""
+        """Wait until the last checkpoint is complete. If it could not be written, raise the error."""
         pending, self._pending = self._pending, None
         if pending:
             pending.result()
@@ -160,8 +167,8 @@ class Saver:
     def _retire(self) -> None:
         """Remove all checkpoints except the newest `keep` and those of every `keep_every`-th iteration.
 
-        One without a manifest was never finished. It is removed too, and does not count among those that are kept. A
-        failure is only logged, because the new checkpoint is there all the same.
+        A checkpoint without a manifest was never finished. It is removed too, and does not count among those that are
+        kept. A failure to remove is only logged, because the new checkpoint is there all the same.
         """
         try:
             steps = self.storage.steps()
@@ -202,17 +209,17 @@ def step_name(step: int) -> str:
 
 
 def step_of(name: str) -> int:
-    """Return the iteration of a checkpoint's name."""
+    """Return the iteration in the name of a checkpoint, such as 10 for `step-00000010`."""
     return int(name.removeprefix(STEP))
 
 
 def checkpoints(root: Root) -> list[str]:
-    """Return the names of the checkpoints below a root, the oldest first."""
+    """Return the names of the checkpoints in the folder or at the URL `root`, in the order of iterations."""
     return Storage(root).steps()
 
 
 def _problem(storage: Storage, name: str, processes: Processes | None) -> str | None:
-    """Return what is wrong with a checkpoint, or None. Each process checks some of its files."""
+    """Return what is wrong with a checkpoint, or None if this process finds nothing. Each process checks some files."""
     try:
         hashes: dict[str, str] = json.loads(storage.read(f"{name}/{MANIFEST}"))["sha256"]
         files = sorted(hashes)
@@ -234,13 +241,13 @@ def _problem(storage: Storage, name: str, processes: Processes | None) -> str | 
 def load_checkpoint(
     root: Root, name: str, processes: Processes | None = None, sharded: Sharded = lambda path: False
 ) -> dict[str, Any]:
-    """Return the state of a checkpoint, its shards in the layout of the processes that read it.
+    """Return the state that a checkpoint holds. Tensors that are sharded are cut for the processes that read them.
 
     Args:
         root: A folder, or a URL that fsspec knows.
-        name: Of the checkpoint, such as `step-00000010`.
-        processes: Each of them checks the hashes of some files; None for a single process.
-        sharded: Whether a tensor, by its path in the state, is cut like the weights.
+        name: Name of the checkpoint, such as `step-00000010`.
+        processes: The processes that read together, each of which checks some of the files; None for a single process.
+        sharded: Function that returns, for the path of a tensor in the state, whether it is sharded like the weights.
 
     Raises:
         DamagedCheckpoint: A file is missing or is not the one that was written.
@@ -281,9 +288,9 @@ def _shards(shape: list[int], dtype: torch.dtype, mesh: DeviceMesh) -> DTensor:
 def load_newest(
     root: Root, processes: Processes | None = None, sharded: Sharded = lambda path: False
 ) -> tuple[str, dict[str, Any], list[str]] | None:
-    """Return name and state of the newest whole checkpoint, and what was wrong with those passed over.
+    """Return name and state of the newest whole checkpoint, and one sentence per newer checkpoint about its damage.
 
-    Return None where there is no checkpoint.
+    Return None if there is no checkpoint at all. The arguments are those of `load_checkpoint`.
 
     Raises:
         DamagedCheckpoint: There are checkpoints, but none is whole.

@@ -1,4 +1,5 @@
-"""The index of tensors in the files of a checkpoint, as JSON. DCP writes it as a pickle, which could run code."""
+"""The index that says where each tensor is in the files of a checkpoint, as JSON. DCP itself writes this index as a
+pickle, which could run code when it is read."""
 
 import json
 from typing import Any, Protocol
@@ -26,7 +27,7 @@ class Files(Protocol):
 def to_json(metadata: Metadata, locations: dict[MetadataIndex, _StorageInfo]) -> bytes:
     """Return the index of a checkpoint as JSON: type, shape and pieces of every tensor.
 
-    A piece is a list of its offset in the tensor, its shape, its file, and its position and length in the file.
+    A piece is a list: its offset in the tensor, its shape, its file, and its position and length in the file in bytes.
     """
     tensors: dict[str, Any] = {}
     for name, kind in metadata.state_dict_metadata.items():
@@ -61,9 +62,9 @@ def from_json(data: bytes) -> Metadata:
 
 
 class IndexedWriter(FileSystemWriter):
-    """DCP's writer, with the index as JSON.
+    """DCP's writer of checkpoints, except that the index is written as JSON.
 
-    A class for another storage, such as fsspec's, must name it before the storage's own writer among its bases.
+    A writer for another storage has two base classes: this class first, and then DCP's writer for that storage.
     """
 
     files: Files

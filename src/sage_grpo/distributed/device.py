@@ -1,4 +1,5 @@
-"""The choice of a run's device, and what depends on its kind. No other module chooses one."""
+"""The choice of the device that a run computes on, and functions that depend on the kind of device. No other module
+chooses a device."""
 
 import os
 import time
@@ -21,9 +22,13 @@ class DeviceError(UserError, ValueError):
 
 
 def choose_device(name: str = "auto", local_rank: int | None = None) -> torch.device:
-    """Return the device of this process: with `auto`, an accelerator, or the host where there is none.
+    """Return the device that has this name in recipes; "auto" is an accelerator if there is one, else the CPU.
 
-    Give `local_rank` where several processes share a machine: each then takes the accelerator of its number.
+    An accelerator also becomes the current device of this process. If several processes share a machine, pass the
+    `local_rank` of this one, to get the accelerator with that number.
+
+    Raises:
+        DeviceError: The device is unknown, or this machine does not have it.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if name == "auto":
@@ -61,10 +66,10 @@ def _numbered(device: torch.device, local_rank: int | None) -> torch.device:
 
 
 def grow_segments() -> None:
-    """Let torch grow its pieces of GPU memory.
+    """Let torch's memory allocator extend its segments of GPU memory, unless the user has configured the allocator.
 
-    Encoders, activations and tiles take turns, and none fits into what another left.
-    torch reads the setting when it first allocates. A setting of the user's stays as it is.
+    Encoders, activations and tiles take turns in GPU memory. In segments of fixed size, none fits into what another one
+    left free. torch reads this setting when it first allocates, so call this function before.
     """
     if allocator() is None:
         name = ALLOCATOR[Version(torch.__version__) < Version("2.10")]  # the second one is the older name
@@ -72,12 +77,18 @@ def grow_segments() -> None:
 
 
 def allocator() -> str | None:
-    """Return the environment's setting of torch's allocator of GPU memory, as `NAME=value`, or None."""
+    """Return the environment variable that configures torch's allocator of GPU memory, as `NAME=value`.
+
+    Return None if no such variable is set.
+    """
     return next((f"{name}={os.environ[name]}" for name in ALLOCATOR if name in os.environ), None)
 
 
 def median_seconds(call: Callable[[], object], device: torch.device, rounds: int = 5) -> float:
-    """Return the median seconds of `rounds` calls, after one that warms up. A call includes its work on the device."""
+    """Return the median time of `rounds` calls in seconds, after one call to warm up.
+
+    The time of a call includes the work that it starts on `device`.
+    """
 
     def timed() -> float:
         start = time.perf_counter()
@@ -91,7 +102,10 @@ def median_seconds(call: Callable[[], object], device: torch.device, rounds: int
 
 
 def peak_memory(device: torch.device) -> float:
-    """Return the most bytes that the device held since the last call; 0 for the host, which counts no tensors."""
+    """Return the largest number of bytes that tensors took on the device since the last call of this function.
+
+    The result is 0 for the CPU, where torch does not count the memory of tensors.
+    """
     if device.type == HOST.type:
         return 0.0
     peak = float(torch.accelerator.max_memory_allocated(device))
@@ -100,21 +114,24 @@ def peak_memory(device: torch.device) -> float:
 
 
 def backend_for(device: torch.device) -> str:
-    """Return torch's backend for messages between processes with this kind of device.
+    """Return the name of torch's backend for messages between processes that compute on this kind of device.
 
-    Hosts use gloo. GPUs use NCCL, and gloo for small messages between their hosts.
+    CPUs use gloo. GPUs use NCCL for tensors on a GPU, and gloo for small tensors on the CPU.
     """
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def backends() -> Sequence[str]:
-    """Return the names of the backends for messages between processes that this build of torch has."""
+    """Return which backends for messages between processes this build of torch has, of "gloo" and "nccl"."""
     known = {"gloo": torch.distributed.is_gloo_available, "nccl": torch.distributed.is_nccl_available}
     return [name for name, there in known.items() if torch.distributed.is_available() and there()]
 
 
 class DeviceRandom:
-    """The accelerator's random state, for a model or reward that draws its own numbers; the loop keeps the host's."""
+    """The accelerator's random state, which checkpoints save for models and rewards that draw random numbers there.
+
+    The random state of the CPU is saved by the training loop.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -125,6 +142,6 @@ class DeviceRandom:
         return {self.device.type: torch.get_device_module(self.device).get_rng_state(self.device)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the random state. That of another kind of device, or of a run on the host, is ignored."""
+        """Restore the random state. A state from another kind of device, or from the CPU, is ignored."""
         if self.device.type in state:
             torch.get_device_module(self.device).set_rng_state(state[self.device.type], self.device)

@@ -1,4 +1,5 @@
-"""A process group whose other members do not exist, and stand-ins for what FSDP2 and checkpoints need of them."""
+"""A fake process group, in which a single process runs as one of many, and stand-ins for what FSDP2 and checkpoints
+need from the others."""
 
 import importlib
 import os
@@ -24,9 +25,9 @@ FAKE = "fake"  # torch's name for the backend
 
 @contextmanager
 def fake_group(processes: int, rank: int = 0) -> Iterator[None]:
-    """Open torch's fake process group inside the block.
+    """Open torch's fake process group inside the block: this process has rank `rank` among `processes`.
 
-    Nothing that is sent arrives. A buffer for what the others would send keeps its content.
+    The other processes do not exist. Messages to them are lost, and a buffer for a message from them keeps its content.
     """
     dist.init_process_group(FAKE, store=FakeStore(), rank=rank, world_size=processes)
     try:
@@ -36,7 +37,7 @@ def fake_group(processes: int, rank: int = 0) -> Iterator[None]:
 
 
 class NoopStream:
-    """A stand-in for an event or stream of a device. Its work is always done, so no call waits."""
+    """A stand-in for an event or stream of a device. Its methods do nothing and never wait."""
 
     def __init__(self, **settings: Any) -> None: ...
     def record(self, stream: Any = None) -> None: ...
@@ -53,7 +54,7 @@ class NoopStream:
 
 
 class FakeStreams:
-    """A stand-in for the streams and events of `torch.cuda` that FSDP2 uses, without a driver."""
+    """A stand-in for the streams and events of `torch.cuda` that FSDP2 uses. It needs neither a GPU nor a driver."""
 
     Stream = Event = NoopStream
     stream = staticmethod(nullcontext)
@@ -66,14 +67,17 @@ class FakeStreams:
 
 
 def sharding_modules() -> list[Any]:
-    """Return the modules of FSDP2 that look up the streams of a device."""
+    """Return the modules of FSDP2 that look up a device's streams, where a stand-in for the streams must be put."""
     names = [f"{fully_shard.__name__}.{info.name}" for info in pkgutil.iter_modules(fully_shard.__path__)]
     return [module for module in map(importlib.import_module, names) if hasattr(module, "_get_device_handle")]
 
 
 @contextmanager
 def first_of(processes: int) -> Iterator[None]:
-    """Make this process the first of several inside the block. What the others would send equals what it sends."""
+    """Make this process the first of `processes` inside the block, as if a launcher had started all of them.
+
+    The other processes do not exist. Messages from them are replaced by what this process itself would send.
+    """
     if processes == 1:
         yield
         return
@@ -118,7 +122,7 @@ def first_of(processes: int) -> Iterator[None]:
 
 @contextmanager
 def pretend(processes: int, sequence: int = 1, replicate: int = 1, rank: int = 0) -> Iterator[Processes]:
-    """Yield the processes of a run as process `rank` would see them. Nothing that it sends arrives.
+    """Yield the processes of a run as the one with rank `rank` would see them. Messages to the others are lost.
 
     Raises:
         RuntimeError: This process belongs to a process group already.

@@ -1,4 +1,4 @@
-"""A check of every process's device before a run: a matrix product, and the link to the next process."""
+"""A speed test of every process's device before a run: a matrix product, and a message to the next process."""
 
 import os
 import socket
@@ -24,20 +24,21 @@ class Speed:
     host: str
     local_rank: int
     tflops: float
-    """TFLOP/s of a product of square matrices, in bf16 on a GPU."""
+    """TFLOP/s of a product of square matrices, in bfloat16 on a GPU and float32 on a CPU."""
     gigabytes: float | None
-    """GB/s received from the process before it; None for a single process."""
+    """GB/s received from the process with the rank before; None if the run has a single process."""
 
     @property
     def place(self) -> str:
-        """The rank, GPU and host, as text."""
+        """Where the device is, as text: rank, number of the GPU, and name of the host."""
         return f"rank {self.rank} (GPU {self.local_rank} of {self.host})"
 
 
 def measure_speeds(processes: Processes | None, device: torch.device) -> list[Speed]:
-    """Measure all processes at the same time, and return their speeds in rank order.
+    """Measure the devices and links of all processes at the same time, and return one `Speed` per process by rank.
 
-    Every process must call it. Each sends to the next one, so a slow link shows where it arrives.
+    Every process must call this function. Each sends a message to the next rank, so a slow link lowers the speed of the
+    rank that receives.
     """
     on_host = device.type == HOST.type
     size, message = ON_HOST if on_host else ON_GPU
@@ -60,7 +61,7 @@ def measure_speeds(processes: Processes | None, device: torch.device) -> list[Sp
 
 
 def slow_devices(speeds: Sequence[Speed]) -> list[str]:
-    """Return a sentence for each device or link that is far slower than the median."""
+    """Return a sentence for each device, and each link, whose speed is below 80 % of the median."""
     found = []
     usual = median(speed.tflops for speed in speeds)
     for speed in speeds:

@@ -1,4 +1,5 @@
-"""Reports of a run that hangs or fails: stacks and tracebacks in one folder, and a summary of who is behind."""
+"""Reports of a run that hangs or fails: stacks and tracebacks of all ranks in one folder, and a summary of which rank
+made the least progress."""
 
 import os
 import sys
@@ -20,10 +21,17 @@ LONGEST = 300  # characters of an error in one line
 
 
 def report_hang(folder: Path, rank: int, world: int, progress: str, minutes: float, grace: float) -> None:
-    """Write the stacks of this process, and wait for those of the others. The lowest rank that wrote sums up.
+    """Write the stacks of this process into `folder`, wait for those of the other ranks, and write a summary.
 
-    `progress` starts with a number, by which the summary shows who is behind, after `minutes` without progress. The
-    processes exchange nothing except files in `folder`, and wait for them up to `grace` seconds.
+    The lowest rank that wrote its stacks writes the summary. Processes exchange nothing except these files.
+
+    Args:
+        folder: Folder of this hang, the same for all ranks.
+        rank: Rank of this process.
+        world: Number of processes.
+        progress: How far this process came. It starts with a number, by which the summary sorts the ranks.
+        minutes: Minutes without progress, which the summary reports.
+        grace: Longest wait for the files of the others, in seconds.
     """
     who = f"rank {rank} (process {os.getpid()} on {os.uname().nodename})"
     folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +48,7 @@ def report_hang(folder: Path, rank: int, world: int, progress: str, minutes: flo
 
 
 def report_error(folder: Path, rank: int, error: BaseException) -> None:
-    """Write into `folder` what went wrong on this process: one line, then the traceback."""
+    """Write the error of this process into `folder`: one line with rank and message, then the traceback."""
     who = f"rank {rank} (process {os.getpid()} on {os.uname().nodename})"
     what = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
     trace = "".join(traceback.format_exception(error))
@@ -48,7 +56,10 @@ def report_error(folder: Path, rank: int, error: BaseException) -> None:
 
 
 def failed_rank(folder: Path, rank: int) -> str | None:
-    """Return the message of `rank` about the first process that failed, with the file of its traceback, or None."""
+    """Return a sentence about the process that failed first, with the file of its traceback; None if none has failed.
+
+    The sentence also says that this process, `rank`, ends because of that failure.
+    """
     ranks = _ranks(folder)
     if not ranks:
         return None
@@ -58,14 +69,18 @@ def failed_rank(folder: Path, rank: int) -> str | None:
 
 
 def record_collectives() -> None:
-    """Keep the last collectives of this process in torch's flight recorder; call it before the first group is made."""
+    """Make torch's flight recorder keep the last 2000 collective operations of this process.
+
+    Call this function before the first process group is made. A number that the user has set stays as it is.
+    """
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
 
 
 def collectives() -> bytes | None:
-    """Return what the flight recorder has, as JSON: operation, shapes, state and times; None without a group.
+    """Return the collective operations in torch's flight recorder as JSON, each with its shapes, state and times.
 
-    The rank whose last operation differs from the others', or is missing, is the one to look at.
+    Return None if there is no process group, or no recorder in this torch. The cause of a hang is often the rank whose
+    last operation is missing, or differs from that of the other ranks.
     """
     dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)  # has no public name in torch 2.13
     if dump is None or not dist.is_initialized():
@@ -75,7 +90,7 @@ def collectives() -> bytes | None:
 
 
 def stacks() -> str:
-    """Return the stacks of all threads, the main one first."""
+    """Return the Python stacks of all threads of this process as text, the main thread first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sorted(sys._current_frames().items(), key=lambda pair: pair[0] != threading.main_thread().ident)
     return "\n".join(f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames)

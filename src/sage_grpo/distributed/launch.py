@@ -1,4 +1,4 @@
-"""Start of processes on this machine, by torchrun if there are several, and a watch until all have ended."""
+"""Functions that start processes on this machine, by torchrun if there are several, and report the first failure."""
 
 import json
 import os
@@ -16,7 +16,7 @@ FAILURES, LOG = "failures", "processes.log"
 
 
 class ProcessFailure(UserError, RuntimeError):
-    """Raised when a launched process ends with an error; the message is that of the first one that did."""
+    """Raised when a launched process ends with an error; the message is that of the process that failed first."""
 
 
 def launch(
@@ -29,10 +29,16 @@ def launch(
     environment: Mapping[str, str] | None = None,
     files: Sequence[int] = (),
 ) -> None:
-    """Run `python -m module` in so many processes, and return when all have ended. Their output goes to a log.
+    """Run `python -m module` in several processes, and return when all have ended.
 
-    `look` is called a few times per second. `environment` is added to this process's own variables, and `files` are
-    descriptors that stay open in the command that is started.
+    Args:
+        processes: Number of processes.
+        module: Module to run.
+        arguments: Command-line arguments of the module.
+        folder: Folder for the output of the processes (`processes.log`) and their failures.
+        look: Called a few times per second while the processes run, to show progress.
+        environment: Environment variables, added to those of this process.
+        files: File descriptors that stay open in the command that is started.
 
     Raises:
         ProcessFailure: A process ended with an error or was killed.
@@ -64,7 +70,10 @@ def launch(
 
 @contextmanager
 def recording_failures(folder: Path, rank: int, world: int) -> Iterator[None]:
-    """Record an error inside the block, in a launched process, for the one that launched it; then raise it."""
+    """Write an error of the block into `folder`, where the process that called `launch` reads it, and raise it again.
+
+    Use it in each launched process, with its rank and the number of processes `world`.
+    """
     try:
         yield
     except Exception as error:

@@ -26,7 +26,7 @@ REPLICATE, SHARD = "replicate", "shard"
 
 
 def launched() -> int:
-    """Return how many processes the launcher (torchrun, SLURM, Kubernetes) started."""
+    """Return how many processes the launcher (torchrun, SLURM, Kubernetes) started; 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -35,7 +35,7 @@ def launched_rank() -> int:
 
 
 class Processes:
-    """The `Comm` of several processes: this one's place among them, and the messages that they exchange."""
+    """The `Comm` of several processes: the place of this process in their layout, and the messages between them."""
 
     def __init__(self, mesh: DeviceMesh, device: torch.device) -> None:
         self.mesh, self.device = mesh, device
@@ -58,7 +58,10 @@ class Processes:
         return total.to(x.device)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return `x` (B, …) of all replicas, concatenated in their order, equal everywhere, on the device of `x`."""
+        """Return the `x` (B, …) of all replicas, concatenated to (num_replicas · B, …) in the order of replicas.
+
+        The result is equal on all processes, and is on the device of `x`.
+        """
         mine = x.to(self.device).contiguous()
         parts = [torch.empty_like(mine) for _ in range(self.num_replicas)]
         dist.all_gather(parts, mine, group=self.data.get_group())
@@ -70,24 +73,29 @@ class Processes:
         return self._agreed(total / self.num_replicas).to(x.device)
 
     def broadcast(self, x: Tensor, replica: int) -> Tensor:
-        """Return what `replica` has for `x`, on the device of this process. `x` is not changed."""
+        """Return the `x` that replica number `replica` passes, on the device of this process.
+
+        Every replica must make this call, with an `x` of the same shape. The given `x` is not changed.
+        """
         found = x.to(self.device, copy=True).contiguous()
         dist.broadcast(found, group=self.data.get_group(), group_src=replica)
         return found
 
     def _agreed(self, x: Tensor) -> Tensor:
-        """Overwrite `x` with that of the first process that shares the video, and return it.
+        """Overwrite `x` with the `x` of the first process that shares the video, and return it.
 
-        A scorer need not return the same scores twice.
+        Otherwise these processes could disagree, because a scorer need not return the same scores twice.
         """
         if self.sp:
             dist.broadcast(x, group=self.sp.group, group_src=0)
         return x
 
     def set_last_backward(self, module: nn.Module, *, last: bool) -> None:
-        """Sum gradients over copies of the weights in an update's last backward pass only, and once.
+        """Declare whether the next backward pass is the last one of an update (`last`).
 
-        Experts of a mixture take turns, and the last pass may belong to another one, so theirs are summed each time.
+        Gradients are summed over the copies of the weights in that pass only, because once per update is enough. The
+        experts of a mixture take turns, and the last pass may not use all of them. So their gradients are summed in
+        every pass.
         """
         parts = networks(module)
         for part in parts.values():
@@ -98,13 +106,16 @@ class Processes:
         return whole(torch.nn.utils.clip_grad_norm_(parameters, limit))
 
     def everyone(self, x: Tensor) -> Tensor:
-        """Return `x` of all processes, stacked in rank order (P, …). `x` is on the host, so no device is waited for."""
+        """Return the `x` of all P processes, stacked in rank order to (P, …).
+
+        `x` must be on the CPU, so that no process waits for its GPU.
+        """
         rows = [torch.zeros_like(x) for _ in range(self.global_world)]
         dist.all_gather(rows, x)
         return torch.stack(rows)
 
     def everybody(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-        """Return the small object `value` of every process, in rank order."""
+        """Return a list with the `value` of every process, in rank order. Values are pickled, so they must be small."""
         values: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(values, value, group=group)
         return values
@@ -118,10 +129,18 @@ class Processes:
 def join(
     processes: int, sequence: int, replicate: int, device: str = "auto", *, ring: int = 1, minutes: float = 30.0
 ) -> Processes | None:
-    """Meet the other processes and return them all, or None for a single process.
+    """Connect to the other processes of the run, and return all of them in their layout; None for a single process.
+
+    Args:
+        processes: Number of processes that the recipe wants.
+        sequence: Number of processes that share a video.
+        replicate: Number of copies of the weights, each sharded over an equal part of the processes.
+        device: Name of the device, as in `choose_device`.
+        ring: Number of processes in a ring, among those that share a video.
+        minutes: Time limit of a message between processes.
 
     Raises:
-        ConfigError: The launcher started another number of processes.
+        ConfigError: The launcher started a number of processes other than `processes`.
     """
     started = launched()
     if started != processes:
@@ -143,17 +162,23 @@ def join(
 
 
 def lay_out(processes: int, sequence: int, replicate: int, device: torch.device, ring: int = 1) -> Processes:
-    """Return the processes in a layout of copies of the weights, shards of each copy, and groups that share a video."""
+    """Return the processes, laid out in copies of the weights, shards of each copy, and groups that share a video.
+
+    The process group must exist already. The numbers are those of `join`.
+    """
     shape = (replicate, processes // (replicate * sequence), ring, sequence // ring)
     return Processes(init_device_mesh(device.type, shape, mesh_dim_names=(REPLICATE, SHARD, RING, ULYSSES)), device)
 
 
 def meeting_place(store: Store, rank: int, world: int, limit: timedelta) -> Store:
-    """Return a part of the launcher's store that nobody used before.
+    """Return a part of the launcher's key-value store that only the processes of this start use.
 
-    torchrun keeps its store when it restarts processes, with all that the dead ones wrote, and its count of restarts
-    differs between nodes. So the first process opens a part of its own. The others know that it is alive when
-    it answers with the name that they gave themselves.
+    torchrun keeps its store when it restarts processes, with everything that dead processes wrote, and its count of
+    restarts differs between nodes. So rank 0 opens a part under a random name. Every other rank sends rank 0 a random
+    name of its own, and knows that rank 0 is alive when that name is sent back.
+
+    Raises:
+        TimeoutError: Rank 0 does not answer within `limit`.
     """
     store.set_timeout(limit)
     mine = uuid4().hex
@@ -174,7 +199,10 @@ def meeting_place(store: Store, rank: int, world: int, limit: timedelta) -> Stor
 
 
 def leave() -> None:
-    """Leave the other processes and exit. Without this exit, threads of gloo abort some processes on their way out."""
+    """Wait for the other processes, close the process group and exit. Return if there is no process group.
+
+    The exit skips the usual shutdown of Python, in which threads of gloo abort some processes.
+    """
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

@@ -22,12 +22,14 @@ Read = Callable[[str, tuple[slice, ...]], Tensor]
 
 
 def shard(model: VideoModel, mesh: DeviceMesh, compute: torch.dtype | None = None) -> None:
-    """Shard a model's weights. Each repeated block is gathered while it works; the rest of a network is another unit.
+    """Shard a model's weights over the processes of `mesh`, in place.
 
-    What a process computes must not depend on how many there are. So weights are gathered as one process holds them,
-    inputs are left alone, and autocast does the rest. Where blocks are trained in float32, their matrices travel in
-    `compute`, the type that autocast turns them into: half the bytes, the same numbers. Norms and tables, which
-    autocast leaves alone, are another unit.
+    The weights of each repeated block are gathered while the block runs. The rest of a network is gathered together.
+
+    Results must not depend on the number of processes. So weights are gathered in the type that a single process holds,
+    inputs are not cast, and autocast does the rest. In a block without adapters, matrices are sent in the type
+    `compute`, to which autocast casts them anyway: half the bytes, the same results. Norms and tables of such a block
+    are gathered separately, because autocast does not cast them. A compiled block is gathered as a whole.
     """
     for block in model.shard_blocks:
         if compute and not _adapted(block) and not _compiled(block):
@@ -59,7 +61,10 @@ def _owns(module: nn.Module) -> bool:
 
 
 def _matrices(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the largest modules inside that hold matrices alone and are called; lists of modules are not."""
+    """Yield the largest submodules whose weights are all in linear or convolution layers.
+
+    Lists of modules are not yielded, because they are never called.
+    """
     for child in module.children():
         own = [layer for layer in child.modules() if _owns(layer)]
         whole = all(isinstance(layer, MATRICES) for layer in own)
@@ -70,7 +75,7 @@ def _matrices(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _others(block: nn.Module, matrices: Sequence[nn.Module]) -> list[nn.Module]:
-    """Return the layers of a block that hold its other weights; none if the block itself does, and is their unit.
+    """Return the layers of a block that hold its weights outside of `matrices`; none if the block itself holds some.
 
     A block that is a unit without need changes the order in which gradients of its inputs are summed.
     """
@@ -96,7 +101,7 @@ def local(x: Tensor) -> Tensor:
 
 
 def my_slice(x: Tensor) -> tuple[slice, ...]:
-    """Return the part of the whole tensor that this process holds, as one slice per axis."""
+    """Return which part of the full tensor `x` this process holds, as one slice per axis."""
     if not isinstance(x, DTensor):
         return tuple(slice(0, n) for n in x.shape)
     shape, offset = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
@@ -104,7 +109,7 @@ def my_slice(x: Tensor) -> tuple[slice, ...]:
 
 
 class CheckpointFiles:
-    """The tensors in a folder of safetensors files, read by slices."""
+    """A reader of the safetensors files in a folder, which reads only the part of a tensor that is needed."""
 
     def __init__(self, folder: Path) -> None:
         self.files: dict[str, Path] = {}
@@ -114,7 +119,10 @@ class CheckpointFiles:
 
     @contextmanager
     def reading(self) -> Iterator[Read]:
-        """Yield a function that reads the slices of a tensor by its name. Inside the block, no file is opened twice."""
+        """Yield a function `read(name, slices)` that returns a part of a tensor, with one slice per axis.
+
+        Inside the block, no file is opened twice.
+        """
         with ExitStack() as stack:
             opened = cache(lambda path: stack.enter_context(safe_open(path, "pt")))
 
@@ -129,9 +137,10 @@ class CheckpointFiles:
 
 
 def base_weights(model: VideoModel) -> Fill | None:
-    """Return a function that writes the checkpoint's own weights into trained parameters, each process its part.
+    """Return a function that sets the parameters that it is given, by name, to the weights of the model's checkpoint.
 
-    Return None if the model has no checkpoint folder, or the checkpoint lacks one of these weights.
+    Each process reads and writes its own part. Return None in place of the function if the model has no checkpoint
+    folder, or if the checkpoint lacks one of the trained parameters.
     """
     if model.folder is None:
         return None
@@ -158,7 +167,11 @@ def base_weights(model: VideoModel) -> Fill | None:
 def fill(model: VideoModel, folder: Path, device: torch.device, adapter: Adapter) -> None:
     """Allocate a model's empty shards on `device`, and read this process's part of every weight from the checkpoint.
 
-    `adapter(name, shape)` returns the initial weights of an adapter, which the checkpoint does not have.
+    Args:
+        model: The model, with empty weights.
+        folder: Folder of the checkpoint.
+        device: Device of this process.
+        adapter: Function of name and shape that returns the initial weights of an adapter, which no checkpoint has.
     """
     for component, part in networks(model.module).items():
         files, buffers = CheckpointFiles(folder / component), {n: b.clone() for n, b in part.named_buffers()}

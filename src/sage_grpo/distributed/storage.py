@@ -1,4 +1,4 @@
-"""Storage of checkpoints: in a local folder, or wherever fsspec reaches (`s3://bucket/run`, `gs://…`)."""
+"""Storage of checkpoints: in a local folder, or at a URL that fsspec knows (`s3://bucket/run`, `gs://…`)."""
 
 import hashlib
 import os
@@ -30,9 +30,10 @@ class StorageError(UserError, RuntimeError):
 
 
 class Storage:
-    """The files of checkpoints below a root, by names relative to it.
+    """Access to the files of checkpoints in the folder or at the URL `root`. Names of files are relative to `root`.
 
-    A finished local folder is renamed into place. Elsewhere a checkpoint counts once its last file is written.
+    A checkpoint in a local folder counts once it is complete and has been renamed. At a URL, a checkpoint counts once
+    its last file, the manifest, is written.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -53,7 +54,7 @@ class Storage:
         return f"{self.root}/{name}"
 
     def steps(self) -> list[str]:
-        """Return the names of the checkpoints, the oldest first."""
+        """Return the names of the checkpoints, such as `step-00000010`, in the order of iterations."""
         self.fs.invalidate_cache()
         paths = self.fs.ls(self.base, detail=False) if self.fs.isdir(self.base) else []
         names = (path.rstrip("/").rsplit("/", 1)[-1] for path in paths)
@@ -68,7 +69,7 @@ class Storage:
         self.sync(name)
 
     def names(self, folder: str, start: str) -> list[str]:
-        """Return the files directly in a folder whose names begin with `start`."""
+        """Return the paths, relative to `root`, of the files directly in `folder` whose names begin with `start`."""
         self.fs.invalidate_cache()
         files = (path.rsplit("/", 1)[-1] for path in self.fs.ls(self._path(folder), detail=False))
         return sorted(f"{folder}/{name}" for name in files if name.startswith(start))
@@ -85,9 +86,9 @@ class Storage:
             self.fs.rm(self._path(name), recursive=True)
 
     def begin(self, step: str) -> str:
-        """Make the folder that a new checkpoint is written to, and return its name.
+        """Make the folder to which the checkpoint `step` is written, and return the name of this folder.
 
-        Other unfinished folders are removed. There is one writer at a time, so theirs were killed.
+        Unfinished folders of other checkpoints are removed. Only one process writes at a time, so a kill left them.
         """
         work = f".{step}{PART}" if self.local else step
         for left in {*self._parts(), work}:
@@ -100,7 +101,7 @@ class Storage:
         return [name for name in names if name.startswith(f".{STEP}") and name.endswith(PART)]
 
     def publish(self, work: str, step: str) -> None:
-        """Rename a finished local folder to `step`, its final name. From here on the checkpoint counts."""
+        """Rename the finished local folder `work` to `step`, its final name. At a URL there is nothing to rename."""
         if self.local:
             self.remove(step)
             os.rename(self._path(work), self._path(step))
@@ -110,7 +111,7 @@ class Storage:
         return self.local and shutil.disk_usage(self.base).free < BLOCK
 
     def sync(self, name: str) -> None:
-        """Flush a local file or folder to the disk itself, so that a power cut does not undo it."""
+        """Flush a local file or folder to the disk itself, so that a power cut cannot lose it. At a URL, do nothing."""
         if self.local:
             handle = os.open(self._path(name), os.O_RDONLY)
             try:

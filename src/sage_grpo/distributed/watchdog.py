@@ -27,12 +27,14 @@ def _event(event: str) -> Callable[..., None]:
 
 
 class Watchdog(Callback):
-    """A callback that ends the process after `minutes` without a mark (0: never), or when another one has failed.
+    """A callback that ends this process after `minutes` without progress (0: never), or when another process fails.
 
-    Marks come with every pass of the trained network, every scored batch and every event of the loop, in the same order
-    on all ranks. Their number shows who is behind. The thread sends no messages to the other processes, because they
-    may be dead. It looks into the run folder. Where one has given up, all write their stacks. Where one has left an
-    error, the others end, because they would wait for it.
+    Progress is counted in marks: one per pass of the trained network, scored batch and event of the loop. Marks come in
+    the same order on all ranks, so their number shows which rank is behind.
+
+    A thread checks the marks and looks into the run folder. It sends no messages, because the other processes may be
+    dead. If one process reports a hang in the folder, all write their stacks and end. If one process leaves an error
+    there, the others end as well, because otherwise they would wait for that process.
     """
 
     on_start, on_scores = _event("the first iteration"), _event("a scored batch")
@@ -75,7 +77,10 @@ class Watchdog(Callback):
                 hook.remove()
 
     def fail(self, error: BaseException) -> None:
-        """Write the traceback where the other processes look. They end within seconds, and so does this one."""
+        """Write the traceback of `error` into the run folder, so that all other processes find it and end.
+
+        This process ends too, by force if it has not ended after 7 seconds. In a run of one process, do nothing.
+        """
         if self.world > 1 and not self._failed:
             self._failed = True
             with suppress(OSError):  # such as that of a full disk
@@ -113,9 +118,9 @@ class Watchdog(Callback):
             self._last_resort(self.limit + self.grace / 2)
 
     def _last_resort(self, seconds: float) -> None:
-        """Schedule an exit after `seconds`, with all stacks on stderr. A later call replaces it.
+        """Schedule an exit of this process after `seconds`, with all stacks on stderr. A later call replaces this exit.
 
-        It works where a hang lets no thread of Python run, or a disk blocks this one.
+        The exit works even if a hang lets no thread of Python run, or if a disk blocks the watchdog's thread.
         """
         faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)
 

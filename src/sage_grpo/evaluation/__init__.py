@@ -1,1 +1,1 @@
-"""The comparison of checkpoints: videos of the same prompts and seeds, their scores, paired differences and tables."""
+"""The comparison of checkpoints: videos of the same prompts and seeds, scores, paired differences and tables."""

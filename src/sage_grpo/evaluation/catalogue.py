@@ -1,6 +1,6 @@
 """The list of built-in scorers with the scores, options and packages of each.
 
-No scorer is imported, no weights loaded.
+The list is made without importing a scorer or loading weights.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ class Entry:
 
     @property
     def ready(self) -> bool:
-        """Whether the scorer can score any video as it is: it needs no option, download or missing package.
+        """Whether the scorer can score any video without setup: it needs no option, download or missing package.
 
         A scorer that is for the laboratory's clips alone is not ready.
         """
@@ -39,10 +39,12 @@ class Entry:
 
 
 def entry(name: str, alone: bool = True) -> Entry:
-    """Return the entry of a registered scorer.
+    """Return the entry of the registered scorer `name`.
 
     Args:
-        alone: It is the only scorer of its file. Its summary is then the first line of the file's docstring.
+        name: The name of the scorer.
+        alone: Whether it is the only scorer of its file. Its summary is then the first line of the file's docstring,
+            else of the docstring of the class.
     """
     known = registry.rewards()[name]
     declared, missing = Declared(known.module, known.attribute), known.missing

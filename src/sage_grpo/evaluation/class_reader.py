@@ -1,4 +1,4 @@
-"""Read what a class declares from its source file. Nothing is imported, so the libraries it needs may be missing.
+"""Read what a class declares from its source file, without an import: libraries that the class needs may be missing.
 
 Only plain values can be read: numbers, texts, tuples and dictionaries, or a constant of the same file.
 """
@@ -13,7 +13,10 @@ REQUIRED = object()  # an option without a default
 
 
 class Declared:
-    """The declarations of a class, found by module and name, and of those base classes that are in this package."""
+    """The class attributes and constructor options of a class, read from its source file.
+
+    Attributes and options that the class inherits from classes of this package are included.
+    """
 
     def __init__(self, module: str, name: str) -> None:
         self.module = module
@@ -25,7 +28,7 @@ class Declared:
         self.bases = [base for parent in self.node.bases for base in _base(module, tree, parent)]
 
     def value(self, name: str) -> Any:
-        """Return the value of a class attribute, its own or an inherited one."""
+        """Return the value of the class attribute `name`, from the class itself or else from its first base class."""
         own = _assigned(self.node.body).get(name)
         if own is not None:
             return self._literal(own)
@@ -34,9 +37,10 @@ class Declared:
         raise AttributeError(f"{self.node.name} declares no {name}")
 
     def options(self) -> dict[str, Any]:
-        """Return the options of the constructor with their defaults, `REQUIRED` where there is none.
+        """Return the default of each constructor option by name, or `REQUIRED` for an option without a default.
 
-        Options of the base classes are included if the constructor is inherited or takes `**options`.
+        Options of the base classes are included if the class has no constructor of its own, or if its constructor takes
+        `**options`.
         """
         own = next((n for n in self.node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
         inherited = {name: value for base in self.bases for name, value in base.options().items()}
@@ -65,7 +69,7 @@ class Declared:
 
 
 def _assigned(body: list[ast.stmt]) -> dict[str, ast.expr]:
-    """Return the names that a body assigns, each with the expression that it is set to."""
+    """Return the expression that is assigned to each name in the body of a class or module."""
     return {
         target.id: node.value
         for node in body
@@ -82,7 +86,7 @@ def _tree(module: str) -> ast.Module:
 
 
 def _base(module: str, tree: ast.Module, parent: ast.expr) -> list[Declared]:
-    """Return the base class in a list, or an empty list if it is not of this package."""
+    """Return the base class `parent` in a list, or an empty list if that class is not in this package."""
     if not isinstance(parent, ast.Name):
         return []
     if any(isinstance(node, ast.ClassDef) and node.name == parent.id for node in tree.body):

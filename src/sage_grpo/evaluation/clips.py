@@ -1,4 +1,4 @@
-"""Find the videos of any folder and decode them one at a time. One that cannot be read raises `Unreadable`."""
+"""Find the videos of any folder and decode them one at a time. A file that cannot be read raises `Unreadable`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ WHOLE = 0.9  # of the frames that a file declares: some count one too many, a to
 
 
 class Unreadable(ValueError):
-    """Raised when a file is no video that can be scored. The message is the reason."""
+    """Raised when a file is not a video that can be scored. The message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,14 @@ class Video:
 
 
 def find_videos(paths: list[Path], kinds: Sequence[tuple[str, ...]] = (FILMS, PICTURES)) -> list[Path]:
-    """Return the given files, and of each folder the videos in it and below.
+    """Return the given files, and for each given folder the videos in it and below.
 
-    A folder gives the files of the first of `kinds` that it has any of. So in a folder of films, pictures are left out.
+    From a folder, only the files of the first kind that it contains are returned. So in a folder of films, pictures are
+    left out.
 
     Args:
-        kinds: Groups of file endings, such as those of films and those of pictures.
+        paths: Files and folders.
+        kinds: Groups of file endings, such as those of films and those of pictures, the preferred group first.
 
     Raises:
         ConfigError: A path does not exist, or a folder has no videos.
@@ -66,9 +68,10 @@ def _inside(folder: Path, kinds: Sequence[tuple[str, ...]]) -> list[Path]:
 def open_video(path: Path, megapixels: float = MEGAPIXELS) -> Video:
     """Decode a whole video or picture into frames (F, H, W, 3), uint8.
 
-    A file that declares, or turns out to have, too many pixels is refused before it fills the memory.
+    A file with too many pixels is refused before it fills the memory, whether or not it declares them.
 
     Args:
+        path: The file.
         megapixels: Most pixels, in millions, of all frames together.
 
     Raises:
@@ -87,15 +90,15 @@ def open_video(path: Path, megapixels: float = MEGAPIXELS) -> Video:
 
 
 def as_shown(video: Video) -> Videos:
-    """Return a video as scorers take it: a batch of one, frames (1, F, H, W, 3), without its sound."""
+    """Return a video in the form that scorers take: a batch of one, frames (1, F, H, W, 3), without sound."""
     return Videos(video.frames[None], video.fps)
 
 
 def listen(path: Path, seen: Videos) -> Videos:
-    """Return the clip with the sound of its file, (1, channels, samples), or as it is if the file has none.
+    """Return the clip `seen` with the sound of its file, (1, channels, samples), or unchanged if the file has no sound.
 
     Raises:
-        Unreadable: The sound is damaged. Scorers that do not hear can still score the frames.
+        Unreadable: The sound is damaged. Scorers that do not use the sound can still score the frames.
     """
     if path.suffix.lower() in THROUGH_PILLOW:
         return seen
@@ -164,7 +167,7 @@ def _through_pillow(path: Path, megapixels: float) -> Video:
 
 
 def _opened(path: Path) -> Image.Image:
-    """Open a picture without Pillow's own limit, which is no option of ours. The caller checks our limit next."""
+    """Open a picture without Pillow's own limit on its pixels. The caller checks the limit in megapixels next."""
     before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     try:
         return Image.open(path)

@@ -1,4 +1,4 @@
-"""Score many videos, one in memory at a time unless a scorer compares them, and summarise the scores."""
+"""Score many videos, one in memory at a time unless a scorer compares videos, and summarise the scores."""
 
 import math
 from collections import Counter
@@ -46,13 +46,14 @@ def score_videos(
 ) -> list[Row]:
     """Return a row of scores per video, in the order of `videos`.
 
-    A video that cannot be read or scored is masked with the reason. The others are still scored.
+    A video that cannot be read or scored has the reason in its row. The others are still scored.
 
     Args:
-        prompts: One per video, `NoPrompt` where there is none.
-        scorers: Those that compare are given all videos of one prompt together.
+        videos: The video files.
+        prompts: One prompt per video, `NoPrompt` for a video without a prompt.
+        scorers: The scorers to run. Those that compare videos are given all videos of one prompt together.
         root: Folder that the file names in the rows are relative to.
-        megapixels: Most pixels, in millions, of a video or of a group that is compared.
+        megapixels: Most pixels, in millions, of one video, and of all videos that are compared together.
     """
     rows = [
         Row(_name(path, root), None if isinstance(p, NoPrompt) else p.text)
@@ -79,7 +80,10 @@ def score_videos(
 
 
 def _shown(path: Path, video: Video, scorers: Sequence[Scorer]) -> tuple[Videos, str]:
-    """Return the video as a batch of one, with sound if a scorer hears, and why its sound cannot be read, if so."""
+    """Return the video as a batch of one, and the reason why its sound cannot be read, an empty text if it can.
+
+    The sound is read only if one of the scorers uses it.
+    """
     seen = as_shown(video)
     try:
         return listen(path, seen) if any(scorer.uses_audio for scorer in scorers) else seen, ""
@@ -94,7 +98,7 @@ def _name(path: Path, root: Path) -> str:
 def _score_groups(
     videos: Sequence[Path], prompts: Sequence[Prompt], rows: list[Row], scorers: list[Scorer], megapixels: float
 ) -> None:
-    """Score the readable videos of each prompt together, with the scorers that compare. Fills in `rows`."""
+    """Score the readable videos of each prompt as a group, with the scorers that compare videos, and fill in `rows`."""
     groups: dict[str | None, list[int]] = {}
     for i, row in enumerate(rows):
         if row.frames:
@@ -137,7 +141,10 @@ def _no_group(text: str | None, group: list[Row], megapixels: float) -> str:
 
 @dataclass(frozen=True)
 class Summary:
-    """The distribution of one score over the videos. `sd` is None with fewer than two values."""
+    """The distribution of one score over the videos, and how often each reason made the score missing.
+
+    `sd` is None with fewer than two values. The mean, the least and the largest value are None without any.
+    """
 
     scored: int
     masked: int
@@ -190,7 +197,7 @@ def folder_scores(rows: Sequence[Row], scorers: Sequence[Scorer]) -> FolderScore
 def number(value: float | None, digits: int = 3) -> str:
     """Return a value as short text for a table, or a dash if it is missing or not finite.
 
-    It has `digits` significant digits; the full value is in the JSON file.
+    The text has `digits` significant digits; the full value is in the JSON file.
     """
     if value is None or not math.isfinite(value):
         return "–"

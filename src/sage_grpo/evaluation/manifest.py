@@ -26,7 +26,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """Return the manifest that `to_json` wrote.
+        """Return the manifest from the content that `to_json` returned.
 
         Raises:
             ValueError, KeyError or TypeError: The content is no manifest.

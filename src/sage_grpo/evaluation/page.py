@@ -1,4 +1,4 @@
-"""Build the page of an evaluation: headline differences, pairs of videos of one prompt and seed, and all tables."""
+"""Build the report page of an evaluation: headline differences, pairs of videos of one prompt and seed, and tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -73,9 +73,10 @@ def _pairs(
     folder: Folder,
     digits: int,
 ) -> Iterator[VideoPair]:
-    """Yield pairs of videos of the reference and each other source.
+    """Yield pairs of videos with the same prompt and seed: one of the reference source, one of another source.
 
-    They are at even places of the order by gain, so that failures of a source are shown too.
+    The pairs of a source are spread evenly from its largest gain in `score` to its largest loss, so that failures are
+    shown too. No pair follows once the videos exceed `PAGE_BYTES`.
     """
     reference, *others = values
     room, each = PAGE_BYTES, max(PAIRS // max(len(others), 1), 3)

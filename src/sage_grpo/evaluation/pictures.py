@@ -1,4 +1,4 @@
-"""Draw scores: their distributions over videos, and how they change on degraded copies."""
+"""Draw the distributions of scores over videos, the results of an audit as heat maps, and the waves of sounds."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,10 @@ MARK = {"gamed": " ▲", "blind": " =", "caught": "", "unscored": ""}
 
 
 def draw_distributions(path: Path, rows: Sequence[Row], keys: Sequence[str]) -> None:
-    """Write a picture with one panel per score: a histogram, each video as a point under it, the mean as a line."""
+    """Write a picture with one panel per score in `keys`: a histogram over the videos, and a line at the mean.
+
+    Each video is also a point below the bars, at its score.
+    """
     summaries = summarise(rows, keys)
     across = min(ACROSS, len(keys))
     down = -(-len(keys) // across)
@@ -57,7 +60,10 @@ def _histogram(ax: Axes, values: "np.ndarray[tuple[int], np.dtype[np.float64]]")
 
 
 def cell_text(cell: Cell) -> str:
-    """Return a change with the mark of its verdict, short enough for a table, or a dash if there is no change."""
+    """Return a cell of the audit as short text: the change in spreads of the score, with the mark of its verdict.
+
+    The text is a dash if no clip has the score together with its copy.
+    """
     if cell.change is None:
         return "–"
     digits = 0 if abs(cell.change) >= 9.95 else 1
@@ -66,9 +72,9 @@ def cell_text(cell: Cell) -> str:
 
 
 def draw_audit(path: Path, result: AuditResult) -> None:
-    """Write a heat map of an audit: a row per score, a column per kind of copy, red where degrading pays.
+    """Write a heat map of an audit: a row per score, a column per degradation, red where the copies score higher.
 
-    Degraded sound has a heat map of its own below.
+    If any score was given to copies with degraded sound, a second heat map below shows those.
     """
     parts = _parts(result)
     wide, high = max(len(names) for _, names in parts), [len(keys) for keys, _ in parts]
@@ -90,9 +96,9 @@ def draw_audit(path: Path, result: AuditResult) -> None:
 
 
 def _parts(result: AuditResult) -> list[tuple[list[str], list[str]]]:
-    """Return scores and kinds of copies of each table.
+    """Return the rows and columns of each table of an audit: the names of scores, and the names of degradations.
 
-    Degraded sound, which few scorers hear, has a table of its own.
+    Degradations of sound have a second table, because few scorers use the sound.
     """
     heard = [(result.heard, result.sounds)] if result.heard else []
     return [(result.scored, result.degradations), *heard]
@@ -130,9 +136,15 @@ def _heat(ax: Axes, result: AuditResult, keys: Sequence[str], names: Sequence[st
 
 
 def draw_sounds(path: Path, waves: Sequence[tuple[str, Tensor]], rate: int, title: str) -> None:
-    """Write a picture of waves (channels, samples) below each other, the first channel of each.
+    """Write a picture with one panel per sound, below each other, of the first channel of each.
 
-    All share one scale of time and loudness.
+    All panels share one time axis in seconds and one scale of loudness.
+
+    Args:
+        path: The picture to write.
+        waves: The name and the wave (channels, samples) of each sound.
+        rate: Samples per second of all sounds.
+        title: The title of the picture.
     """
     with drawn(path, 0.62 * len(waves) + 1.2, title) as figure:
         axes: list[Axes] = figure.subplots(len(waves), squeeze=False, sharex=True, sharey=True).ravel().tolist()
@@ -145,7 +157,10 @@ def draw_sounds(path: Path, waves: Sequence[tuple[str, Tensor]], rate: int, titl
 
 
 def markdown(result: AuditResult) -> str:
-    """Return the audit as Markdown tables for a page, in the layout of `draw_audit`."""
+    """Return an audit as Markdown tables with a row per score and a column per degradation.
+
+    Degraded sound has a table of its own.
+    """
     return "\n".join(_rows(result, keys, names) for keys, names in _parts(result))
 
 

@@ -1,4 +1,4 @@
-"""The prompts of an evaluation with ids and tags: from a file, a set that ships with the package, or a world's own."""
+"""The prompts of an evaluation with ids and tags: from a file, a set of the package, or the model's own."""
 
 import json
 import re
@@ -46,13 +46,15 @@ def shipped_sets() -> list[str]:
 
 
 def find_tasks(source: str | None, model: str, tags: Sequence[str] = (), limit: int | None = None) -> list[Task]:
-    """Return the prompts of an evaluation.
+    """Return the prompts of an evaluation, with their ids and tags.
 
     Args:
-        source: A file or a set that ships. None takes the own prompts of the model's world, or else the set `videos`.
-        model: The type of the model, as in recipes.
-        tags: Conditions NAME=VALUE. Only prompts that meet them are returned.
-        limit: Most prompts to return.
+        source: A prompt file, or the name of a set that ships with the package. None takes the model's own prompts if
+            it has any, else the set `videos`.
+        model: The type of the model, as `model.type` in recipes.
+        tags: Conditions NAME=VALUE. Only prompts that meet them are returned. A name that is given twice allows either
+            value.
+        limit: Most prompts to return; None for all.
     """
     texts = build.own_prompts(model) if source is None else []
     if texts:
@@ -105,7 +107,7 @@ def _task(number: int, prompt: Prompt, total: int, where: str) -> Task:
 
 
 def _having(tasks: list[Task], tags: Sequence[str]) -> list[Task]:
-    """Return the tasks that have every requested tag. A tag that is named twice may have either value."""
+    """Return the tasks that have every requested tag NAME=VALUE. A name that is given twice allows either value."""
     allowed: dict[str, set[str]] = {}
     for text in tags:
         key, sign, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""Make a reference for the monitor `kid`: features of a folder's pictures and of frames of its videos."""
+"""Make a reference for the monitor `kid`: Inception features of real pictures and of frames of real videos."""
 
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,16 @@ from sage_grpo.rewards.kid import Inception, Reference
 def make_reference(
     files: list[Path], target: Path, *, device: torch.device, frames: int = 4, megapixels: float, emit: EmitProgress
 ) -> dict[str, Any]:
-    """Write a reference to `target`, and return how many files and frames it holds.
+    """Write the reference of the monitor `kid` to `target`: Inception features of pictures and of frames of videos.
 
-    A file that cannot be read is left out; `unread` in the returned dictionary has its name and the reason.
+    Return the number of `files` and of `frames` in the reference, and `unread`: the path and reason of each file that
+    could not be read. Such files are left out.
 
     Args:
-        frames: Most frames per video.
-        megapixels: Most pixels, in millions, of a file.
+        files: The pictures and videos to read.
+        target: The safetensors file to write.
+        frames: Most frames to take from each video.
+        megapixels: Most pixels, in millions, of all frames of one file. A larger file is left out.
 
     Raises:
         RewardError: `target` exists, or fewer than two files can be read.

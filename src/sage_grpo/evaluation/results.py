@@ -1,7 +1,7 @@
 """Compute results from scores: means, paired differences and win rates with intervals over prompts, in all and by tag.
 
-Prompts are what an evaluation draws from the world, so they are what the bootstrap resamples. The videos of a prompt
-stay together. Two sources are compared video by video, each pair of one prompt and one seed.
+The prompts are a sample of all possible prompts, so the bootstrap resamples prompts. The videos of a prompt stay
+together. Two sources are compared video by video, in pairs of the same prompt and seed.
 """
 
 import itertools
@@ -23,7 +23,10 @@ VERSION = 1  # of results.json
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over prompts with its 95 % interval, whose ends are None where the prompts are too few."""
+    """A mean over prompts with its 95 % interval.
+
+    The ends of the interval are None for fewer than five prompts. The mean is None if no prompt has a value.
+    """
 
     mean: float | None
     low: float | None
@@ -40,7 +43,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Mean(Interval):
-    """The mean of one score of one source, with the numbers of videos that were scored and masked."""
+    """The mean of one score of one source, with the numbers of videos that have the score and that lack it."""
 
     videos: int
     masked: int
@@ -55,7 +58,7 @@ class Mean(Interval):
 
 @dataclass(frozen=True)
 class Difference(Interval):
-    """The mean of one score of a source minus that of another, over pairs of one prompt and one seed."""
+    """One source minus another in one score: the mean over pairs of videos with the same prompt and seed."""
 
     videos: int
     p: float | None  # that it is 0
@@ -84,7 +87,7 @@ class Difference(Interval):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The difference between two sources in one score, on all prompts."""
+    """The difference `source` minus `against` in one score, on all prompts."""
 
     source: str
     against: str
@@ -102,7 +105,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class TagComparison:
-    """The difference between a source and the reference in one score, on the prompts with one value of a tag."""
+    """The difference `source` minus reference in one score, on the prompts whose tag `tag` has the value `value`."""
 
     tag: str
     value: str
@@ -121,7 +124,7 @@ class TagComparison:
 
 @dataclass(frozen=True)
 class Figures:
-    """All that is computed from the scores: means, comparisons of sources, and comparisons by tag."""
+    """All numbers that are computed from the scores: means, comparisons of sources, and comparisons by tag."""
 
     means: dict[str, dict[str, Mean]]  # by source and score
     comparisons: list[Comparison]  # of every two sources by every score
@@ -130,7 +133,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class SourceSummary:
-    """A source by its checkpoint and model, and how it was sampled."""
+    """A source in results.json: its checkpoint and model, how it was sampled, and a hash of what makes its videos."""
 
     checkpoint: str
     model: str
@@ -142,7 +145,7 @@ class SourceSummary:
 
 @dataclass(frozen=True)
 class EvaluationResults(Figures):
-    """The content of results.json."""
+    """The content of results.json: the numbers of an evaluation, and what was compared."""
 
     reference: str  # the source that the others are compared with
     sources: dict[str, SourceSummary]
@@ -191,16 +194,16 @@ def as_array(rows: Sequence[Sequence[float | None]]) -> Values:
 
 
 def with_overall(values: Mapping[str, Values], scores: Sequence[Score]) -> dict[str, Values]:
-    """Add the overall score, the weighted sum of the recipe, if at least two scores have a weight.
+    """Return the values by score, with the overall score added first if at least two scores have a weight.
 
-    A video that lacks one of these scores has no overall score.
+    The overall score is the weighted sum. A video that lacks one of the weighted scores has no overall score.
     """
     parts = [score.weight * values[score.name] for score in scores if score.weight]
     return {OVERALL: np.sum(parts, axis=0), **values} if len(parts) > 1 else dict(values)
 
 
 def by_prompt(values: Values) -> list[float]:
-    """Return the mean over the videos of each prompt, from scores (prompts, seeds).
+    """Return one value per prompt, the mean score of its videos, from scores (prompts, seeds).
 
     Prompts without a score are left out.
     """
@@ -209,16 +212,16 @@ def by_prompt(values: Values) -> list[float]:
 
 
 def wins(treated: Values, control: Values, lower: bool = False) -> Values:
-    """Return 1 where the video is better than its pair, 0 where it is worse, and a half where both score the same.
+    """Return who wins each pair of videos: 1 for `treated`, 0 for `control`, and a half where both score the same.
 
-    All arrays are (prompts, seeds), with nan where a score is missing. With `lower`, lower scores are better.
+    All arrays are (prompts, seeds), with nan where a score is missing. With `lower`, the lower score wins.
     """
     difference = (control - treated) if lower else (treated - control)
     return np.where(np.isnan(difference), np.nan, (np.sign(difference) + 1) / 2)
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Return the mean of one value per prompt, with its interval if the prompts are enough for one."""
+    """Return the mean of `values`, one per prompt, with its 95 % interval if there are at least five prompts."""
     mean = float(np.mean(values)) if values else None
     if len(values) < FEWEST:
         return Interval(mean, None, None, len(values))
@@ -232,9 +235,9 @@ def mean_of(values: Values) -> Mean:
 
 
 def compare(treated: Values, control: Values, lower: bool) -> Difference:
-    """Return the difference `treated` − `control` in one score, both (prompts, seeds), with its p-value and wins.
+    """Return the difference `treated` − `control` in one score, both (prompts, seeds), with its p-value and win rate.
 
-    `stands` is not decided here but by `flag`, among all differences. With `lower`, lower scores are better.
+    With `lower`, lower scores are better. `stands` is set later, by `flag`, because it depends on all differences.
     """
     differences = by_prompt(treated - control)
     mean = interval(differences)
@@ -250,16 +253,21 @@ def compare(treated: Values, control: Values, lower: bool) -> Difference:
 
 
 def flag(differences: Sequence[Difference]) -> list[Difference]:
-    """Return the differences with `stands` set on those significant among all, at a false discovery rate of 5 %."""
+    """Return the differences, with `stands` True for those that are significant.
+
+    They are judged together, at a false discovery rate of 5 %.
+    """
     stands = iter(discoveries([difference.p for difference in differences if difference.p is not None]))
     return [replace(difference, stands=difference.p is not None and next(stands)) for difference in differences]
 
 
 def compute(values: Mapping[str, Mapping[str, Values]], scores: Sequence[Score], tasks: Sequence[Task]) -> Figures:
-    """Compute means, the differences of every two sources, and differences to the reference by tag.
+    """Return the means, the differences of every two sources, and the differences to the reference source by tag.
 
     Args:
         values: Scores (prompts, seeds) by source, the reference first, and by name of the score.
+        scores: The scores to compute results for.
+        tasks: The prompts in the order of the rows of `values`, with their tags.
     """
     names = list(values)
     means = {name: {s.name: mean_of(values[name][s.name]) for s in scores} for name in names}
@@ -285,7 +293,10 @@ def compute(values: Mapping[str, Mapping[str, Values]], scores: Sequence[Score],
 
 
 def tag_rows(tasks: Sequence[Task]) -> dict[tuple[str, str], list[int]]:
-    """Return the rows of the prompts with each (tag, value). Tags are in the order in which they first occur."""
+    """Return the row numbers of the prompts that have each (tag, value).
+
+    Tags are in the order in which they first occur.
+    """
     rows: dict[tuple[str, str], list[int]] = {}
     for i, task in enumerate(tasks):
         for tag, value in task.tags.items():

@@ -50,7 +50,7 @@ class EvaluationPlan:
 def meet(device: str = "auto") -> Processes | None:
     """Join the other processes of torchrun; return None if this process is alone.
 
-    Each loads models whole and takes prompts of its own: nothing is sharded.
+    Each process loads whole models and takes prompts of its own: nothing is sharded.
     """
     return join(launched(), 1, 1, device, minutes=DAY)
 
@@ -65,8 +65,8 @@ def evaluate(
 
     Args:
         plan: What to compare, and where to write.
-        progress: Shows the progress of making and of scoring.
-        processes: Those that share the work, from `meet`; None for one process.
+        progress: Shows the progress of making and of scoring videos.
+        processes: The processes that share the work, from `meet`; None for one process.
 
     Raises:
         ConfigError: Scorers or weights do not fit, videos differ in size, or no video has any score.

@@ -67,7 +67,7 @@ class Scorers:
 def choose(names: Sequence[str], recipe: Path | None) -> Scorers:
     """Build the named scorers and those of a recipe (rewards and monitors).
 
-    If neither is given, build all built-in scorers that work as they are.
+    If neither is given, build all built-in scorers that need no option, download or missing package.
 
     Raises:
         ConfigError: The recipe has neither rewards nor monitors, and no scorer is named.
@@ -110,9 +110,13 @@ def _why_not(known: Entry) -> str:
 
 
 def named(entries: Sequence[RewardConfig], rewards: Sequence[Reward], trained: Sequence[RewardConfig]) -> list[Scorer]:
-    """Return a scorer per recipe entry, in which each score has a name of its own among all scorers.
+    """Return one scorer per recipe entry. The names of all their scores are made unique.
 
-    Entries that are in `trained`, compared by identity, have the weights of the recipe. The others have none.
+    Args:
+        entries: The recipe entries.
+        rewards: The reward that was built from each entry.
+        trained: The entries whose scorers get the weights of the recipe, compared by identity. Other scorers have no
+            weights.
     """
     count = Counter(name for reward in rewards for name in set(reward.names))
     scorers: list[Scorer] = []
@@ -127,9 +131,9 @@ def named(entries: Sequence[RewardConfig], rewards: Sequence[Reward], trained: S
 
 @contextmanager
 def logged_messages() -> Iterator[list[str]]:
-    """Collect the warnings that our scorers log inside the block, and yield the list.
+    """Yield a list of the warnings that this package logs inside the block.
 
-    They become reasons for missing scores, not lines in the middle of a progress bar.
+    The warnings become reasons for missing scores, not lines in the middle of a progress bar.
     """
     messages: list[str] = []
 
@@ -149,10 +153,17 @@ def logged_messages() -> Iterator[list[str]]:
 
 
 def ask(scorer: Scorer, videos: Videos, prompts: Sequence[Prompt], unheard: str = "") -> list[Answer]:
-    """Score a batch of videos in the same way as a run does, and return an answer per video.
+    """Score a batch of videos in the same way as a run does, and return one answer per video.
 
-    A scorer that fails becomes a mask with its reason, for these videos alone. One that does not hear gets frames only.
-    `unheard` is why the sound cannot be read, if so. Scorers that hear are then not run, and it is their reason.
+    If the scorer fails, the scores of these videos are missing, with the error as the reason. A scorer that does not
+    use the sound gets only the frames.
+
+    Args:
+        scorer: The scorer to run.
+        videos: The videos, one per prompt.
+        prompts: The prompts of the videos.
+        unheard: The reason why the sound cannot be read, an empty text if it can. If given, a scorer that uses the
+            sound is not run, and its scores are missing for this reason.
     """
     if unheard and scorer.uses_audio:
         return [Answer({}, dict.fromkeys(scorer.keys, unheard)) for _ in prompts]
@@ -186,9 +197,9 @@ def _why_masked(scorer: Scorer, videos: Videos) -> str:
 
 
 def joined(videos: Sequence[Videos]) -> Videos:
-    """Join videos into one batch, for scorers that compare.
+    """Join videos into one batch, for scorers that compare videos.
 
-    If sounds differ in length, or videos differ in their rates or in having sound, only the frames are kept.
+    Sound and rates are kept only if all videos agree in frame rate, sample rate and the shape of the sound.
     """
     kinds = {(one.frame_rate, one.sample_rate, one.sound.shape if one.sound is not None else None) for one in videos}
     return Videos.joined(videos if len(kinds) == 1 else [Videos(one.frames) for one in videos])

@@ -1,7 +1,8 @@
-"""Score the kept videos: each scorer is built once and scores a video once; a failure is a mask with a reason.
+"""Score the videos of an evaluation: each scorer is built once, and scores each video once.
 
-A scorer's line in a prompt's file has a hash of the pixels that it saw, and of the sound that it heard. So a video that
-was made again is scored again.
+If a scorer fails on a video, the score is missing, with the reason. The scores of a prompt are in one file with a line
+per scorer. The line has a hash of the frames that the scorer saw, and of the sound that it heard. So a video that was
+made again is scored again.
 """
 
 import json
@@ -33,7 +34,7 @@ OVERALL = "Overall"
 
 @dataclass(frozen=True)
 class VideoScores:
-    """The scores that one scorer gave to one video, under the names of the reward itself.
+    """The scores that one scorer gave to one video, under the reward's own names for them.
 
     Names in `Scorer.keys` are not used here, because they depend on which other scorers were chosen.
     """
@@ -45,7 +46,7 @@ class VideoScores:
 
 @dataclass(frozen=True)
 class ScorerLine:
-    """The scores of one scorer for the videos of one prompt: a line of the prompt's file."""
+    """The scores of one scorer for the videos of one prompt: a line of the prompt's file of scores."""
 
     scorer: str
     type: str
@@ -66,7 +67,7 @@ class ScorerLine:
 
 @dataclass(frozen=True)
 class Score:
-    """A column of the results."""
+    """A score of the results: its scorer's type, whether a source was trained on it, and which way is better."""
 
     name: str
     type: str
@@ -76,7 +77,10 @@ class Score:
 
 
 def columns(scorers: Scorers) -> list[Score]:
-    """Return the columns of the results: the overall score if any, rewards of any source, then held-out scores."""
+    """Return the scores of the results in order: the overall score, scores that a source was trained on, then others.
+
+    There is an overall score if at least two scores have a weight.
+    """
     scores = []
     for scorer in scorers.members:
         weights = scorer.weights or [None] * len(scorer.keys)
@@ -89,9 +93,9 @@ def columns(scorers: Scorers) -> list[Score]:
 
 
 def read_scorers(names: Sequence[str], file: Path | None) -> list[RewardConfig]:
-    """Return the scorers given by name, with their defaults, and those of a YAML file.
+    """Return recipe entries of the scorers in `names`, with their default options, and of the scorers in a YAML file.
 
-    The file has a list as under `rewards:`, or is a recipe with rewards and monitors.
+    The file has a list as under `rewards:`, or is a recipe with rewards and monitors. None is no file.
     """
     by_name = [RewardConfig(type=name) for name in names]
     if file is None:
@@ -112,10 +116,10 @@ def read_scorers(names: Sequence[str], file: Path | None) -> list[RewardConfig]:
 def choose_scorers(
     candidates: Sequence[Candidate], more: Sequence[RewardConfig]
 ) -> tuple[list[RewardConfig], list[bool]]:
-    """Return all scorers of an evaluation, each once, and for each whether a source was trained on it.
+    """Return the recipe entries of all scorers, each once, and for each entry whether a source was trained on it.
 
-    They are the rewards and monitors of all sources, the own monitors of their models, and `more`. Weights of the
-    overall score are those of the first recipe that has rewards. Options are checked, but nothing is loaded.
+    The scorers are the rewards and monitors of all sources, the own monitors of their models, and `more`. Weights of
+    the overall score are those of the first recipe that has rewards. Options are checked, but nothing is loaded.
     """
     configs = [candidate.config for candidate in candidates]
     first = next((config for config in configs if config.rewards), None)
@@ -141,7 +145,11 @@ def _key(entry: RewardConfig) -> str:
 
 
 def read_weights(text: str) -> dict[str, float]:
-    """Read weights of the overall score, written as `VQ=1,MQ=1,TA=1`."""
+    """Return the weight of each score in the overall score, read from a text such as `VQ=1,MQ=1,TA=1`.
+
+    Raises:
+        ConfigError: The text is no such list, or fewer than two weights differ from 0.
+    """
     try:
         pairs = [part.split("=") for part in text.split(",")]
         weights = {name.strip(): float(value) for name, value in pairs}
@@ -153,7 +161,10 @@ def read_weights(text: str) -> dict[str, float]:
 
 
 def check_weights(weights: Mapping[str, float], entries: Sequence[RewardConfig]) -> None:
-    """Refuse weights of scores that no scorer gives, as far as the classes declare names before they are built."""
+    """Refuse weights of scores that no scorer gives, before the scorers are built.
+
+    Weights are checked only if the classes of all scorers declare the names of their scores.
+    """
     names = [resolve_reward(e.type).names if e.type in registry.rewards() else () for e in entries]
     known = {name for of_one in names for name in of_one}
     for name in weights:
@@ -162,7 +173,7 @@ def check_weights(weights: Mapping[str, float], entries: Sequence[RewardConfig])
 
 
 def weighed(scorers: Scorers, weights: Mapping[str, float]) -> Scorers:
-    """Return the same scorers with other weights in the overall score."""
+    """Return the scorers with new weights in the overall score: 0 for a score that `weights` does not name."""
     for name in weights:
         if name not in scorers.keys:
             raise ConfigError(f"--weights: there is no score {name!r}; {did_you_mean(name, scorers.keys)}")
@@ -173,7 +184,7 @@ def weighed(scorers: Scorers, weights: Mapping[str, float]) -> Scorers:
 
 
 def build_scorers(entries: list[RewardConfig], trained: list[bool], candidates: Sequence[Candidate]) -> Scorers:
-    """Build the scorers, with the weights of the first recipe that has rewards.
+    """Build the scorer of each entry, with the weights of the first recipe that has rewards.
 
     `trained` says for each entry whether a source was trained on it.
     """
@@ -187,7 +198,10 @@ def build_scorers(entries: list[RewardConfig], trained: list[bool], candidates: 
 
 
 def read_lines(path: Path) -> dict[str, ScorerLine]:
-    """Return the lines of a prompt's file by scorer; nothing if the file cannot be read."""
+    """Return the lines of a prompt's file of scores, by the hash that identifies the scorer.
+
+    The result is empty if the file is missing or damaged.
+    """
     try:
         lines = [ScorerLine.from_json(json.loads(text)) for text in path.read_text().splitlines()]
     except (OSError, ValueError, KeyError, TypeError):
@@ -198,9 +212,10 @@ def read_lines(path: Path) -> dict[str, ScorerLine]:
 def score_task(
     folder: Folder, source: str, task: Task, seeds: Sequence[int], scorers: Scorers, *, retry: bool = False
 ) -> bool:
-    """Score the videos of one prompt with every scorer that has not scored them yet; return whether any was run.
+    """Score the videos of one prompt with every scorer that has not scored them yet, and write the scores to a file.
 
-    With `retry`, scorers that failed are run again. One that compares videos scores all of them again if one is new.
+    Return whether any scorer was run. With `retry`, videos that lack a score are scored again. A scorer that compares
+    videos scores all of them again if one is new.
     """
     path = folder.scores(source, task.id)
     lines, kept = read_lines(path), _Kept(folder, source, task, seeds)
@@ -227,7 +242,10 @@ def score_task(
 
 
 class _Kept:
-    """The videos of one prompt, decoded when a scorer first needs them. Sound is decoded when a scorer hears."""
+    """The videos of one prompt, decoded when a scorer first needs them.
+
+    The sound is decoded only for a scorer that uses it.
+    """
 
     def __init__(self, folder: Folder, source: str, task: Task, seeds: Sequence[int]) -> None:
         self.folder, self.source, self.task = folder, source, task.id
@@ -236,7 +254,7 @@ class _Kept:
         self.records = {seed: record for seed, record in records.items() if record}
 
     def shown(self, scorer: Scorer, seed: int) -> str:
-        """Return the hash of what the scorer is given, or an empty text if there is no such video."""
+        """Return the hash of what the scorer gets of the video with this seed; empty if that video was not made."""
         return self.records[seed].shown(scorer.uses_audio) if seed in self.records else ""
 
     def videos(self, scorer: Scorer, seed: int) -> Videos:
@@ -272,7 +290,10 @@ def _video_scores(scorer: Scorer, answer: Answer, frames: str) -> VideoScores:
 def collect(
     folder: Folder, source: str, tasks: Sequence[Task], seeds: Sequence[int], scorers: Scorers
 ) -> tuple[dict[str, list[list[float | None]]], dict[str, dict[str, int]]]:
-    """Return each score as rows of prompts and columns of seeds, None where masked; and the counts of the reasons."""
+    """Return the values of each score, and for each score how often each reason made a value missing.
+
+    The values of a score are lists with a row per prompt and a column per seed, None where a value is missing.
+    """
     table = {key: [[None] * len(seeds) for _ in tasks] for scorer in scorers.members for key in scorer.keys}
     values: dict[str, list[list[float | None]]] = {key: list(map(list, rows)) for key, rows in table.items()}
     reasons: dict[str, dict[str, int]] = {key: {} for key in values}

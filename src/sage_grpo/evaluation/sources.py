@@ -21,9 +21,10 @@ NAME = re.compile(r"[\w.-]*\w[\w.-]*")  # fit for a file's name
 
 @dataclass(frozen=True)
 class Candidate:
-    """A source by name, of which nothing is in memory yet.
+    """A source to compare, of which nothing is in memory yet.
 
-    `path` is what `open_source` takes; `identity` is a hash of all that makes its videos.
+    `path` is the checkpoint or recipe that `open_source` opens. `identity` is a hash of all that makes the videos of
+    the source: model, weights and sampling.
     """
 
     name: str
@@ -45,12 +46,14 @@ def digest(content: Any) -> str:
 def find_sources(
     texts: Sequence[str], *, base: bool, average: bool, overrides: Sequence[str] = (), trust_code: bool = False
 ) -> list[Candidate]:
-    """Return the sources, each given as `name=path` or a path alone.
+    """Return the sources to compare. The source named `base`, if any, comes first.
 
-    A source named base comes first. If there is none and `base` is set, the first run's untrained model is added as
-    base.
-
-    A recipe in a run folder may name code that is not built in only if `trust_code` is set.
+    Args:
+        texts: Each source as `name=path`, or as a path alone. A path is a run, a checkpoint or a recipe.
+        base: Whether to add the untrained model of the first source as `base`, if no source has this name.
+        average: Whether videos are made with the averaged weights of a checkpoint, if it has any.
+        overrides: Settings that replace those of the recipes.
+        trust_code: Whether a recipe in a run folder may name code that is not built in.
 
     Raises:
         ConfigError: Two sources have one name, a path is no source, or sizes of videos differ.
@@ -108,9 +111,10 @@ def _identify(name: str, path: Path, average: bool, overrides: Sequence[str]) ->
 
 
 def _base_weights(path: str | None) -> list[Any]:
-    """Return what identifies base weights: the files of a folder, or our version for the checkpoint that ships.
+    """Return what identifies base weights: the names, sizes and times of the files, if `path` is a folder.
 
-    For a name on the hub the list is empty: the name and the revision that the recipe pins are hashed with the model.
+    For the checkpoint that ships with the package (`path` None) it is the version of the package. For a name on the hub
+    the list is empty: the name and the revision that the recipe pins are hashed with the model.
     """
     if path is None:
         return [__version__]  # the checkpoint that ships
@@ -143,7 +147,7 @@ def _size(candidate: Candidate) -> str:
 
 
 def differences_in_sampling(candidates: Sequence[Candidate]) -> str | None:
-    """Return a sentence for the reader if sources are sampled in different ways, else None."""
+    """Return a sentence that says how each source is sampled, or None if all are sampled in the same way."""
     ways: dict[str, list[str]] = {}
     for candidate in candidates:
         sampling = candidate.config.sampling

@@ -1,4 +1,4 @@
-"""Results as text tables: a row per source with the best three of each score marked, then differences and win rates."""
+"""Format results as text tables: means with the best three of each score marked, differences, and win rates."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ class Grid:
 
 
 def ranked(values: Sequence[float | None], lower: bool = False) -> list[int | None]:
-    """Return the rank of each value: 1 for the best, then 2 and 3. It is None below, and where there is no value.
+    """Return the rank of each value: 1, 2 or 3 for the best three, else None. A value of None has no rank.
 
     Equal values share the better rank. With `lower`, the lowest value is best.
     """
@@ -41,7 +41,7 @@ def ranked(values: Sequence[float | None], lower: bool = False) -> list[int | No
 
 
 def decimals(values: Sequence[float | None]) -> int:
-    """Return how many decimals show the largest value with three digits, from 2 to 6."""
+    """Return the number of decimals, from 2 to 6, with which the largest absolute value shows three digits."""
     largest = max((abs(value) for value in values if value is not None), default=1.0)
     return min(max(2 - math.floor(math.log10(largest)), 2), 6) if largest > 0 else 2
 
@@ -63,7 +63,10 @@ def ends(interval: Interval, digits: int, sign: str = "+") -> str:
 
 
 def heading(score: Score) -> str:
-    """Return the heading of a column: the score, which way is better, and whether no source was trained on it."""
+    """Return the heading of a score's column: its name, and an arrow up or down to where it is better.
+
+    If no source was trained on the score, the heading says that it is held out.
+    """
     return f"{arrow(score)}{'' if score.trained else ' (held out)'}"
 
 
@@ -76,7 +79,7 @@ def digits_of(results: EvaluationResults) -> dict[str, int]:
 
 
 def main_table(results: EvaluationResults) -> Grid:
-    """Return the table of means in the form of the paper's Table 2: a row per source, a column per score."""
+    """Return the table of means: a row per source and a column per score, in the form of the paper's Table 2."""
     scores, digits, ranks = results.scores, digits_of(results), {}
     rows = [[name] for name in results.sources]
     for column, score in enumerate(scores, 1):
@@ -97,7 +100,7 @@ def _overall(scores: Sequence[Score]) -> str:
 
 
 def _masked(results: EvaluationResults) -> str:
-    """Return a sentence on how many videos lack a score, which then count in no mean, with the commonest reason."""
+    """Return a sentence on how many videos lack each score, and the commonest reason; empty if none lacks any."""
     parts = []
     for score in results.scores:
         reasons: dict[str, int] = {}
@@ -117,9 +120,9 @@ def mark(difference: Difference) -> str:
 
 
 def differences(results: EvaluationResults) -> Iterator[Grid]:
-    """Yield tables of differences to the reference: scores that were trained on, then held-out scores.
+    """Yield tables of differences to the reference source: of scores that a source was trained on, then of others.
 
-    In one table, the held-out scores would be out of sight.
+    The others are held out. In a single table, they would be out of sight.
     """
     digits, reference = digits_of(results), results.reference
     cells = {
@@ -140,9 +143,9 @@ def differences(results: EvaluationResults) -> Iterator[Grid]:
 
 
 def losses(results: EvaluationResults) -> str:
-    """Return a sentence on what is significantly worse than the reference, or an empty text.
+    """Return a sentence on the scores in which sources are significantly worse than the reference, or an empty text.
 
-    With it, a gain is not reported without its price.
+    With this sentence, no gain is reported without its price.
     """
     parts = []
     for score in results.scores:
@@ -177,9 +180,9 @@ def percent(share: Interval) -> str:
 
 
 def duels(results: EvaluationResults) -> Grid | None:
-    """Return the win rates of every source against every other by the first score.
+    """Return a table of the win rates of every source against every other, by the first score.
 
-    Return None for fewer than three sources, because `win_rates` has shown it already.
+    Return None for fewer than three sources, because `win_rates` has the same numbers.
     """
     names, score = list(results.sources), results.scores[0]
     if len(names) < 3:
@@ -191,15 +194,16 @@ def duels(results: EvaluationResults) -> Grid | None:
 
 
 def _reversed(share: Interval) -> Interval:
-    """Return the comparison seen from the other side."""
+    """Return the win rate of the other source of a pair: 1 minus `share`, with its interval."""
     mean, low, high = (None if value is None else 1 - value for value in (share.mean, share.high, share.low))
     return Interval(mean, low, high, share.prompts)
 
 
 def by_tag(results: EvaluationResults) -> Iterator[Grid]:
-    """Yield a table per source: its differences to the reference for every value of every tag.
+    """Yield a table per source with its differences to the reference: a row per value of every tag.
 
-    If there is an overall score, it replaces the scores that were trained on.
+    A row is over the prompts with this value. If there is an overall score, it replaces the scores that a source was
+    trained on.
     """
     digits = digits_of(results)
     whole = sum(bool(score.weight) for score in results.scores) > 1

@@ -1,4 +1,4 @@
-"""Find the prompt of each video: by the file's name in a prompt file, or in a .txt next to the video."""
+"""Find the prompt of each video: in the prompt file, by the file name of the video, or in a .txt next to the video."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -19,9 +19,9 @@ class MissingPrompt(Unscorable):
 
 
 class NoPrompt(Prompt):
-    """A placeholder for a prompt that is missing.
+    """The placeholder for the prompt of a video that has none.
 
-    Scorers that never read it can score the video. For others it raises `MissingPrompt`.
+    A scorer that never reads the prompt can still score the video. Reading `text` or `columns` raises `MissingPrompt`.
     """
 
     def __init__(self) -> None:
@@ -34,14 +34,17 @@ class NoPrompt(Prompt):
 
 
 def find_prompts(videos: Sequence[Path], root: Path, file: Path | None) -> list[Prompt]:
-    """Return one prompt per video, `NoPrompt` where there is none.
+    """Return the prompt of each video, or `NoPrompt` for a video without a prompt.
 
     Args:
-        root: Folder that names in the prompt file are relative to.
-        file: The prompt file, if any. A video that it does not name has the .txt next to it.
+        videos: The video files.
+        root: Folder of the videos. A row of the prompt file may name a video by its path in this folder, or by its file
+            name with or without the ending.
+        file: The prompt file; None if there is none. A video that no row of the file names has the prompt of the .txt
+            next to it.
 
     Raises:
-        PromptError: No row of the file is for one of the videos.
+        PromptError: No row of the prompt file names any of the videos, or a .txt is not UTF-8.
     """
     rows = dict(_rows(file, videos, root)) if file else {}
     if file and not rows:

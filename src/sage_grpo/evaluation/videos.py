@@ -1,7 +1,7 @@
-"""Make the videos of every source, prompt and seed once, each with a record of its origin, so that a call continues.
+"""Make one video per source, prompt and seed, with a record of its origin, so that a stopped call can be continued.
 
-A video is kept twice: as mp4 to look at, and without loss to score, because what mp4 loses would change the scores. So
-is its sound, if the model makes any. It is made alone, never in a batch: rounding depends on the batch, and a seed and
+A video is kept twice, with its sound if the model makes any: as mp4 to look at, and without loss to score. What mp4
+loses would change the scores. Each video is made alone, never in a batch: rounding depends on the batch, and a seed and
 a prompt must always give the same video.
 """
 
@@ -33,7 +33,10 @@ from sage_grpo.videos import DEFAULT_FPS, LAYOUTS, SoundTrack, mp4_bytes, read_s
 
 @dataclass(frozen=True)
 class SoundRecord:
-    """The hash and rate of a video's sound, and the frame rate. Scorers that hear need both rates."""
+    """The hash and sample rate of a video's sound, and the frame rate of the video.
+
+    Scorers that use the sound need both rates.
+    """
 
     samples: str  # sha256
     sample_rate: int
@@ -42,7 +45,10 @@ class SoundRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """The record of a finished video. It is written last, so a video without one was never finished."""
+    """The record of a finished video: what the video was made from, and hashes of its frames, sound and files.
+
+    The record is written last, so a video without a record was never finished.
+    """
 
     made_from: str  # hash of model, weights, sampling, prompt and seed
     frames: str  # sha256 of the pixels
@@ -60,7 +66,7 @@ class Record:
         return cls(row["made_from"], row["frames"], tuple(row["shape"]), row["files"], kept)
 
     def shown(self, uses_audio: bool) -> str:
-        """Return the hash of what a scorer is given: the pixels, and the sound if it hears and there is any."""
+        """Return the hash of what a scorer gets: the frames, and with `uses_audio` also the sound, if there is any."""
         return digest([self.frames, asdict(self.sound)]) if uses_audio and self.sound else self.frames
 
 
@@ -82,9 +88,10 @@ class Folder:
 
 
 def noise_seed(prompt: Prompt, seed: int) -> int:
-    """Return the seed of a video's noise, which depends on prompt and seed alone.
+    """Return the seed of a video's noise, which depends on the prompt's text and `seed` alone.
 
-    Source, place in a list and process do not change it, so the videos of two sources are pairs.
+    The source, the prompt's place in the list and the process do not change the seed. So the videos of two sources can
+    be compared in pairs.
     """
     return int.from_bytes(blake2b(repr((prompt.text, seed)).encode(), digest_size=7).digest(), "little")
 
@@ -103,7 +110,10 @@ def read_record(folder: Folder, source: str, task: str, seed: int) -> Record | N
 
 
 def is_made(folder: Folder, candidate: Candidate, task: Task, seed: int) -> bool:
-    """Return whether the video was made by this source as it is now, and its files are as they were written."""
+    """Return whether the video exists, was made by the source as it is now, and its files are unchanged since.
+
+    The files are compared by their hashes.
+    """
     record = read_record(folder, candidate.name, task.id, seed)
     if record is None or record.made_from != made_from(candidate, task.prompt, seed):
         return False
@@ -134,9 +144,19 @@ def make_videos(
     overrides: Sequence[str] = (),
     after_first: Callable[[], None] = lambda: None,
 ) -> None:
-    """Make and keep the videos of `todo`. The model is in memory only while there is something to make.
+    """Make the videos of `todo` with one source and write them to the evaluation's folder.
 
-    `after_first` is called after the first video: it may find that its size fits no other source.
+    The model is loaded only if there is a video to make, and is freed at the end.
+
+    Args:
+        folder: The folder of the evaluation.
+        candidate: The source that makes the videos.
+        todo: The prompt and seed of each video to make.
+        emit: Reports each prompt before its video is made.
+        average: Whether to use the averaged weights of a checkpoint, if it has any.
+        overrides: Settings that replace those of the source's recipe.
+        after_first: Called after the first video. It may refuse the source if the size of its videos fits no other
+            source.
     """
     if not todo:
         return
@@ -178,10 +198,15 @@ def hash_of_sound(sound: SoundTrack) -> str:
 
 
 def lossless(video: Tensor, sound: SoundTrack | None = None, fps: float | None = None) -> bytes:
-    """Encode frames (F, H, W, 3), uint8, as H.264 in RGB at quantiser 0, and return the Matroska file.
+    """Encode frames (F, H, W, 3), uint8, and their sound without loss, and return the bytes of a Matroska file.
 
-    It has a twentieth to a half of the pixels' size, and not one pixel is changed. Sound is stored next to it as the
-    numbers that the model gave, which is a small part of the file.
+    The frames are H.264 in RGB at quantiser 0, which takes a twentieth to a half of the bytes of the pixels. The sound
+    is stored as the floats that the model gave, and is a small part of the file.
+
+    Args:
+        video: The frames.
+        sound: The sound; None if there is none.
+        fps: Frames per second, used only if there is sound; None for the default.
     """
     out, array = io.BytesIO(), video.numpy()
     bitexact = {"fflags": "bitexact"}  # the same video is the same file: no random number of the container's own
@@ -203,10 +228,10 @@ def lossless(video: Tensor, sound: SoundTrack | None = None, fps: float | None =
 
 
 def load_frames(folder: Folder, source: str, task: str, seed: int, expected: str) -> Tensor:
-    """Return the frames of a video as they were made, (F, H, W, 3), uint8, checked by their hash.
+    """Return the frames of a video as they were made, (F, H, W, 3), uint8.
 
     Raises:
-        RuntimeError: The hash is not `expected`.
+        RuntimeError: The hash of the frames is not `expected`, the hash in the record.
     """
     path = folder.frames(source, task, seed)
     with av.open(str(path)) as container:
@@ -217,10 +242,10 @@ def load_frames(folder: Folder, source: str, task: str, seed: int, expected: str
 
 
 def load_sound(folder: Folder, source: str, task: str, seed: int, expected: str) -> SoundTrack:
-    """Return the sound of a video as it was made, checked by its hash.
+    """Return the sound of a video as it was made.
 
     Raises:
-        RuntimeError: There is no sound, or its hash is not `expected`.
+        RuntimeError: There is no sound, or its hash is not `expected`, the hash in the record.
     """
     path = folder.frames(source, task, seed)
     sound = read_sound(path)
@@ -230,9 +255,9 @@ def load_sound(folder: Folder, source: str, task: str, seed: int, expected: str)
 
 
 def refuse_sizes(folder: Folder, candidates: Sequence[Candidate], tasks: Sequence[Task], seeds: Sequence[int]) -> None:
-    """Refuse sources whose first videos differ in size.
+    """Refuse sources whose videos differ in their number of frames, height or width, by the first video of each source.
 
-    This catches recipes that leave the size to the model, which can only be compared by their videos.
+    A recipe may leave the size to the model. The sizes of such sources can only be compared once there are videos.
     """
     first: dict[tuple[int, ...], str] = {}
     for candidate in candidates:

@@ -1,1 +1,2 @@
-"""The first run on a new machine: what it has, whether its attention keeps our rules, and how fast it is."""
+"""The first run on a new machine: checks of the machine, a test of its attention kernels, and a measurement of its
+speed."""

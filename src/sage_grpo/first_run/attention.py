@@ -1,6 +1,6 @@
-"""Whether attention gives the same bits with and without gradient, and how long it takes, kernel by kernel.
+"""A test of attention kernels: whether each gives the same bits with and without gradient, and how long it takes.
 
-Where the bits differ, a rollout may serve only one update (docs/models.md, "Checks before the first update").
+If the bits differ, a rollout may serve only one update (docs/models.md, "Checks before the first update").
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,9 +41,10 @@ def native(kernel: SDPBackend | None, query: Tensor, key: Tensor, value: Tensor,
 
 
 def attention_report(device: torch.device, shape: Sequence[int] = ()) -> list[dict[str, Any]]:
-    """Return a row of results for each kernel, with and without a mask of the keys.
+    """Test each attention kernel with and without a mask of the keys, and return one row per test.
 
-    `shape` is the recipe's (batch, heads, tokens, width); the host has a small one of its own.
+    A row has the kernel's name, whether there was a mask, the shape, and the results of `compare`. `shape` is (batch,
+    heads, tokens, width) of the recipe, or empty for a usual one. On the CPU a small shape is tested in its place.
     """
     size = SMALL if device == HOST else tuple(shape) or SHAPE
     draw = torch.Generator(device).manual_seed(0)
@@ -61,9 +62,15 @@ def attention_report(device: torch.device, shape: Sequence[int] = ()) -> list[di
 
 
 def compare(kernel: Attend, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> dict[str, Any]:
-    """Return whether a kernel gives equal bits with and without gradient, and its seconds.
+    """Return whether a kernel gives the same bits with and without gradient, and the median seconds of a call.
 
-    `equal` is None where the kernel does not take these tensors.
+    `q`, `k` and `v` are (batch, heads, tokens, width).
+
+    Returns:
+        `equal`: whether the bits with and without gradient are the same; None if the kernel does not accept these
+        tensors, with the reason as `why`. `steady`: whether two calls without gradient give the same bits. `deviation`:
+        relative difference with and without gradient. `seconds`: of a `forward` pass, and of forward and backward
+        together (`training`).
     """
 
     def ask(gradient: bool) -> Tensor:
@@ -89,9 +96,10 @@ def compare(kernel: Attend, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
 
 
 def fastest(rows: Sequence[Mapping[str, Any]], *, mask: bool = False) -> str | None:
-    """Return the value of `tuning.attention` that makes training faster than torch's choice; none keeps that choice.
+    """Return the value of `tuning.attention` for the kernel that trains fastest, among rows with or without a `mask`.
 
-    A kernel whose bits differ with and without gradient is not proposed where torch's choice keeps them equal.
+    Return None if no kernel takes less than 95 % of the time of torch's own choice. If the bits of torch's choice are
+    equal with and without gradient, those of the returned kernel are too.
     """
     times = {row["kernel"]: row["seconds"]["training"] for row in rows if row["mask"] == mask and row.get("seconds")}
     bits = {row["kernel"]: row["equal"] for row in rows if row["mask"] == mask}

@@ -1,4 +1,4 @@
-"""The result of one check, with how to fix it."""
+"""The result of one check: whether it passed, what was found, and how to fix it."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ class Check:
     ok: bool
     found: str
     fix: str = ""
-    """What to do where the check failed."""
+    """How to fix the problem if the check failed."""
     needed: bool = True
-    """Whether nothing runs without it."""
+    """Whether nothing can run if the check failed; otherwise a failure is only a warning."""
 
     @property
     def broken(self) -> bool:

@@ -1,4 +1,4 @@
-"""Checks of this machine, a line each: what was found, or how to fix it. Nothing is downloaded, and nothing is kept."""
+"""Checks of this machine. Each says what was found, or how to fix it. Nothing is downloaded, and no file is kept."""
 
 import os
 import platform
@@ -28,7 +28,7 @@ EXTRAS = ("models", "serve", "parquet", "wandb", "trackio")  # scorers have line
 
 
 def examine(folder: Path) -> dict[str, list[Check]]:
-    """Run all checks, and return them by section. `folder` is where runs shall be written."""
+    """Run all checks of this machine, and return their results by section. `folder` is where runs will be written."""
     sections: dict[str, Callable[[], Iterator[Check]]] = {
         "Software": software,
         "Devices": devices,
@@ -40,7 +40,7 @@ def examine(folder: Path) -> dict[str, list[Check]]:
 
 
 def summary(sections: Mapping[str, list[Check]]) -> dict[str, Any]:
-    """Return the checks as values for JSON, with the number of those that must be fixed."""
+    """Return the results of the checks as values for JSON, and as `broken` the number that must be fixed."""
     found = {name: [asdict(check) for check in checks] for name, checks in sections.items()}
     return {"sections": found, "broken": sum(check.broken for checks in sections.values() for check in checks)}
 
@@ -172,7 +172,7 @@ def network() -> Iterator[Check]:
 
 
 def port(number: int) -> Check:
-    """Check whether processes can meet at a port."""
+    """Check whether the TCP port `number` is free for the processes of a run to meet at."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as free:
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

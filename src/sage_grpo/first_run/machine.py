@@ -1,4 +1,4 @@
-"""Checks of what a machine has for a recipe, a line each: what was found, or what to do about it."""
+"""Checks of whether this machine and its files suffice for a recipe. Each says what was found, or what to change."""
 
 import os
 import shutil
@@ -19,9 +19,12 @@ ROOM = 0.92  # of a device's memory that a plan may use
 
 
 def machine_checks(config: RecipeConfig, plan: Memory, disk: float) -> Iterator[Check]:
-    """Yield the checks of torch, devices, memory and disk, in the order in which a run would trip over them.
+    """Yield the results of the checks of torch, devices, memory and disk, in the order in which a run would need them.
 
-    `disk` is the bytes that the run will write.
+    Args:
+        config: The recipe.
+        plan: The planned memory of a device, in bytes.
+        disk: The bytes that the run will write.
     """
     device = choose_device(config.tuning.device)
     count = torch.accelerator.device_count() if device != HOST else 1

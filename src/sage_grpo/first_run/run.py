@@ -1,4 +1,7 @@
-"""A first run: checks, attention, real iterations, and a calibrated plan, in one file that can be sent back."""
+"""A first run of a recipe on a new machine: checks, a test of attention, real iterations, and a calibrated plan.
+
+All results are in one file, which a user can send to the developers.
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +36,19 @@ REPORT, CALIBRATION = "first-run.json", "calibration.yaml"
 def first_run(
     source: str | Path, overrides: Sequence[str], folder: Path, count: int, gpu: str | None, emit: Emit = print
 ) -> dict[str, Any]:
-    """Run everything, and return the report. It is also in `folder`, and is written there whatever happens."""
+    """Check the machine, run `count` iterations of a recipe, and return the report, which is also written to `folder`.
+
+    If a step fails, its error is raised. The report in `folder` then has the results so far, and the message of the
+    error if it is a ConfigError or ProcessFailure.
+
+    Args:
+        source: The recipe, as in `load_recipe`.
+        overrides: Settings that replace those of the recipe, such as `policy.clip=1e-5`.
+        folder: New folder for the report and the run.
+        count: Number of iterations.
+        gpu: Name of the GPU that the plan assumes; None to guess it from the name of the device.
+        emit: Called with a sentence at each step.
+    """
     config = recipe_for(source, overrides, folder, count)
     if (folder / REPORT).exists():
         raise ConfigError(f"{folder} holds a first run already; choose another --out")
@@ -69,7 +84,7 @@ def first_run(
 
 
 def passed(checks: Iterable[Check], report: dict[str, Any]) -> None:
-    """Add all checks to the report, and refuse what is wrong in one message."""
+    """Add the results of all checks to the report, then raise one ConfigError about all that failed."""
     done = list(checks)
     report["checks"] = report.get("checks", []) + [asdict(check) for check in done]
     if wrong := [f"{check.name}: {check.found}; {check.fix}" for check in done if not check.ok]:
@@ -77,7 +92,10 @@ def passed(checks: Iterable[Check], report: dict[str, Any]) -> None:
 
 
 def recipe_for(source: str | Path, overrides: Sequence[str], folder: Path, count: int) -> RecipeConfig:
-    """Return the recipe with another length and folder, so that it saves and samples within that length."""
+    """Return the recipe, changed to run `count` iterations in `folder`.
+
+    The short run also saves a checkpoint and makes sample videos, so that both are tried.
+    """
     short = [f"run.iterations={count}", f"run.out={folder / 'run'}", f"run.save_every={count}", "run.resume=never"]
     short += [f"run.sample_every={count}", "run.trackers=[]", "run.check_gpus=true"]
     recipe = load_recipe(source, [*overrides, *short])
@@ -99,7 +117,11 @@ def run_iterations(config: RecipeConfig, folder: Path, emit: Emit) -> None:
 
 
 def measured(config: RecipeConfig, folder: Path, plan: Plan) -> dict[str, Any]:
-    """Return what was measured next to what was planned: seconds by phase and memory, with the deviation of replay."""
+    """Return the measured and planned seconds per phase and bytes of peak memory, with a summary of the iterations.
+
+    Seconds are medians over the iterations after the first, which warms up. The summary has the deviation of replay,
+    the reward of each iteration and the number of skipped updates.
+    """
     rows = read_metrics(RunFolder(folder / "run").log)
     later = rows[1:] or rows  # the first one warms up
     seconds = {phase: median(row.get(f"seconds/{phase}") or 0.0 for row in later) for phase in PHASES}

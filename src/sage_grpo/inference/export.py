@@ -1,4 +1,4 @@
-"""A run's weights in a folder that plain diffusers loads, with the lines that load it."""
+"""The export of a run's weights to a folder that plain diffusers loads, with a README that shows how to load it."""
 
 import shutil
 from collections.abc import Mapping
@@ -21,18 +21,23 @@ def export_run(
     dtype: str | None = None,
     trust_code: bool = False,
 ) -> dict[str, Any]:
-    """Write a run's trained weights into the folder `out`, and return what was written.
+    """Write a run's trained weights into the folder `out`, and return a summary of what was written.
 
-    The folder is there whole or not at all: it is written next to `out` and renamed into place. All is done on the
-    host, so that no GPU is needed.
+    The folder is written next to `out` and then renamed, so that it is complete or does not exist. All work is done on
+    the host, so that no GPU is needed.
 
     Args:
         path: A run folder, or one of its checkpoints.
         out: The folder to write.
         merge: Whether adapters are merged into the weights.
-        average: Whether averaged weights are used where the run kept them.
-        dtype: Precision of the written weights, by its name in torch.
-        trust_code: Whether the recipe may name a model that is not built in.
+        average: Whether averaged weights are used, if the run kept them.
+        dtype: Precision of the written weights, by its name in torch; None keeps that of the model, with float32 for
+            merged layers.
+        trust_code: Whether the recipe may name a model that is not built in, whose code is then run.
+
+    Returns:
+        A summary: the folder, its kind (`lora` or `full`), its size in megabytes, and what survives of a merged update.
+        Also the iteration and checkpoint of the weights, and whether they are averaged.
     """
     run = open_run(path, average=average, overrides=[f"tuning.device={HOST}"], trust_code=trust_code)
     work = out.with_name(f".{out.name}.part")
@@ -78,7 +83,11 @@ def readme(run: OpenedRun, kind: str, out: Path) -> str:
 
 
 def precision_note(update: Mapping[str, Mapping[str, float]] | None) -> str:
-    """Return a section on what a merged update keeps, for the choice of the precision to load it in."""
+    """Return a README section on how much of a merged update survives rounding; empty if nothing was merged.
+
+    The section helps to choose the precision to load the model in. `update` has the figures `survives` and
+    `rounding_error` by precision.
+    """
     if update is None:
         return ""
     lines = [f"- {told}" for told in survival_lines(update)]
@@ -91,7 +100,7 @@ def precision_note(update: Mapping[str, Mapping[str, float]] | None) -> str:
 
 
 def survival_lines(update: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return a line for each precision on what it keeps of an update, the written one first."""
+    """Return one line per precision on how much of a merged update survives in it, the written precision first."""
     written = next(iter(update))
     return [
         f"{name} ({'as written' if name == written else 'if it is loaded so'}): {now['survives']:.1%} survives, "

@@ -18,21 +18,21 @@ from sage_grpo.weights.prepare import make_bank
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run whose model is ready for use."""
+    """A run that was opened again, with its model ready for use."""
 
     config: RecipeConfig
     model: VideoModel
     bank: WeightsBank
-    """Copies of the weights that the run kept."""
+    """The copies of the weights that the run kept, such as averages."""
     iteration: int
     checkpoint: str
     averaged: bool
-    """Whether the averaged weights are in place, and not the last ones."""
+    """Whether the model has the run's averaged weights, and not the weights of its last update."""
 
 
 @dataclass(frozen=True)
 class RunLocation:
-    """The place of a run and of its checkpoints."""
+    """The files and the recipe of a run, and the place of its checkpoints."""
 
     files: RunFolder
     config: RecipeConfig
@@ -40,7 +40,11 @@ class RunLocation:
     step: str | None  # the checkpoint that was named; none: the newest
 
     def newest(self) -> str:
-        """Return the name of the newest checkpoint. Whether it is whole is seen when it is read."""
+        """Return the name of the newest checkpoint. Whether this checkpoint is complete is checked when it is read.
+
+        Raises:
+            ConfigError: The run has no checkpoint yet.
+        """
         known = checkpoints(self.root)
         if not known:
             raise _none_yet(self)
@@ -57,10 +61,11 @@ TOKEN = "token_variable"  # the option of a reward that says which environment v
 
 
 def refuse_code(config: RecipeConfig, place: Path, rewards: Iterable[RewardConfig] = ()) -> None:
-    """Refuse a recipe of a run that names what could run code or send a secret.
+    """Refuse the recipe of a run if it names something that could run unknown code or send a secret.
 
-    A run folder is data, so what its recipe names must be built in or installed: importing it would run it. `rewards`
-    are those that would be built. A built-in one may not choose which environment variable it sends away.
+    A run folder may come from others, and importing a module that its recipe names would run the code of this module.
+    So its model and rewards must be built in or installed. `rewards` are those that the caller would build. They may
+    not choose which environment variable is sent as their token. `place` is the path of the recipe, for the message.
     """
     strange = [f"module {module!r}" for module in config.run.imports]
     models, known = ({**own(), **registry.installed(kind)} for kind, own in KNOWN.items())
@@ -76,20 +81,21 @@ def refuse_code(config: RecipeConfig, place: Path, rewards: Iterable[RewardConfi
 
 
 def is_of_run(path: Path) -> bool:
-    """Return whether the recipe at `path` is one that a run wrote, and not one that the user chose."""
+    """Return whether `path` is a run, a checkpoint or the recipe file of a run, and not a recipe of the user's own."""
     return is_run(path) or path.name == RECIPE
 
 
 def find_run(path: Path | str, overrides: Sequence[str] = (), *, trust_code: bool = False) -> RunLocation:
-    """Find a run and its checkpoints. Nothing is loaded yet.
+    """Find a run and its checkpoints, without loading weights.
 
     Args:
         path: A run folder, or one of its checkpoints.
-        overrides: Settings that replace those of its recipe.
+        overrides: Settings that replace those of the run's recipe.
         trust_code: Whether the recipe may name a model that is not built in.
 
     Raises:
-        ConfigError: If it is no run, the checkpoint is not there, or its recipe names code.
+        ConfigError: If `path` is not a run, the checkpoint does not exist, or the recipe names a model or code that is
+            not trusted.
     """
     files, step = split(Path(path))
     if not files.exists:
@@ -108,11 +114,13 @@ def find_run(path: Path | str, overrides: Sequence[str] = (), *, trust_code: boo
 def open_run(
     path: Path | str, *, average: bool = True, overrides: Sequence[str] = (), trust_code: bool = False
 ) -> OpenedRun:
-    """Build the model of a run folder (or of one of its checkpoints) with the weights that it trained.
+    """Build the model of a run folder, or of one of its checkpoints, with the weights that the run trained.
 
-    Averaged weights are used where the run kept them, unless `average` is off. `overrides` are of its recipe, such as
-    tuning.device=cpu. With `trust_code` its recipe may name a model that is not built in, which runs the code of that
-    model.
+    Args:
+        path: A run folder, whose newest checkpoint is loaded, or one of its checkpoints.
+        average: Whether averaged weights are used, if the run kept them.
+        overrides: Settings that replace those of the run's recipe, such as tuning.device=cpu.
+        trust_code: Whether the recipe may name a model that is not built in, whose code is then run.
     """
     place = find_run(path, overrides, trust_code=trust_code)
     config, step = place.config, place.step

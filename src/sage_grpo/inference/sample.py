@@ -1,4 +1,4 @@
-"""A quick look: videos of a run, one of its checkpoints or an untrained recipe, at fixed seeds."""
+"""A quick look at a model: videos of a run, a checkpoint or an untrained recipe, at fixed seeds."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from sage_grpo.videos import contact_sheet, sound_of, write_frames
 
 @dataclass(frozen=True)
 class Source:
-    """A model to make videos with, its recipe, and a name to show."""
+    """A model to make videos with, its recipe, and a name to show, such as `iteration 40` or `untrained`."""
 
     config: RecipeConfig
     model: VideoModel
@@ -25,9 +25,9 @@ class Source:
 
 
 def open_source(path: Path, *, average: bool = True, overrides: Sequence[str] = (), trust_code: bool = False) -> Source:
-    """Open a run folder, a checkpoint of one, or a recipe whose model is taken as it is.
+    """Open a run folder, a checkpoint of a run, or a recipe, whose model is then untrained.
 
-    The recipe of a run may name a model that is not built in only with `trust_code`.
+    With `trust_code`, the recipe of a run may name a model that is not built in.
     """
     if is_run(path):
         run = open_run(path, average=average, overrides=overrides, trust_code=trust_code)
@@ -45,7 +45,10 @@ def untrained(source: Source) -> Source:
 def sample_videos(
     source: Source, prompts: Sequence[Prompt], seed: int, emit: Callable[[], None] = lambda: None
 ) -> Videos:
-    """Make one video per prompt. Prompt i has the seed `seed + i`, whatever else is sampled."""
+    """Return one video per prompt, on the host. Prompt i has the seed `seed + i`, whatever else is sampled.
+
+    `emit` is called after each video.
+    """
     made = []
     for i, prompt in enumerate(prompts):
         with torch.no_grad():
@@ -61,9 +64,10 @@ def write_samples(
     columns: Sequence[tuple[str, Videos]],
     seed: int,
 ) -> list[str]:
-    """Write one file per video and one page with all of them, and return the names of the files.
+    """Write one file per video and a contact sheet of all videos into `folder`, and return the names of the files.
 
-    `columns` are videos of the same prompts, each with a name.
+    Each of `columns` is a name with one video per prompt, such as those before and after training. `seed` is shown in
+    the sheet's title.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files, rows = [], []

@@ -1,7 +1,8 @@
-"""An autoencoder from clips to a few numbers and back, as in large video models. The generator works on its latents.
+"""The laboratory's autoencoder: it turns clips into small latents, on which the generator works, and back.
 
-A patch of many pixels becomes a handful of channels, so a generator of few tokens is cheap, and its clips are as sharp
-as the decoder. It is trained once, before the generator, and never again.
+Each patch of many pixels becomes one token of a few channels, so the generator has few tokens and is cheap. The
+generator's clips are as sharp as the decoder makes them. The autoencoder is trained once, before the generator, and
+never again.
 """
 
 import math
@@ -38,7 +39,8 @@ class _Tower(nn.Module):
 class Autoencoder(nn.Module):
     """An autoencoder of clips (B, 3, F, H, W) in [-1, 1].
 
-    `clip` and `patch` are frames, rows and columns of pixels; latents are (channels, frames, rows, columns).
+    `clip` and `patch` are the sizes of a clip and of a patch in pixels: frames, rows and columns. A latent has the
+    shape (channels, frames, rows, columns), with one place per patch.
     """
 
     def __init__(
@@ -74,25 +76,28 @@ class Autoencoder(nn.Module):
         return (len(self.mean), *self.grid)
 
     def encode(self, clips: Tensor) -> Tensor:
-        """Return latents (B, channels, …) of clips (B, 3, F, H, W), with mean 0 and deviation 1 over the world."""
+        """Return the latents (B, channels, frames, rows, columns) of clips (B, 3, F, H, W) in [-1, 1].
+
+        After `standardize`, each channel has mean 0 and standard deviation 1 over the clips of the world.
+        """
         raw = join(self.encoder(cut(clips, self.patch)), self.grid, (1, 1, 1))
         return (raw - self.mean) / self.deviation
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Return the clips (B, 3, F, H, W) in [-1, 1] of latents (B, channels, …)."""
+        """Return the clips (B, 3, F, H, W) in [-1, 1] of latents (B, channels, frames, rows, columns)."""
         return 2 * torch.sigmoid(self.logits(latents)) - 1
 
     def logits(self, latents: Tensor) -> Tensor:
-        """Return logits of the light of every pixel, (B, 3, F, H, W).
+        """Return the logits of the brightness of every pixel and colour, (B, 3, F, H, W), of latents (B, channels, …).
 
-        Trained on them, the decoder makes sharper edges.
+        Pre-training compares these logits with the clips, because the decoder then makes sharper edges.
         """
         rows = cut(latents * self.deviation + self.mean, (1, 1, 1))
         return join(self.decoder(rows), self.clip, self.patch)
 
     @torch.no_grad()
     def standardize(self, clips: Tensor) -> None:
-        """Set `mean` and `deviation` so that latents of these clips have mean 0 and deviation 1 in every channel."""
+        """Set `mean` and `deviation` so that these clips' latents have mean 0 and standard deviation 1 per channel."""
         raw = self.encode(clips) * self.deviation + self.mean
         axes = (0, 2, 3, 4)
         self.mean.copy_(raw.mean(axes).view_as(self.mean))

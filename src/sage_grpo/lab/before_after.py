@@ -1,4 +1,4 @@
-"""Evaluate the base, train it by a shipped recipe, and evaluate again: what the commands of all worlds do."""
+"""The steps that all commands of `sage-grpo lab` share: evaluate the base model, train it, and evaluate it again."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,10 @@ E_co = TypeVar("E_co", covariant=True)
 
 
 class Evaluate(Protocol[E_co]):
-    """A function that makes videos of a model and evaluates them, and calls `emit` with the number made so far."""
+    """A function that makes `samples` videos of a model and returns their evaluation.
+
+    It calls `emit` with the number of videos made so far.
+    """
 
     def __call__(
         self, model: VideoModel, config: RecipeConfig, samples: int, *, emit: Callable[[int], None]
@@ -29,7 +32,10 @@ class Evaluate(Protocol[E_co]):
 
 @dataclass(frozen=True)
 class BeforeAfter(Generic[E]):
-    """Evaluations of the base and of the trained model, on the same prompts and seeds."""
+    """Evaluations of the base model and of the trained model, on the same prompts and seeds.
+
+    `seconds` (wall clock) and `cpu_seconds` are for both evaluations and the training together.
+    """
 
     config: RecipeConfig
     before: E
@@ -42,9 +48,10 @@ class BeforeAfter(Generic[E]):
 def train_between(
     recipe: str, settings: Sequence[str], evaluate: Evaluate[E], samples: int, *, doing: str, console: Console
 ) -> BeforeAfter[E]:
-    """Evaluate the base, train by a shipped recipe, and evaluate again on the same prompts and seeds.
+    """Evaluate the base model, train it with a shipped recipe, and evaluate it again on the same prompts and seeds.
 
-    `doing` says how videos are judged: looking at, listening to.
+    `settings` are overrides of the recipe. `doing` says in progress messages how videos are judged: looking at, reading
+    or listening to.
     """
     started, cpu = time.perf_counter(), time.process_time()
     config = load_recipe(recipe, list(settings))

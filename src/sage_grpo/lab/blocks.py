@@ -8,7 +8,10 @@ from sage_grpo.core.protocols import SequenceParallel
 
 
 class Block(nn.Module):
-    """A transformer block on tokens (B, tokens, width): attention and an MLP, both modulated by (B, 6, width)."""
+    """A transformer block on tokens (B, tokens, width): attention and an MLP.
+
+    Each of the two gets its shift, scale and gate from a modulation (B, 6, width).
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
-"""Captions as a large video model gets them: some are wrong and some are missing.
+"""Captions for pre-training with the flaws of real ones: some are wrong, and some are empty.
 
-A model that learns from them makes clean clips of the wrong thing as often as its captions were wrong. The right
-answer is in its distribution, and a reward can bring it out. Empty captions teach it what guidance leads away from.
+A model that learns from them makes clean clips of the wrong thing as often as its captions were wrong. It makes right
+ones too, so a reward can make these more likely. Empty captions teach the model the empty prompt, which guidance leads
+away from.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,10 @@ EMPTY = 0.1  # of all captions
 
 
 def mistaken(indices: Tensor, kinds: int, share: float, generator: torch.Generator) -> Tensor:
-    """Return the indices with a random `share` of them moved to one of the other kinds, each as likely as the next."""
+    """Return `indices`, each from 0 to `kinds` − 1, with a random share of them replaced by another index.
+
+    `share` is the probability of a replacement. All other indices are equally likely.
+    """
     wrong = torch.rand(indices.shape, generator=generator) < share
     other = (indices + torch.randint(1, kinds, indices.shape, generator=generator)) % kinds
     return torch.where(wrong, other, indices)

@@ -1,4 +1,4 @@
-"""What the reports of all worlds have in common: shares and rows before and after, curves."""
+"""Parts that the before-and-after reports of all worlds share: proportions, table rows, curves and charts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ PAGE = "before_after.html"  # another than report.html, which `sage-grpo report`
 
 @dataclass(frozen=True)
 class Proportion:
-    """A proportion of videos before and after, with Wilson's intervals of 95 %."""
+    """The share of videos (0 to 1) that have some property before and after training, with Wilson's 95 % intervals."""
 
     before: float
     before_interval: tuple[float, float]
@@ -41,9 +41,10 @@ class Proportion:
 
 
 def most_telling(gains: Tensor) -> list[int]:
-    """Return the indices of at most `SHOWN` pairs of videos, the largest gain first.
+    """Return the indices of at most `SHOWN` videos to show before and after training, the largest gain first.
 
-    They are at even places of the order by gain, so that the failures are shown too.
+    `gains` (N,) are the videos' changes through training. The videos are evenly spaced in the order by gain, so that
+    the failures are shown too.
     """
     order = gains.argsort(stable=True).tolist()
     places = torch.linspace(0, len(order) - 1, min(SHOWN, len(order))).round().long().tolist()
@@ -51,7 +52,11 @@ def most_telling(gains: Tensor) -> list[int]:
 
 
 def paired_rows(columns: dict[str, tuple[Tensor, Tensor]]) -> list[list[str]]:
-    """Return table rows of values before and after, one per video: name, before, after, paired difference."""
+    """Return one table row per measure: its name, means before and after training, and their paired difference.
+
+    `columns` has the values of each measure before and after, (N,) each, one value per video. The difference has its 95
+    % interval.
+    """
     rows = []
     for name, (old, new) in columns.items():
         change = effect((new - old).tolist())
@@ -65,7 +70,10 @@ def diversity_row(before: float, after: float, name: str = "held out: diversity"
 
 
 def curve_reader(folder: str) -> Callable[[str, str], Curve]:
-    """Return a function that reads a curve of a run, by its key in the log and a name to show."""
+    """Return a function that reads a curve from a run's log: it takes a key of the log and a name to show.
+
+    `folder` is the run folder. The curve has the values of this key over iterations.
+    """
     log = read_metrics(RunFolder(Path(folder)).log)
 
     def curve(key: str, name: str) -> Curve:
@@ -76,7 +84,11 @@ def curve_reader(folder: str) -> Callable[[str, str], Curve]:
 
 
 def policy_charts(curve: Callable[[str, str], Curve]) -> list[Chart]:
-    """Return charts of how far the policy is from where it was: the KL, and the drift relative to the start."""
+    """Return two charts over the iterations of a run: how far the policy has moved, and how its videos have drifted.
+
+    The first has the KL to the anchor and to the initial policy. The second has the drift gauge's error and diversity
+    relative to the start. `curve` is from `curve_reader`.
+    """
     return [
         Chart(
             "Distance of the policy",

@@ -1,4 +1,7 @@
-"""Least squares between videos and clips of a world whose coverage alone depends on the continuous numbers."""
+"""Least-squares fits of clips to videos, for worlds in which a clip is a colour times a mask.
+
+Only the mask, the coverage of pixels, depends on the continuous numbers that are fitted.
+"""
 
 from collections.abc import Callable
 
@@ -16,17 +19,17 @@ def improve(
     bounds: tuple[Tensor, Tensor],
     iterations: int,
 ) -> tuple[Tensor, Tensor]:
-    """Improve the numbers of many pairs of video and clip together, by Levenberg–Marquardt.
+    """Fit the continuous numbers of N clips to N videos together, by Levenberg–Marquardt.
 
     Args:
-        numbers: Where to begin, (N, K).
-        masks: Coverage of the clips by their numbers, (N, pixels).
-        slopes: That of the coverage in the numbers, (N, pixels, K).
-        projected: The video's light along the clip's colour, (N, pixels).
-        total: Squared norm of the video, (N,).
-        strength: Squared norm of the colour, (N,).
+        numbers: Numbers of each clip to start from, (N, K).
+        masks: Function from numbers (N, K) to the clips' coverage of pixels, (N, pixels).
+        slopes: Function from numbers and coverage to the derivatives of the coverage, (N, pixels, K).
+        projected: Scalar product of each pixel of the video with the clip's colour, (N, pixels).
+        total: Squared norm of each video, (N,).
+        strength: Squared norm of each clip's colour, (N,).
         bounds: The lowest and the highest numbers, (K,) each.
-        iterations: Steps to try.
+        iterations: Number of steps. A step is undone if it does not reduce the residual.
 
     Returns:
         Better numbers (N, K) and squared residuals (N,).
@@ -56,9 +59,9 @@ def improve(
 
 
 def differences(masks: Callable[[Tensor], Tensor], step: float = 1e-5) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function for the slopes (N, pixels, K) of coverage that has no simple formula for them.
+    """Return a function that approximates the derivatives of `masks` by differences of size `step`.
 
-    It takes differences of size `step`.
+    Use it as `slopes` of `improve` for coverage without a simple formula for its derivatives, (N, pixels, K).
     """
 
     def slopes(numbers: Tensor, mask: Tensor) -> Tensor:

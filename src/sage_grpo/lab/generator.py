@@ -1,8 +1,8 @@
-"""A generator of the laboratory: a small transformer for short clips. A world gives it words, sizes and prompts.
+"""The laboratory's generator: a small transformer for short clips. Each world gives it words, sizes and prompts.
 
-Small enough for a laptop and built like the large ones: an autoencoder, text through a tokenizer and embeddings,
-attention over words and latents, modulation by the noise level, guidance. It predicts the clean latents and returns
-the velocity (x - x̂0)/σ.
+It is small enough for a laptop and built like large video models. It has an autoencoder, text through a tokenizer and
+embeddings, attention over words and latents, modulation by the noise level, and guidance. The network predicts the
+clean latents x̂0; the velocity is (x - x̂0)/σ.
 """
 
 import json
@@ -27,7 +27,10 @@ DECODE_BATCH = 32
 
 
 class LabTransformer(nn.Module):
-    """A transformer over words and latents. `latents` are channels, frames, rows and columns."""
+    """A transformer over the tokens of a prompt and of a noisy latent. It predicts the clean latent.
+
+    `latents` is the shape of a latent: channels, frames, rows and columns.
+    """
 
     def __init__(
         self,
@@ -60,15 +63,18 @@ class LabTransformer(nn.Module):
         self.out = nn.Linear(width, channels)
 
     def forward(self, x: Tensor, sigma: Tensor, tokens: Tensor) -> Tensor:
-        """Return the clean latents x̂0, shaped like `x` (B, …), for noise levels (B,) and tokens (B, text_length)."""
+        """Return the predicted clean latents x̂0, shaped like the noisy latents `x` (B, …).
+
+        `sigma` are the noise levels (B,), and `tokens` those of the prompts (B, text_length).
+        """
         text = self.words(tokens) + self.word_places
         _, clean = self.through(sigma, text, self.patches(cut(x, (1, 1, 1))) + self.places)
         return join(self.out(self.norm(clean)), self.latents[1:], (1, 1, 1))
 
     def through(self, sigma: Tensor, *streams: Tensor) -> Sequence[Tensor]:
-        """Run streams (B, tokens, width) through all blocks, with attention over all tokens.
+        """Run streams of tokens (B, tokens, width) through all blocks, with attention over the tokens of all streams.
 
-        Each stream comes out as long as it went in.
+        Return the streams in the same order and shapes. `sigma` are the noise levels (B,).
         """
         frequencies = torch.exp(torch.linspace(0, math.log(1000), 32, device=sigma.device))
         angles = sigma[:, None].float() * frequencies
@@ -80,7 +86,10 @@ class LabTransformer(nn.Module):
 
 
 class LabModel(VideoModel):
-    """The `VideoModel` of the laboratory. Only its transformer is trained; the autoencoder stays as it is."""
+    """The base class of the laboratory's video models, one per world.
+
+    Only the transformer is post-trained. The autoencoder stays as it is.
+    """
 
     lora_targets: Sequence[str] = ("qkv", "proj", "mlp.0", "mlp.2")
     # what a world gives
@@ -103,7 +112,7 @@ class LabModel(VideoModel):
         guidance_scale: float = 1.0,
         guidance_gradient: Literal["both", "conditional"] = "both",
     ) -> None:
-        """Make a model of these parts. Parts that are not given are made new."""
+        """Make a model of these parts. A part that is None is created, with new weights."""
         autoencoder = autoencoder or Autoencoder(self.clip, self.patch, self.channels)
         self.autoencoder = autoencoder.requires_grad_(False).eval()
         self.module: nn.Module = module or self.new_module(autoencoder.latent_shape)
@@ -122,7 +131,7 @@ class LabModel(VideoModel):
 
     @classmethod
     def new_tokenizer(cls) -> Tokenizer:
-        """Return a tokenizer with a token for each word."""
+        """Return a tokenizer with one token for each of the world's `words`."""
         known = ["[pad]", "[unk]", *cls.words]
         tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(known)}, unk_token="[unk]"))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -160,7 +169,10 @@ class LabModel(VideoModel):
         return torch.tensor([row.ids for row in rows], device=next(self.module.parameters()).device)
 
     def clean(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
-        """Return the clean latents x̂0, shaped like `x` (B, …), guidance included."""
+        """Return the predicted clean latents x̂0, shaped like the noisy latents `x` (B, …), with guidance applied.
+
+        `sigma` are the noise levels (B,).
+        """
         out: Tensor = self.module(x, sigma, condition["tokens"])
         if self.guided:
             with torch.set_grad_enabled(torch.is_grad_enabled() and self.guidance_gradient == "both"):
@@ -177,9 +189,10 @@ class LabModel(VideoModel):
         return torch.cat([as_frames(self.autoencoder.decode(part)) for part in parts])
 
     def save_pretrained(self, directory: str, **facts: object) -> None:
-        """Write weights of both networks, configuration with `facts` about their making, and tokenizer into a folder.
+        """Write the weights of transformer and autoencoder, the configuration and the tokenizer into a folder.
 
-        An autoencoder that belongs to another world is left out.
+        `facts` about how the model was made are added to the configuration. The autoencoder is left out if it is that
+        of another world.
         """
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
@@ -200,7 +213,7 @@ class LabModel(VideoModel):
         guidance_scale: float = 1.0,
         guidance_gradient: Literal["both", "conditional"] = "both",
     ) -> Self:
-        """Load a model from a folder, or from the checkpoint that ships with the package."""
+        """Load a model from a checkpoint folder; None for the checkpoint that ships with the package."""
         folder = Path(str(directory or files(cls.shipped) / "base"))
         if not (folder / "config.json").is_file():
             raise ConfigError(

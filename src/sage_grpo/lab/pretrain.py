@@ -1,6 +1,6 @@
-"""Pre-train a small generator on its world: an autoencoder, then flow matching on its latents.
+"""Pre-training of the laboratory's models: an autoencoder of the world's clips, then flow matching on its latents.
 
-Minutes on one core, reproducible from its seed.
+It takes minutes on one core, and is reproducible from its seed.
 """
 
 import time
@@ -36,7 +36,7 @@ Schedule = torch.optim.lr_scheduler.OneCycleLR
 
 @dataclass(frozen=True)
 class World:
-    """A model to be pre-trained, clips and captions to train it on, and for how long."""
+    """The pre-training of one world: its model, the clips and captions to learn from, and how long to train."""
 
     make: Callable[[], LabModel]
     random_scene: Callable[[int, torch.Generator], Any]
@@ -47,7 +47,10 @@ class World:
     noise: float  # centre of the logit of σ; above 0 high noise comes more often, where layout and prompt are decided
     floor: float  # errors are divided by σ², or by this where it is larger
     more: Callable[[Any, Tensor, Any, torch.Generator], Tensor] = lambda model, pictures, scene, generator: pictures
-    """Return the latents of the pictures with what else there is of a scene, such as its sound."""
+    """Function of the model, latents of clips, their scene and a random generator. It returns the latents to learn.
+
+    These can have more than the pictures, such as the sound. By default they are the latents of the clips.
+    """
 
 
 def dubbed(model: TonesModel, pictures: Tensor, scene: shapes.Scene, generator: torch.Generator) -> Tensor:
@@ -74,9 +77,10 @@ def pretrain(
     lr: float = 2e-3,
     show: bool = True,
 ) -> float:
-    """Pre-train a world's model, write a checkpoint folder to `out`, and return the last smoothed loss.
+    """Pre-train a world's model, write a checkpoint folder to `out`, and return the generator's smoothed final loss.
 
-    `steps` are those of the generator; the autoencoder's and the clips seen become fewer in proportion.
+    `steps` are those of the generator; None for the world's own number. The steps of the autoencoder and the number of
+    clips change in proportion.
     """
     chosen, started = WORLDS[world], time.perf_counter()
     steps = steps or chosen.steps
@@ -101,9 +105,9 @@ def pretrain(
 def train_autoencoder(
     network: Autoencoder, world: World, steps: int, generator: torch.Generator, lr: float, show: bool
 ) -> None:
-    """Train an autoencoder so that what comes back is what went in, with a little noise on the way.
+    """Train an autoencoder to reconstruct random clips of a world from latents with a little noise.
 
-    It ends standardized, and rounded to half precision as it is written.
+    Afterwards its latents are standardized, and its weights are rounded to half precision, as they are saved.
     """
     network.requires_grad_(True).train()
     optimizer, schedule = optimizer_of(network, lr, steps)
@@ -124,7 +128,7 @@ def train_autoencoder(
 
 @torch.no_grad()
 def encode_stock(network: Autoencoder, world: World, clips: int, generator: torch.Generator) -> tuple[Tensor, Any]:
-    """Return the latents (clips, …) of many random clips, made once, and the scene that they show."""
+    """Return the latents (clips, …) of `clips` random clips, and the scene that has their content, one row per clip."""
     scene = world.random_scene(clips, generator)
     parts = torch.split(torch.arange(clips), CLIPS)
     return torch.cat([network.encode(world.render(scene.at(rows))) for rows in parts]), scene
@@ -141,9 +145,9 @@ def train_generator(
     lr: float,
     show: bool,
 ) -> float:
-    """Train the generator by flow matching, and return the last smoothed loss.
+    """Train the generator by flow matching on latents and captions of a scene, and return the smoothed final loss.
 
-    The weights end as their moving average.
+    It is the moving average of the loss over steps. At the end, the weights are replaced by their moving average, too.
     """
     average = torch.optim.swa_utils.AveragedModel(
         model.module,
@@ -183,7 +187,10 @@ def descend(loss: Tensor, network: nn.Module, optimizer: torch.optim.AdamW, sche
 
 @contextmanager
 def bar(name: str, steps: int, show: bool) -> Iterator[Callable[[float], float]]:
-    """Show progress with the time left. Yield a function that takes each loss and returns their moving average."""
+    """Show a progress bar, unless `show` is False. Yield a function to call with the loss of each step.
+
+    The function returns the moving average of the losses so far.
+    """
     columns = (
         TextColumn(f"{name:<11}"),
         BarColumn(),

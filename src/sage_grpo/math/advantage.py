@@ -1,4 +1,4 @@
-"""Group-relative advantages from rewards. A failed reward is a mask, never a number."""
+"""Group-relative advantages from rewards. A failed reward is always marked by a mask, never by a special number."""
 
 from collections.abc import Sequence
 
@@ -9,15 +9,15 @@ from torch import Tensor
 def weighted_reward(scores: Tensor, valid: Tensor, weights: Sequence[float] | None = None) -> tuple[Tensor, Tensor]:
     r"""Return the weighted reward $R = \sum_r w_r S_r$ of each sample, and whether the sample counts (Eq. 33).
 
-    A sample counts only if every score with a weight other than 0 is valid.
+    A sample counts only if all its scores with a weight other than 0 are valid.
 
     Args:
-        scores: (…, R).
-        valid: (…, R), boolean.
-        weights: R numbers; None: 1 each.
+        scores: Scores (…, R), with the R scores of a sample along the last axis.
+        valid: Mask (…, R), boolean: which scores are valid.
+        weights: One weight per score; None gives each score the weight 1.
 
     Returns:
-        The rewards (…) in float64, and a mask (…).
+        The rewards (…) in float64, and a mask (…) of the samples that count.
     """
     w = torch.ones(scores.shape[-1]) if weights is None else torch.as_tensor(weights)
     if len(w) != scores.shape[-1]:
@@ -30,21 +30,21 @@ def weighted_reward(scores: Tensor, valid: Tensor, weights: Sequence[float] | No
 
 
 def group_advantages(reward: Tensor, valid: Tensor, *, limit: float = 5.0, eps: float = 1e-4) -> tuple[Tensor, Tensor]:
-    r"""Return the advantages of groups, and a mask of the samples that count (Eq. 10 / 35).
+    r"""Return each sample's advantage within its group, and a mask of the samples that count (Eq. 10 / 35).
 
     $$A_i = \mathrm{clip}\left(\frac{r_i - \mathrm{mean}(r)}{\mathrm{std}(r) + \epsilon},\ \pm\mathrm{limit}\right)$$
 
-    Mean and standard deviation are those of the valid samples of a group. Failed samples do not count, and neither do
-    groups with fewer than two valid ones. Their advantage is 0.
+    Mean and standard deviation are over the valid samples of a group. Failed samples do not count, and neither do
+    samples of a group with fewer than two valid ones. Their advantage is 0.
 
     Args:
-        reward: (…, G), with groups along the last axis.
-        valid: (…, G), boolean.
-        limit: Advantages are clipped to ± this.
-        eps: $\epsilon$.
+        reward: Rewards (…, G), with the G samples of a group along the last axis.
+        valid: Mask (…, G), boolean: which rewards are valid.
+        limit: Advantages are clipped to ± this value.
+        eps: $\epsilon$, added to the standard deviation.
 
     Returns:
-        The advantages (…, G) in float64, and a mask (…, G).
+        The advantages (…, G) in float64, and a mask (…, G) of the samples that count.
     """
     used = valid & (valid.sum(-1, keepdim=True) >= 2)
     r = torch.where(used, reward, 0.0).double()
@@ -59,18 +59,19 @@ def group_advantages(reward: Tensor, valid: Tensor, *, limit: float = 5.0, eps: 
 def dimension_advantages(
     scores: Tensor, valid: Tensor, weights: Sequence[float] | None, group: int, *, limit: float = 5.0
 ) -> tuple[Tensor, Tensor]:
-    r"""Turn each score into advantages of its own, and combine these: no score drowns another by its scale.
+    r"""Return advantages that combine the separate advantages of each score, so that no score dominates by its scale.
 
     $$A_i = \frac{\sum_r w_r A_i^{(r)}}{\sum_r |w_r|}$$
 
-    The division keeps the size of advantages, and the result is clipped as they are.
+    Here $A_i^{(r)}$ is the advantage of sample $i$ in its group by score $r$ alone. The division keeps the usual size
+    of advantages. The result is clipped to ± `limit` too.
 
     Args:
-        scores: (N, R), with the videos of a group in adjacent rows.
-        valid: (N, R), boolean.
-        weights: R numbers; None: 1 each.
-        group: Videos per group, G.
-        limit: Advantages are clipped to ± this.
+        scores: Scores (N, R): one row per video, one column per score. The videos of a group are in adjacent rows.
+        valid: Mask (N, R), boolean: which scores are valid.
+        weights: One weight per score; None gives each score the weight 1.
+        group: Number of videos per group, G.
+        limit: Advantages are clipped to ± this value.
 
     Returns:
         The advantages (N/G, G) in float64, and a mask (N/G, G) of the samples that count.

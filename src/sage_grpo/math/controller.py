@@ -1,4 +1,4 @@
-r"""The weight $\lambda$ of the KL: a schedule, then feedback on the KL that was observed."""
+r"""The weight $\lambda$ of the KL penalty: first a warm-up schedule, then feedback on the observed KL."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,69 +9,72 @@ LARGEST_ERROR = 10.0  # a KL further than this factor from its target counts as 
 
 @dataclass(frozen=True)
 class KLRule:
-    r"""The rule by which $\lambda$ moves: a warm-up, then feedback; without feedback it stays as it is then."""
+    r"""The rule for $\lambda$, the weight of the KL penalty: first a warm-up, then feedback or a constant value."""
 
     low: float = 1e-7
-    r"""$\lambda$ before the first update, if there is a warm-up, and its lower bound."""
+    r"""Lower bound of $\lambda$, and its value before the first update if there is a warm-up."""
     high: float = 1e-5
-    """Upper bound, and the value where the warm-up ends unless `start` is given."""
+    r"""Upper bound of $\lambda$, and its value at the end of the warm-up unless `start` is given."""
     start: float | None = None
-    """Value where the warm-up ends and feedback begins; None: `high`."""
+    r"""Value of $\lambda$ at the end of the warm-up, where feedback begins; None means `high`."""
     warmup: int = 100
-    r"""Number of updates of the warm-up; with 0, $\lambda$ begins where it would end."""
+    r"""Number of updates in the warm-up; with 0, $\lambda$ begins at the value that ends a warm-up."""
     feedback: Feedback = "none"
-    """The kind of feedback after the warm-up."""
+    r"""The kind of feedback after the warm-up, as in the function `feedback`; `none` keeps $\lambda$ constant."""
     target: float = 0.0
     """The KL that feedback aims at."""
     history: int = 10
-    """Number of updates over whose KLs feedback takes the mean."""
+    """Number of most recent updates whose mean KL feedback uses."""
     band: float = 0.5
-    """How far that mean may be from the target, relative to it, before feedback acts; not for `proportional`."""
+    """Relative distance of the mean KL from the target up to which feedback does nothing; not used by
+    `proportional`."""
     gain: float = 1.0
-    r"""For `proportional`: the power of KL/target by which $\lambda$ is multiplied over `history` updates."""
+    r"""For `proportional`: over `history` updates, $\lambda$ is multiplied by this power of KL/target."""
     damping: float = 1.0
-    r"""For `proportional`: the power of the KL's own change by which $\lambda$ is multiplied, against overshoot."""
+    r"""For `proportional`: in each update, $\lambda$ is multiplied by this power of the mean KL's relative change,
+    against overshoot."""
 
 
 @dataclass(frozen=True)
 class KLWeight:
-    r"""The current $\lambda$ with all that its future depends on.
+    r"""The current $\lambda$, with all state that its next values depend on.
 
-    A resumed run that restores it continues as if never stopped.
+    A resumed run that restores this state continues as if it had never stopped.
     """
 
     value: float
     updates: int = 0
     recent: tuple[float, ...] = ()
-    """KLs of the last updates, as far as feedback looks back."""
+    """KLs of the most recent updates, oldest first, as many as feedback uses."""
 
 
 def warmup(update: int, rule: KLRule) -> float:
-    r"""Return $\lambda$ at update $u$ of the $K$ updates of the warm-up (Eq. 41), and its end afterwards.
+    r"""Return $\lambda$ at update $u$ of a warm-up of $K$ updates (Eq. 41); after the warm-up, return its last value.
 
     $$\lambda_u = \lambda_\mathrm{low} + (\lambda_\mathrm{high} - \lambda_\mathrm{low})\,u/K$$
 
-    The end is `high`, or `start` in its place if that is given.
+    If `rule.start` is given, it takes the place of $\lambda_\mathrm{high}$.
     """
     end = rule.high if rule.start is None else rule.start
     return end if update >= rule.warmup else rule.low + (end - rule.low) * update / rule.warmup
 
 
 def feedback(value: float, recent: tuple[float, ...], rule: KLRule) -> float:
-    r"""Return the next $\lambda$ after the warm-up, from the mean of the last `history` KLs.
+    r"""Return the $\lambda$ that follows `value` after the warm-up, from the `recent` KLs (oldest first).
 
-    `lagrangian` is Eq. 42 with the sign of a Lagrange multiplier: grow when the KL is too large.
+    $\overline{\mathrm{KL}}$ is the mean of the last `history` KLs. `lagrangian` is Eq. 42 with the sign of a Lagrange
+    multiplier: $\lambda$ grows when the KL is too large.
 
     $$\lambda \leftarrow \mathrm{clip}(f\lambda,\ \lambda_\mathrm{low},\ \lambda_\mathrm{high}),\qquad
     f = \begin{cases}1.1 & \overline{\mathrm{KL}} > (1+\mathrm{band})\cdot\mathrm{target}\\
     0.9 & \overline{\mathrm{KL}} < (1-\mathrm{band})\cdot\mathrm{target}\\ 1 & \text{otherwise}\end{cases}$$
 
-    `paper` keeps the printed sign, which is positive feedback: $\lambda$ runs to a bound.
+    `paper` keeps the sign printed in the paper, which is positive feedback: $\lambda$ runs to a bound.
 
-    `proportional` moves with the error and with its change, both on a logarithmic scale: a PI controller. It compares
-    the mean of the last `history` KLs with the same mean one update earlier, so `recent` holds one KL more. It
-    ignores the first `history` KLs after the warm-up, when Adam's steps hardly depend on $\lambda$ yet. The first mean
-    is compared with the target, which corrects a wrong start in one step:
+    `proportional` is a PI controller: it reacts to the error KL/target and to the change of this error, both on a
+    logarithmic scale. The change compares the mean of the last `history` KLs with the same mean one update earlier, so
+    `recent` has one KL more. The first `history` KLs after the warm-up are ignored, because Adam's steps hardly depend
+    on $\lambda$ yet. The first mean is compared with the target, which corrects a wrong start in one step:
 
     $$f = (\overline{\mathrm{KL}} / \mathrm{target})^{\mathrm{gain}/\mathrm{history}}\cdot
     (\overline{\mathrm{KL}} / \overline{\mathrm{KL}}_{-1})^{\mathrm{damping}}$$
@@ -105,12 +108,12 @@ def _proportional(recent: tuple[float, ...], rule: KLRule) -> float:
 
 
 def initial_weight(rule: KLRule) -> KLWeight:
-    r"""Return $\lambda$ before the first update."""
+    r"""Return the state of $\lambda$ before the first update."""
     return KLWeight(warmup(0, rule))
 
 
 def next_weight(weight: KLWeight, kl: float, rule: KLRule) -> KLWeight:
-    r"""Return $\lambda$ for the next update, after an update that observed the KL `kl`."""
+    r"""Return the state of $\lambda$ for the next update, from the state `weight` and the `kl` of this update."""
     own = rule.feedback == "proportional"
     updates, recent = weight.updates + 1, (*weight.recent, kl)[-rule.history - own :]
     if own and updates <= rule.warmup + rule.history:  # λ was another one, or Adam's first steps ignore it

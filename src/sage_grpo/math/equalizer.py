@@ -1,4 +1,4 @@
-"""The temporal gradient equalizer: equal optimization pressure on every timestep."""
+"""The temporal gradient equalizer: weights that give every timestep equal optimization pressure."""
 
 import torch
 from torch import Tensor
@@ -7,17 +7,17 @@ from sage_grpo.math.kernels import KernelTable
 
 
 def gradient_scale(table: KernelTable) -> Tensor:
-    r"""Return $N_t = |b_t|/s_t$ of each step (T,), 0 without noise (Eq. 38).
+    r"""Return $N_t = |b_t|/s_t$ for each step of the table (T,), and 0 for steps without noise (Eq. 38).
 
-    It is the size of the gradient of $\log\pi$ per unit of velocity.
+    The gradient of $\log\pi$ with respect to the velocity is proportional to $N_t$.
     """
     return table.k.abs()
 
 
 def equalizer(table: KernelTable) -> Tensor:
-    r"""Return the weight $S_t = \mathrm{median}(N)/N_t$ of each step (T,), 0 without noise (Eq. 9 / 39).
+    r"""Return the loss weight $S_t = \mathrm{median}(N)/N_t$ of each step of the table (T,) (Eq. 9 / 39).
 
-    The median is over the stochastic steps.
+    $N_t$ is the `gradient_scale`. The median is over the stochastic steps; the other steps have the weight 0.
     """
     scale, on = gradient_scale(table), table.stochastic
     if not on.any():

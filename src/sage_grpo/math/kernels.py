@@ -1,11 +1,11 @@
-r"""One sampling step is affine: $x' = a\,x + b\,v + s\,\varepsilon$. A kernel is its table (a, b, s).
+r"""Kernels: coefficients (a, b, s) of sampling steps, which are affine: $x' = a\,x + b\,v + s\,\varepsilon$.
 
-A table of second order has a column more, for what the step before believed: $+\,e\,\hat x_0^-$.
+A kernel of second order has another coefficient, for the clean estimate of the step before: $+\,e\,\hat x_0^-$.
 
 With $x_\sigma = (1-\sigma)x_0 + \sigma z$ the network predicts $v = dx/d\sigma = z - x_0$ (Eq. 1-3), so
-$\hat x_0 = x - \sigma v$ and the score is $-(x - (1-\sigma)\hat x_0)/\sigma^2 = -(x + (1-\sigma)v)/\sigma$.
-A step goes from $\sigma$ down to $\sigma'$; let $\Delta = \sigma - \sigma'$.
-To add a kernel, write one function and put `@kernel()` above it.
+$\hat x_0 = x - \sigma v$ and the score is $-(x - (1-\sigma)\hat x_0)/\sigma^2 = -(x + (1-\sigma)v)/\sigma$. A step goes
+from $\sigma$ down to $\sigma'$; let $\Delta = \sigma - \sigma'$. To add a kernel, write one function and put
+`@kernel()` above it.
 """
 
 import math
@@ -25,15 +25,16 @@ CLAMP = 3e-3  # how near σ = 1 the reference lets the noise integral come
 
 @dataclass(frozen=True)
 class Kernel:
-    """A registered kernel: the function of its coefficients, and the properties that tables and tests use."""
+    """A registered kernel: the function that gives its coefficients, and the properties that tables and tests use."""
 
     function: KernelFunction
     converges: bool
     """Whether its samples converge to the marginals of the flow, as the number of steps grows."""
     holds_x0: bool
-    r"""Whether it takes only $\hat x_0$ as constant over a step. Extrapolating that gives a form of second order."""
+    r"""Whether a step takes only the clean estimate $\hat x_0$ as constant. Extrapolating it gives a form of second
+    order."""
     scaled: bool = True
-    """Whether its log-likelihood is divided by $2s^2$, as a Gaussian's is."""
+    """Whether the kernel's log-likelihood is divided by $2s^2$, as that of a Gaussian is."""
 
 
 KERNELS: dict[str, Kernel] = {}
@@ -42,7 +43,7 @@ KERNELS: dict[str, Kernel] = {}
 def kernel(
     *, converges: bool = True, holds_x0: bool = False, scaled: bool = True
 ) -> Callable[[KernelFunction], KernelFunction]:
-    r"""Register a function $(\sigma, \sigma', \eta) \mapsto (a, b, s)$ under its own name: put `@kernel()` above it.
+    r"""Register a function $(\sigma, \sigma', \eta) \mapsto (a, b, s)$ as a kernel: put `@kernel()` above it.
 
     `converges` is false for noise that does not shrink with the step. `holds_x0` is true for an exact solution of its
     SDE for a fixed $\hat x_0$: such a kernel has a form of second order. `scaled` is false where the log-likelihood is
@@ -61,14 +62,14 @@ def kernel(
 
 @dataclass(frozen=True)
 class KernelTable:
-    """The sampler as six float64 vectors (T,), one entry per step."""
+    """The coefficients of a sampler's T steps: six float64 vectors (T,), with one entry per step."""
 
     sigma: Tensor
-    r"""$\sigma$, where a step starts."""
+    r"""Noise level $\sigma$ at which the step starts."""
     sigma_next: Tensor
-    r"""$\sigma'$, where it ends."""
+    r"""Noise level $\sigma'$ at which the step ends."""
     a: Tensor
-    """Weight of the state."""
+    """Weight of the latents."""
     b: Tensor
     """Weight of the velocity."""
     s: Tensor
@@ -76,7 +77,8 @@ class KernelTable:
     e: Tensor
     r"""Weight of $\hat x_0^-$, the clean estimate of the step before; 0 in a table of first order."""
     order: int
-    """Order of the steps without noise, and of others whose kernel has a form of second order."""
+    """Order of the sampler, 1 or 2. Order 2 applies to steps without noise, and to kernels with a form of second
+    order."""
     scaled: bool = True
     """Whether the log-likelihood of a step is divided by $2s^2$."""
 
@@ -85,26 +87,26 @@ class KernelTable:
 
     @property
     def stochastic(self) -> Tensor:
-        """Mask (T,) of the steps with noise: the others carry neither loss nor KL."""
+        """Mask (T,) of the steps with noise. The other steps carry neither loss nor KL."""
         return self.s > 0
 
     @property
     def k(self) -> Tensor:
-        """$k = b/s$, the only number that log-ratio and KL need; 0 on deterministic steps."""
+        """$k = b/s$ of each step (T,), the only number that log-ratio and KL need; 0 for deterministic steps."""
         return torch.where(self.stochastic, self.b / self.s, torch.zeros_like(self.s))
 
     @property
     def scale(self) -> Tensor:
-        """Return the weight of each step's log-ratio: 1, or $2s^2$ where the likelihood is not divided by it."""
+        """Factor of each step's log-ratio (T,): 1, or $2s^2$ if the log-likelihood is not divided by $2s^2$."""
         return torch.ones_like(self.s) if self.scaled else 2 * self.s.square()
 
     @property
     def prefix(self) -> int:
-        """Number of steps before the first stochastic one: rollouts that begin alike stay alike until there."""
+        """Number of steps before the first stochastic one. Rollouts with equal initial noise are equal up to there."""
         return int(self.stochastic.int().argmax()) if self.stochastic.any() else len(self)
 
     def ode_outside(self, window: Tensor) -> "KernelTable":
-        """Take the plain ODE step wherever `window` is false (mixed ODE-SDE)."""
+        """Return the table with plain ODE steps wherever the mask `window` (T,) is false (mixed ODE-SDE)."""
         plain = kernel_table("ode", torch.cat([self.sigma, self.sigma_next[-1:]]), 0.0, self.order)
         return replace(
             self,
@@ -116,13 +118,13 @@ class KernelTable:
 
 
 def kernel_table(name: str, sigmas: Tensor, eta: float, order: int = 1) -> KernelTable:
-    r"""Return the table of kernel `name` along the schedule `sigmas` with noise level $\eta$.
+    r"""Return the table of the kernel `name` along the noise levels `sigmas`, with noise of strength $\eta$.
 
     Args:
         name: Name of a registered kernel, such as `sage`.
         sigmas: Noise levels from 1 to 0 (T + 1,), by `sigma_schedule`.
         eta: Strength of the noise; 0 gives the plain ODE under any name.
-        order: 2 extrapolates the clean estimate in kernels with `holds_x0`; the others stay as they are.
+        order: 1, or 2 to extrapolate the clean estimate in kernels with `holds_x0`; other kernels stay as they are.
     """
     if name not in KERNELS:
         raise ValueError(f"unknown kernel {name!r}; {did_you_mean(name, KERNELS)}")
@@ -139,15 +141,16 @@ def kernel_table(name: str, sigmas: Tensor, eta: float, order: int = 1) -> Kerne
 
 
 def extrapolated(a: Tensor, b: Tensor, sigmas: Tensor) -> Coefficients:
-    r"""Return (a, b, e) with the clean estimate continued on a line in log-SNR $\lambda = \log\frac{1-\sigma}{\sigma}$.
+    r"""Return (a, b, e) of second order, with the clean estimate extrapolated on a line in log-SNR.
 
-    Over a step of length $h$ after one of $h_-$ the mean of the clean estimate is
+    The log-SNR is $\lambda = \log\frac{1-\sigma}{\sigma}$. Over a step of length $h$ in $\lambda$, after one of length
+    $h_-$, the mean of the clean estimate is
 
     $$D = (1+r)\,\hat x_0 - r\,\hat x_0^-,\qquad r = \frac{h}{2h_-}$$
 
     and $x' = (a + b/\sigma)\,x - (b/\sigma)\,D + s\,\varepsilon$. The first two steps and the last one, where $\lambda$
-    is infinite at an end, stay of first order. $\hat x_0^-$ belongs to the rollout, not to the policy: log-ratio and KL
-    need $k = b/s$ as ever.
+    is infinite at an end, stay of first order. $\hat x_0^-$ comes from the rollout and is equal for all policies, so
+    log-ratio and KL still need only $k = b/s$.
     """
     h = -torch.logit(sigmas).diff()
     r = torch.cat([torch.zeros_like(h[:1]), h[1:] / (2 * h[:-1])])
@@ -157,7 +160,7 @@ def extrapolated(a: Tensor, b: Tensor, sigmas: Tensor) -> Coefficients:
 
 
 def euler_maruyama(sigma: Tensor, sigma_next: Tensor, variance: Tensor) -> Coefficients:
-    r"""Eq. 7 / 23 with the sign and the score corrected, for a variance $\Sigma$ of the step:
+    r"""Return (a, b, s) of Euler-Maruyama steps with noise of variance $\Sigma$: Eq. 7 / 23, sign and score corrected.
 
     $$x' = x - v\,\Delta + \tfrac{\Sigma}{2}\,\mathrm{score} + \sqrt{\Sigma}\,\varepsilon$$
 
@@ -168,15 +171,15 @@ def euler_maruyama(sigma: Tensor, sigma_next: Tensor, variance: Tensor) -> Coeff
 
 
 def frozen_x0(sigma: Tensor, sigma_next: Tensor, rho: Tensor, rest: Tensor) -> Coefficients:
-    r"""Hold the clean estimate, keep a part $\rho$ of the noise and renew the rest: exactly $\sigma'$ of it is left.
+    r"""Return (a, b, s) of steps that hold the clean estimate, keep a part $\rho$ of the noise and renew the rest.
 
     $$x' = (1-\sigma')\,\hat x_0 + \sigma'\left(\rho\,\hat z + \sqrt{1-\rho^2}\,\varepsilon\right)$$
 
     $$a = 1 - \sigma' + \rho\sigma',\qquad b = -\sigma(1-\sigma') + \rho\sigma'(1-\sigma),
     \qquad s = \sigma'\sqrt{1-\rho^2}$$
 
-    with $\hat x_0 = x - \sigma v$ and $\hat z = x + (1-\sigma)v$.
-    `rest` is $\sqrt{1-\rho^2}$, which its caller knows more exactly.
+    with $\hat x_0 = x - \sigma v$ and $\hat z = x + (1-\sigma)v$. The noise level after the step is exactly $\sigma'$.
+    `rest` is $\sqrt{1-\rho^2}$, which the caller can compute with less rounding.
     """
     kept = rho * sigma_next
     b = -sigma * (1 - sigma_next) + kept * (1 - sigma)
@@ -192,7 +195,7 @@ def _from_log_rho(sigma: Tensor, sigma_next: Tensor, log_rho: Tensor) -> Coeffic
 def ode(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
     r"""The probability-flow ODE (Eq. 1), one Euler step: $a = 1$, $b = -\Delta$, $s = 0$.
 
-    It is `frozen_x0` with $\rho = 1$, free of its rounding.
+    It equals `frozen_x0` with $\rho = 1$, without the rounding.
     """
     return torch.ones_like(sigma), sigma_next - sigma, torch.zeros_like(sigma)
 
@@ -215,7 +218,7 @@ def flow(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
 
 @kernel()
 def sage(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
-    r"""Eq. 5 / 21: `euler_maruyama` with the exact integral of the noise over the step.
+    r"""SAGE-GRPO (Eq. 5 / 21): `euler_maruyama` with the exact integral of the noise over the step.
 
     $$\Sigma = \eta^2\int_{\sigma'}^{\sigma}\frac{u}{1-u}\,du
     = \eta^2\left[\log\frac{1-\sigma'}{1-\sigma} - \Delta\right]$$
@@ -233,7 +236,7 @@ def sage(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
 def cps(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
     r"""Coefficients-preserving sampling: `frozen_x0` with $\rho = \cos(\eta\pi/2)$.
 
-    Its noise does not shrink with the step.
+    Its noise does not shrink as steps get shorter.
     """
     if eta > 1:
         raise ValueError(f"eta={eta}: kernel 'cps' rotates noise by eta·90°, use 0 to 1")
@@ -267,7 +270,7 @@ def precise(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
 
 @kernel(holds_x0=True)
 def dance_precise(sigma: Tensor, sigma_next: Tensor, eta: float) -> Coefficients:
-    r"""`precise` for DanceGRPO's constant noise.
+    r"""The exact solution of DanceGRPO's SDE, with constant noise, for a fixed $\hat x_0$: `frozen_x0` with
 
     $$\rho = \exp\left(-\frac{\eta^2}{2}\left(\frac{1}{\sigma'} - \frac{1}{\sigma}\right)\right)$$
     """

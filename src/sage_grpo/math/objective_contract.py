@@ -1,4 +1,4 @@
-"""The contract of an objective: checked before a run trains, and by `check_objective` in your own test."""
+"""The contract of every objective. A run checks it before training, and your own test can call `check_objective`."""
 
 from dataclasses import replace
 
@@ -11,10 +11,10 @@ VIDEOS, SHAPE, SIGMA = 6, (3, 4, 5), 0.6
 
 
 def fault_at_old_policy(objective: Objective, inputs: LossInputs) -> str | None:
-    """Return what is wrong with an objective where the policy equals the old one, in words; None if nothing is.
+    """Return what is wrong with an objective at inputs where the policy equals the old one; None if nothing is.
 
-    The ratio must be 1 there. A step against the loss must make videos with a positive advantage more likely, and
-    others less.
+    The log-ratio must be 0 there. A gradient step on the loss must make videos with a positive advantage more likely,
+    and videos with a negative advantage less likely.
     """
     v = inputs.velocity
     loss = objective.loss(inputs)
@@ -39,10 +39,10 @@ def fault_at_old_policy(objective: Objective, inputs: LossInputs) -> str | None:
 
 
 def check_objective(objective: Objective) -> None:
-    """Check an objective against the contract, on points drawn at random.
+    """Refuse an objective that breaks the contract, by evaluating it on random inputs.
 
     Raises:
-        ValueError: What is wrong, in a sentence.
+        ValueError: The objective breaks the contract; the message says how.
     """
     for dtype in (torch.float64, torch.float32):
         inputs = _drawn(dtype)
@@ -76,7 +76,7 @@ def _seeded(seed: int) -> torch.Generator:
 
 
 def _drawn(dtype: torch.dtype) -> LossInputs:
-    """Draw a point where the policy is the old one, with advantages of both signs."""
+    """Draw inputs for which the policy equals the old one, with advantages of both signs."""
     v, noise, clean = torch.randn(3, VIDEOS, *SHAPE, generator=_seeded(1)).to(dtype)
     advantage = 1.0 - 2.0 * (torch.arange(VIDEOS) % 2)
     leaf = v.requires_grad_()

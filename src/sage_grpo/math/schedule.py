@@ -29,9 +29,10 @@ def sigma_schedule(steps: int, shift: float = 1.0) -> Tensor:
 
 
 def short_tail(steps: int, shift: float, end: int, share: float) -> Tensor:
-    """Return the schedule of `steps` steps down to step `end`, and then fewer and longer steps to 0.
+    """Return the noise levels of a schedule with fewer and longer steps after step `end`.
 
-    Their number is `share` of the steps that would be left, rounded up.
+    Up to step `end`, the levels are those of `sigma_schedule(steps, shift)`. After it, a `share` (0 to 1) of the usual
+    number of steps, rounded up, leads to 0.
     """
     if share == 1:
         return sigma_schedule(steps, shift)
@@ -43,7 +44,7 @@ def short_tail(steps: int, shift: float, end: int, share: float) -> Tensor:
 def stochastic_window(steps: int, size: int | None = None, start: int = 0) -> Tensor:
     """Return a mask (steps,) of the steps that may be stochastic (mixed ODE-SDE).
 
-    They are `size` steps from step `start` on, or all from there if `size` is None.
+    These are `size` steps from step `start` on, or all steps from `start` on if `size` is None.
     """
     if size is not None and not (size >= 1 and 0 <= start <= steps - size):
         raise ValueError(f"a window of {size} steps from step {start} does not fit into {steps} steps")

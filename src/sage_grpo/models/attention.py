@@ -1,10 +1,12 @@
-"""Attention by one of diffusers' backends, to be timed and compared with torch's own kernels."""
+"""Attention computed by one of diffusers' backends, so that it can be timed and compared with torch's kernels."""
 
 from torch import Tensor
 
 
 def attend(backend: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the attention (B, H, S, D) that a backend of diffusers, such as `flash`, computes.
+    """Return attention computed by the diffusers backend of the given name, such as `flash`.
+
+    Query, key, value and the result are (B, heads, tokens, head size).
 
     Raises:
         RuntimeError: The backend is not installed, or does not take these inputs.

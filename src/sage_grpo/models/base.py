@@ -1,7 +1,7 @@
 """The base class of all adapters of diffusers pipelines: loading, guidance, placement, cached conditions and decoding.
 
-An adapter adds what differs: how text becomes tensors, how the transformer is called, and the shape of latents
-(docs/add-a-model.md).
+An adapter adds what differs between models: how text becomes tensors, how the transformer is called, and the shape of
+latents (docs/add-a-model.md).
 """
 
 import inspect
@@ -34,7 +34,10 @@ Gradient = Literal["both", "conditional"]
 
 
 class DiffusersModel(VideoModel):
-    """A diffusers pipeline behind the `VideoModel` contract. No sampling loop, scheduler or training code."""
+    """A diffusers pipeline behind the `VideoModel` contract.
+
+    It has no sampling loop, scheduler or training code of its own.
+    """
 
     pipeline_class: ClassVar[type[DiffusionPipeline]]
     denoisers: ClassVar[Sequence[str]] = ("transformer",)  # what is trained, by its name in the pipeline
@@ -90,24 +93,27 @@ class DiffusersModel(VideoModel):
     @classmethod
     @abstractmethod
     def tiny(cls) -> Any:
-        """Return a pipeline of the same classes at toy size."""
+        """Return a pipeline of the real classes at toy size, with random weights, for rehearsals and tests."""
 
     @abstractmethod
     def embed_text(self, text: str) -> dict[str, Tensor]:
-        """Return the transformer's inputs for one text, each (1, …), under the names that `predict` reads."""
+        """Return the embeddings of one text: tensors (1, …) under the names that `predict` reads from its `inputs`."""
 
     def embed_image(self, image: Image.Image) -> dict[str, Tensor]:
-        """Return the transformer's inputs for the first frame by name, each (1, …), in models that take one."""
+        """Return the transformer's inputs for a given first frame: tensors (1, …) by name.
+
+        Only image-to-video models define this method.
+        """
         raise NotImplementedError
 
     @abstractmethod
     def predict(self, x: Tensor, sigma: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the transformer's velocity, shaped like `x`, for one branch of guidance.
+        """Return the transformer's velocity, shaped like `x`, before the two branches of guidance are combined.
 
         Args:
             x: Latents (B, …).
             sigma: Noise levels (B,).
-            inputs: What `embed_text` and `embed_image` return, one row per sample.
+            inputs: The tensors of `embed_text` and `embed_image` by name, with one row per sample.
         """
 
     @abstractmethod
@@ -115,44 +121,61 @@ class DiffusersModel(VideoModel):
 
     @abstractmethod
     def to_pixels(self, x0: Tensor) -> Tensor:
-        """Decode latents (B, …) to pixels (B, C, F, H, W) in [-1, 1]."""
+        """Decode clean latents (B, …) to pixels (B, C, F, H, W) in [-1, 1]."""
 
     def text_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of what `embed_text` returns, without the batch, for a plan that has no encoder."""
+        """Return the shape of each tensor of `embed_text`, without the batch axis, so that a plan needs no encoder.
+
+        Raises:
+            ModelError: The adapter does not define these shapes.
+        """
         raise ModelError(f"{type(self).__name__} does not say how large its conditions are; plan without the peak")
 
     @property
     def encoded_tokens(self) -> int:
-        """The largest number of tokens that the encoders compute for a text. Only a plan uses it."""
+        """The most tokens, padding included, that the encoders process for one text.
+
+        A plan estimates encoding time by it.
+        """
         return self.text_tokens
 
     def image_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of what `embed_image` returns, without the batch, for a plan that has no encoder."""
+        """Return the shape of each tensor of `embed_image`, without the batch axis, so that a plan needs no encoder.
+
+        Raises:
+            ModelError: The adapter does not define these shapes.
+        """
         return DiffusersModel.text_shapes(self)
 
     def own_guidance(self) -> float:
-        """Return the guidance scale that the pipeline uses by default."""
+        """Return the guidance scale for recipes that set none, which is the pipeline's default.
+
+        A scale of 1 is no guidance.
+        """
         return 1.0
 
     def own_size(self) -> tuple[int, int, int]:
         return self.default_size
 
     def model_input(self, x: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the latents (B, …) as the network sees them: frames that are given replace the noisy ones."""
+        """Return the latents (B, …) that the network gets.
+
+        These are `x`, except that some image-to-video models put the given first frame in place of the noisy one.
+        """
         return x
 
     def pipeline_inputs(self, x: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return the arguments that start the pipeline at latents `x`, guided as this model is.
+        """Return the arguments with which diffusers' pipeline starts at latents `x`, with this model's guidance.
 
-        Only the contract uses them.
+        Only the contract (`models/contract.py`) uses them, to compare the pipeline's results with ours.
         """
         return {"latents": self.model_input(x, inputs)}
 
     def pipeline_latents(self, found: tuple[Any, ...]) -> Tensor:
-        """Return the pipeline's final latents in the shape of `latent_shape`. Only the contract uses them.
+        """Return the pipeline's final latents, reshaped to (B, *`latent_shape`). Only the contract uses them.
 
         Args:
-            found: What the pipeline returned.
+            found: The tuple that the pipeline returned.
         """
         end: Tensor = found[0]
         return end
@@ -171,13 +194,16 @@ class DiffusersModel(VideoModel):
         without_encoders: bool = False,
         **settings: Any,
     ) -> "DiffusersModel":
-        """Load the model from a folder or hub name with the library's own loading code. Only safetensors are read.
+        """Load the model from a folder or the hub, with diffusers' own loading code. Only safetensors files are read.
 
         Args:
+            path: A folder, or the name of a repository on the hub.
             dtype: Precision of the networks to be trained, by default float32.
             frozen_dtype: Precision of the other components, by default `dtype`; those in `float32_parts` are float32.
-            empty: Leave out the weights to be trained.
-            without_encoders: Leave out the encoders until a text or image is not stored, and drop them after it.
+            empty: Make the networks to be trained without weights, which are loaded later, shard by shard.
+            without_encoders: Load the encoders only to encode a text or image whose embedding is not stored, then free
+                them.
+            settings: Arguments of the constructor, such as `frames`.
         """
         if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
             raise ModelError(f"model.path: there is no folder {path}")
@@ -212,9 +238,9 @@ class DiffusersModel(VideoModel):
         frozen_dtype: torch.dtype | None = None,
         **settings: Any,
     ) -> "DiffusersModel":
-        """Return the model at full size without weights, for a plan.
+        """Return the model with all networks at full size but without weights, for a plan.
 
-        Its sizes are those of the checkpoint if `path` is a folder, or else those of the release.
+        If `path` is a folder, sizes are read from its checkpoint. Otherwise they are those of the released model.
         """
         small = cls.tiny()
         sizes = next((sizes for word, sizes in cls.released.items() if word in (path or "")), {})
@@ -244,11 +270,14 @@ class DiffusersModel(VideoModel):
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override] # read-only here: it follows from the weights
-        """Precision of the transformer's inputs: that of its weights, unless autocast sets another."""
+        """Precision of the transformer's inputs: `autocast_dtype` if it is set, otherwise that of the weights."""
         return self.autocast_dtype or self._layer.weight.dtype
 
     def place(self, device: torch.device, offload_device: torch.device | None = None) -> None:
-        """Move the model to `device`. With `offload_device`, encoders and decoder wait there until they are used."""
+        """Move the model to `device`.
+
+        If `offload_device` is given, encoders and decoder stay on that device whenever they are not used.
+        """
         self.offload_device = offload_device if offload_device != device else None
         for part in self._denoisers():
             if not self._layer.weight.is_meta:  # weights that are left out come later, shard by shard
@@ -259,7 +288,7 @@ class DiffusersModel(VideoModel):
 
     @contextmanager
     def on_device(self, *names: str) -> Iterator[None]:
-        """Keep the named components on the device inside the block, if they are offloaded."""
+        """Let the named components compute on the model's device inside the block, even if they are offloaded."""
         parts = [part for name in names if (part := getattr(self.pipe, name, None)) is not None]
         with onloaded(parts, self.device) if self.offload_device else nullcontext():
             yield
@@ -276,15 +305,19 @@ class DiffusersModel(VideoModel):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt]) -> Condition:
-        """Return the network's inputs for the prompts: tensors by name, with the prompts as first axis.
+        """Return the network's inputs for the prompts: tensors (B, …) by name, with one row per prompt.
 
-        Each distinct text and image is embedded once, and found on disk by its content after that.
+        Embeddings are stored. If the model has a folder `conditions`, each text or image is embedded only once, even
+        across runs.
         """
         rows = [self._row(prompt) for prompt in prompts]
         return {name: torch.cat([row[name] for row in rows]).to(self.device) for name in rows[0]}
 
     def _parts(self, prompt: Prompt) -> Iterator[tuple[str, str, bytes, Callable[[], dict[str, Tensor]]]]:
-        """Yield each part of a prompt: prefix of its names, kind, content, and the function that embeds it."""
+        """Yield (name prefix, kind, content, embedding function) for each text or image that a prompt needs.
+
+        The kind is "text" or "image". The prefix of the negative prompt is `negative_`, all others are empty.
+        """
         for prefix, text in (("", prompt.text), (NEGATIVE, self.negative_prompt))[: 1 + self.guided]:
             yield prefix, "text", text.encode(), partial(self.embed_text, text)
         if self.needs_image:
@@ -312,7 +345,7 @@ class DiffusersModel(VideoModel):
         return self.conditions.get(self._space(kind), content, visit)
 
     def _space(self, kind: str) -> tuple[str, ...]:
-        """Return what an embedding depends on besides its content: fingerprint, kind and precision."""
+        """Return what an embedding depends on besides its text or image: the encoders' fingerprint, kind, precision."""
         if self._fingerprint is None:
             settings, folder = self._encoding_settings(), None
             if self.left_out:
@@ -343,7 +376,10 @@ class DiffusersModel(VideoModel):
             return self.guide(*branches(x, sigma, inputs, inputs | against), sigma)
 
     def _together(self, x: Tensor, sigma: Tensor, inputs: Condition, against: Condition) -> tuple[Tensor, Tensor]:
-        """Return both branches from one pass with twice the batch: fewer calls, and sharded weights travel once."""
+        """Return the velocities of both branches of guidance, the prompt's first, from one pass with twice the batch.
+
+        Compared with two passes, sharded weights are gathered once instead of twice.
+        """
         both = self.predict(torch.cat([x, x]), torch.cat([sigma, sigma]), self.beside(inputs, against))
         v, unguided = both.chunk(2)
         return v, unguided
@@ -355,7 +391,7 @@ class DiffusersModel(VideoModel):
         return (in_turn(v), in_turn(unguided)) if self.branches_in_turn else (v, unguided)
 
     def beside(self, positive: Condition, negative: Condition) -> Condition:
-        """Return the inputs of both branches of guidance as one batch, the positive branch first."""
+        """Join the inputs of the two branches of guidance into one batch (2B, …), the prompt's branch first."""
         return {name: torch.cat([value, negative[name]]) for name, value in positive.items()}
 
     def guide(self, positive: Tensor, negative: Tensor, sigma: Tensor) -> Tensor:
@@ -379,7 +415,7 @@ class DiffusersModel(VideoModel):
         return sigma * steps
 
     def blank_condition(self, batch: int) -> Condition:
-        """Return zeros in the shapes that `encode` would give for `batch` prompts."""
+        """Return tensors of zeros with the names and shapes that `encode` would return for `batch` prompts."""
         shapes = self.text_shapes()
         shapes |= {NEGATIVE + name: shape for name, shape in shapes.items()} if self.guided else {}
         shapes |= self.image_shapes() if self.needs_image else {}

@@ -1,4 +1,7 @@
-"""Embeddings on disk, by the fingerprint of what made them, so that an encoder computes each text or image once."""
+"""A store of text and image embeddings on disk, so that the encoders compute each embedding only once.
+
+The key of an embedding has a fingerprint of the encoders in it. So a changed encoder never gets another's embeddings.
+"""
 
 import json
 from collections import OrderedDict
@@ -23,9 +26,12 @@ DIGEST = "digest"  # of a file's content, in its header
 
 
 def fingerprint(pipe: Any, encoders: Sequence[str], settings: str, folder: Path | None = None) -> str:
-    """Return a digest of the encoders' weights, their tokenizers and everything that shapes an embedding.
+    """Return a digest of all that embeddings depend on: encoders, VAE, tokenizers, settings and library versions.
 
-    With `folder`, that of the checkpoint, the encoders need not be in memory: their files are read instead.
+    Args:
+        settings: The adapter's options that change embeddings, as one text.
+        folder: The checkpoint's folder if the encoders are not in memory. Their files are then read in place of their
+            weights.
     """
     versions = f"{transformers.__version__} {diffusers.__version__}"
     digest = blake2b(f"{settings} {versions}".encode(), digest_size=16)
@@ -53,9 +59,9 @@ def _of_weights(part: Any) -> bytes:
 
 
 def _of_files(folder: Path) -> bytes:
-    """Return a digest of a component's files: settings whole, weights by their header and some pieces of each tensor.
+    """Return a digest of a component's files: JSON whole, of weights the header and some pieces of each tensor.
 
-    The weights of encoders have many gigabytes, so they are not read whole.
+    Encoders have many gigabytes of weights, which would take too long to read whole.
     """
     digest = blake2b(folder.name.encode())
     for path in sorted(folder.glob("*")):
@@ -74,7 +80,10 @@ def _of_files(folder: Path) -> bytes:
 
 
 def _of_content(key: str, tensors: Mapping[str, Tensor]) -> str:
-    """Return a digest of a stored entry and its key, so that a file under another entry's name is detected."""
+    """Return a digest of an entry's key and tensors.
+
+    The digest is stored in the entry's file, and reveals damaged or misplaced files.
+    """
     digest = blake2b(key.encode(), digest_size=20)
     for name, value in sorted(tensors.items()):
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
@@ -83,7 +92,10 @@ def _of_content(key: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 class ConditionStore:
-    """A store of embeddings: `get` returns what `make` made for this content, now or in an earlier run."""
+    """A store of embeddings: `get` returns what is stored for a text or image, or else calls `make` and stores that.
+
+    If `folder` is None, only the latest few embeddings are kept, in memory.
+    """
 
     def __init__(self, folder: str | Path | None) -> None:
         self.folder = Path(folder) if folder else None
@@ -104,9 +116,10 @@ class ConditionStore:
         return tensors
 
     def has(self, space: tuple[str, ...], content: bytes) -> bool:
-        """Return whether there is a complete file of this content.
+        """Return whether the folder has a complete file for this space and content.
 
-        Whether the file was changed is only seen when it is read.
+        `content` is a text or image, and `space` is all else that its embedding depends on. The file's tensors are only
+        verified when `get` reads them.
         """
         path = self._path(self._key(space, content))
         try:

@@ -1,4 +1,4 @@
-"""Processes that share one video, in models of diffusers: by the library's plans, and by a joint attention of ours."""
+"""Sequence parallelism in diffusers models: processes share a video by diffusers' plans or our joint attention."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -18,17 +18,21 @@ from sage_grpo.models.errors import ModelError
 
 
 def cut(dim: int, of: int, output: bool = False) -> ContextParallelInput:
-    """Return an entry of a plan: cut this argument along `dim` if it has `of` dimensions.
+    """Return an entry for diffusers' context-parallel plans: cut a tensor along `dim`, into one part per process.
 
-    With `output`, it is this output that is cut.
+    The tensor must have `of` dimensions. It is an argument of the module that the plan names or, with `output`, one of
+    the module's outputs.
     """
     return ContextParallelInput(split_dim=dim, expected_dims=of, split_output=output)
 
 
 def check_sharing(size: int, heads: int, tokens: int | None = None) -> None:
-    """Refuse a number of processes per video that does not divide the heads, or the tokens where they are given.
+    """Refuse a number of processes per video that does not divide the attention heads, or the tokens if given.
 
-    The library needs divisible tokens for some models.
+    Args:
+        size: Processes that share a video.
+        heads: Attention heads of the network.
+        tokens: Tokens of a video, for networks whose tokens diffusers can only cut into equal parts.
     """
     counts = [heads] if tokens is None else [heads, tokens]
     if any(count % size for count in counts):
@@ -38,9 +42,10 @@ def check_sharing(size: int, heads: int, tokens: int | None = None) -> None:
 
 
 def share_by_plan(network: Any, attentions: Iterable[Any], sp: SequenceParallel, plan: Mapping[str, Any]) -> None:
-    """Share a video by diffusers' context parallelism, which cuts and gathers as `plan` says.
+    """Prepare the network for processes that share a video, by diffusers' context parallelism.
 
-    Inside the `attentions`, the processes exchange keys and values or heads.
+    The plan says at which modules the video's tokens are cut and gathered. Inside the `attentions`, the processes
+    exchange keys and values or heads.
 
     Raises:
         ModelError: The network is compiled, or its attention backend cannot share a video.
@@ -72,11 +77,12 @@ def share_by_plan(network: Any, attentions: Iterable[Any], sp: SequenceParallel,
 
 
 class JointAttention:
-    """Attention over video and text together, for one process or for several that share the video.
+    """A diffusers attention processor over the tokens of video and text together.
 
-    No mask is passed on, because several kernels do not support one, or are slow with it. Samples whose texts differ in
-    length attend one after the other; neighbours of equal length attend together. A mask is only given by the library's
-    own pipeline, and is left to the library.
+    Several processes may share the video. The attention is computed without a mask, because several kernels do not
+    support a mask, or are slow with it. Samples whose texts differ in length attend one after the other; neighbours of
+    equal length attend together. Only diffusers' own pipeline passes a mask. Such a call is left to diffusers'
+    processor.
     """
 
     _attention_backend: Any = None
@@ -102,20 +108,20 @@ class JointAttention:
             return x.view(*x.shape[:2], attn.heads, -1)
 
         sp, text = self.sp, encoder_hidden_states
-        value = heads(attn.to_v(hidden_states))
-        # Under autocast the norms compute in float32. Attention casts to the type of `value`, so messages may as well.
         query, key = (
-            apply_rotary_emb(norm(heads(project(hidden_states))), image_rotary_emb, sequence_dim=1).to(value.dtype)
+            apply_rotary_emb(norm(heads(project(hidden_states))), image_rotary_emb, sequence_dim=1)
             for project, norm in ((attn.to_q, attn.norm_q), (attn.to_k, attn.norm_k))
         )
-        video: tuple[Tensor, ...] = (query, key, value)
+        video: tuple[Tensor, ...] = (query, key, heads(attn.to_v(hidden_states)))
         words: tuple[Tensor, ...] = (
             attn.norm_added_q(heads(attn.add_q_proj(text))),
             attn.norm_added_k(heads(attn.add_k_proj(text))),
             heads(attn.add_v_proj(text)),
         )
         if sp:
-            video, words = tuple(map(sp.seq_to_head, video)), tuple(map(sp.local_heads, words))
+            # Under autocast the norms compute in float32. Attention casts to the value's type, so messages may too.
+            sent = (x.to(video[-1].dtype) for x in video)
+            video, words = tuple(map(sp.seq_to_head, sent)), tuple(map(sp.local_heads, words))
         out = self._attend([torch.cat(pair, dim=1) for pair in zip(video, words, strict=True)], attention_mask, text)
         tokens = video[0].shape[1]
         video_out, text_out = out[:, :tokens], out[:, tokens:]
@@ -126,9 +132,10 @@ class JointAttention:
         return dropout(project(video_out.flatten(2).to(kind))), attn.to_add_out(text_out.flatten(2).to(kind))
 
     def _attend(self, joint: list[Tensor], sizes: tuple[Tensor, ...] | None, text: Tensor) -> Tensor:
-        """Return the attention over all tokens, with the parts of `joint` as query, key and value.
+        """Return the attention over all tokens. `joint` is query, key and value, each (B, tokens, heads, head size).
 
-        `sizes` are empty tensors (rows, tokens, 0), one for each run of neighbours whose texts have equal lengths.
+        `sizes` has an empty tensor (rows, text tokens, 0) for each run of neighbouring samples whose texts have equal
+        lengths. It is None if all samples have the same length.
         """
         if sizes is None:
             out: Tensor = dispatch_attention_fn(*joint, backend=self._attention_backend)

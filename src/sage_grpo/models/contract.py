@@ -1,6 +1,7 @@
-"""The contract of every adapter, checked on its tiny checkpoint: `check(MyModel)`. The test-suite runs it by discovery.
+"""Checks that each adapter of a diffusers pipeline must pass on its tiny checkpoint: call `check(MyModel)`.
 
-The reference is the diffusers pipeline itself: same checkpoint, latents, texts and guidance must give the same video.
+The test suite runs them for every built-in adapter. The reference is the diffusers pipeline itself: with the same
+checkpoint, latents, texts and guidance, both must give the same video.
 """
 
 import inspect
@@ -34,7 +35,7 @@ def adapters() -> list[type[DiffusersModel]]:
 
 
 def make_checkpoint(adapter: type[DiffusersModel], folder: str | Path) -> str:
-    """Save the adapter's tiny pipeline into `folder`, as the real checkpoint would be, and return the folder's path."""
+    """Save the adapter's tiny pipeline into `folder`, laid out like a real checkpoint, and return the folder's path."""
     adapter.tiny().save_pretrained(str(folder))
     return str(folder)
 
@@ -59,9 +60,12 @@ def prompts_for(model: DiffusersModel) -> list[Prompt]:
 def through_pipeline(
     model: DiffusersModel, prompt: Prompt, noise: Tensor, output: str, steps: int = STEPS
 ) -> tuple[Any, ...]:
-    """Run diffusers' own `pipe(...)` from our noise, and return what it returns.
+    """Run diffusers' own pipeline from the initial latents `noise`, and return its output tuple.
 
-    Its scheduler is replaced by the Euler scheduler if it is of higher order.
+    A scheduler other than Euler's is first replaced by the Euler scheduler, whose steps our `ode` kernel takes too.
+
+    Args:
+        output: The pipeline's `output_type`: `latent` for final latents, `np` for pixels.
     """
     pipe = model.pipe
     if not isinstance(pipe.scheduler, FlowMatchEulerDiscreteScheduler):
@@ -88,7 +92,7 @@ def through_pipeline(
 
 
 def check_pipeline(model: DiffusersModel) -> None:
-    """Check that an ODE rollout through our kernel equals the pipeline's own result."""
+    """Check that our sampler with the `ode` kernel ends at the same latents as the diffusers pipeline."""
     for i, prompt in enumerate(prompts_for(model)):
         key = ("contract", i)
         noise = keyed_noise(model.latent_shape(prompt), [(*key, "initial")], model.device)
@@ -101,7 +105,7 @@ def check_pipeline(model: DiffusersModel) -> None:
 
 
 def check_guidance(model: DiffusersModel) -> None:
-    """Check that the velocity depends on the text, and on the negative text exactly when there is guidance."""
+    """Check that the velocity depends on the prompt, and on the negative prompt if and only if guidance is on."""
     prompts = prompts_for(model)
     x = keyed_noise(model.latent_shape(prompts[0]), [("guide", 0)], model.device)
     with torch.no_grad():
@@ -114,7 +118,7 @@ def check_guidance(model: DiffusersModel) -> None:
 
 
 def check_batch(model: DiffusersModel) -> None:
-    """Check that a batch of mixed prompts and noise levels gives the same as its samples one by one."""
+    """Check that a batch of different prompts and noise levels gets the same velocities as its samples one by one."""
     prompts = prompts_for(model)
     x = keyed_noise(model.latent_shape(prompts[0]), [("batch", i) for i in range(2)], model.device)
     sigma = torch.tensor([0.9, 0.35], device=model.device)
@@ -125,7 +129,7 @@ def check_batch(model: DiffusersModel) -> None:
 
 
 def check_branches(model: DiffusersModel) -> None:
-    """Check that both branches of guidance in one pass give the same as two passes, and so do their gradients."""
+    """Check that velocities and gradients are the same with both branches of guidance in one pass as in two passes."""
     prompts = prompts_for(model)
     x = keyed_noise(model.latent_shape(prompts[0]), [("branches", i) for i in range(2)], model.device)
     condition, found = model.encode(prompts), []
@@ -141,7 +145,7 @@ def check_branches(model: DiffusersModel) -> None:
 
 
 def check_gradients(model: DiffusersModel) -> None:
-    """Check that a gradient reaches all parameters of the transformer except those in `unused`, and nothing else."""
+    """Check that gradients reach all of the network's parameters that `model.unused` does not name, and no others."""
     prompts = prompts_for(model)
     x = keyed_noise(model.latent_shape(prompts[0]), [("gradient", i) for i in range(2)], model.device)
     condition = model.encode(prompts)
@@ -159,7 +163,7 @@ def check_gradients(model: DiffusersModel) -> None:
 
 
 def check_decode(model: DiffusersModel) -> None:
-    """Check that frames, and sound where there is any, are those of the pipeline."""
+    """Check that decoded frames equal those of the diffusers pipeline, and so does the sound if the model makes any."""
     prompt = prompts_for(model)[0]
     noise = keyed_noise(model.latent_shape(prompt), [("contract", 0, "initial")], model.device)
     pictures, *heard = through_pipeline(model, prompt, noise, "np")
@@ -181,7 +185,7 @@ def check_decode(model: DiffusersModel) -> None:
 
 
 def check_seeds(model: DiffusersModel) -> None:
-    """Check that the same key gives the same video bit for bit, and another key another video."""
+    """Check that the same noise key gives the same latents bit for bit, and that another key gives other latents."""
     prompt, table = prompts_for(model)[:1], kernel_table("sage", sigma_schedule(STEPS, 3.0), 0.5)
     first, again, other = (sample(model, prompt, table, [(k,)], [(k,)]).x0 for k in ("a", "a", "b"))
     assert torch.equal(first, again)
@@ -200,7 +204,7 @@ CHECKS: Sequence[Callable[[DiffusersModel], None]] = (
 
 
 def check(adapter: type[DiffusersModel]) -> list[str]:
-    """Run the whole contract with guidance on and off, and return the names of the checks that were run."""
+    """Run all checks on an adapter, with guidance on and off, and return the names of the checks that were run."""
     done = []
     with tempfile.TemporaryDirectory() as folder:
         path = make_checkpoint(adapter, folder)

@@ -1,4 +1,4 @@
-"""Encoders that are left out of memory, and loaded only while there is something to encode."""
+"""Loading of encoders that stay out of memory, except while there is a text or image to encode."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,16 @@ from sage_grpo.models.loading import Precisions
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The folder of encoders that are left out, and the precisions in which the rest of the pipeline was loaded."""
+    """A loader of encoders that are kept out of memory: their checkpoint, and the precisions to load components in."""
 
     folder: Path
     kinds: Precisions
 
     def load(self, pipe: Any, names: Sequence[str]) -> dict[str, nn.Module]:
-        """Load the named encoders that the checkpoint has, and return them on the host.
+        """Load the named encoders into the host's memory, and return them by name.
 
-        The library's own loader reads them. It is given what `pipe` holds, so that nothing else is read.
+        Names that the checkpoint lacks are left out. Diffusers' own loader gets the components that `pipe` already has,
+        so that it reads only the encoders from disk.
         """
         held = {name: part for name, part in pipe.components.items() if name not in names}
         with torch.random.fork_rng(devices=[]):  # a run's numbers must not depend on what was encoded before it

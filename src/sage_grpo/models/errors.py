@@ -1,10 +1,13 @@
-"""The exception of models, in a module that needs none of their libraries.
+"""The exception of models, in a module that imports neither diffusers nor transformers.
 
-Planning and comparing the laboratory's models works without these libraries.
+So the laboratory's models can be planned and compared on a machine without these libraries.
 """
 
 from sage_grpo.errors import UserError
 
 
 class ModelError(UserError, ValueError):
-    """Raised when the checkpoint or the request does not fit the model. It says what is wrong and the nearest fix."""
+    """Raised when a checkpoint or a setting does not fit the model.
+
+    The message says what is wrong and the nearest fix.
+    """

@@ -1,14 +1,15 @@
-"""Backward passes of the two branches of guidance, one after the other."""
+"""A way to run the backward passes of the two branches of guidance one after the other, which saves memory."""
 
 import torch
 from torch import Tensor
 
 
 def in_turn(v: Tensor) -> Tensor:
-    """Return the same values, with a backward pass of their own that runs as soon as their gradient is known.
+    """Return the velocity `v` of one branch with a backward pass of its own, run once the gradient of `v` is known.
 
-    A weight that two passes share gets its gradient when both backward passes are done. Until then the gradients of one
-    pass wait, for all weights and unsharded. If the passes run one after the other, they do not wait.
+    The two branches of guidance are two forward passes through the same weights. One backward pass over both gives a
+    weight its gradient only when both are done. Until then the gradients of one branch wait in memory, for all weights
+    and unsharded. With a backward pass of its own per branch, they do not wait.
     """
     if not v.requires_grad:
         return v

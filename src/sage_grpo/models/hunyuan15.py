@@ -1,4 +1,8 @@
-"""HunyuanVideo-1.5, text- and image-to-video: two text encoders, condition channels, the pipeline's own guider."""
+"""Adapters of HunyuanVideo-1.5 for text- and image-to-video.
+
+The model has two text encoders and extra input channels for a first frame. Guidance is computed by the pipeline's own
+guider.
+"""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -82,9 +86,10 @@ class HunyuanVideo15(OwnLengths):
             block.attn.processor = processor
 
     def share_sequence(self, sp: SequenceParallel) -> None:
-        """Share the tokens of a video: cut them before the first block, gather them after the last.
+        """Prepare the network for processes that share a video.
 
-        Tokens of the text are not cut.
+        The video's tokens are cut before the first block and gathered after the last. Every process has all tokens of
+        the text.
         """
         if sp.ring > 1:
             raise ModelError("parallel.ring: HunyuanVideo-1.5 trades heads only; use parallel.ring=1")
@@ -103,7 +108,10 @@ class HunyuanVideo15(OwnLengths):
         return float(self.pipe.guider.guidance_scale) if self.pipe.guider._enabled else 1.0
 
     def own_size(self) -> tuple[int, int, int]:
-        """Return frames, height and width; 480p and 720p checkpoints differ in their transformer's `target_size`."""
+        """Return the default frames, height and width.
+
+        Height and width follow from the transformer's `target_size`, which differs between 480p and 720p checkpoints.
+        """
         p = self.pipe
         height, width = p.video_processor.calculate_default_height_width(9, 16, p.target_size)
         return self.default_size[0], height, width
@@ -117,15 +125,18 @@ class HunyuanVideo15(OwnLengths):
         return (p.num_channels_latents, frames, self.height // space, self.width // space)
 
     def embed_text(self, text: str) -> dict[str, Tensor]:
-        """Return the embeddings of words and glyphs, both (1, tokens, width), without padding.
+        """Return two unpadded embeddings (1, tokens, width): `text` of the prompt, `glyphs` of words to be written.
 
-        A text that asks for no written words has no glyphs at all.
+        If the prompt asks for no written words, `glyphs` has no tokens.
         """
         words, there, glyphs, written = self.pipe.encode_prompt([text], device=self.device, dtype=self.dtype)
         return {"text": words[:, there[0].bool()], "glyphs": glyphs[:, written[0].bool()]}
 
     def text_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of a text of usual length; the longest has `text_tokens` and `glyph_tokens` tokens."""
+        """Return the shapes of the embeddings of a text of typical length, without the batch axis.
+
+        A text can have up to `text_tokens` tokens, and up to `glyph_tokens` for the words to be written.
+        """
         config = self.pipe.transformer.config
         text = min(self.typical_text, self.pipe.tokenizer_max_length)
         return {"text": (text, config.text_embed_dim), "glyphs": (0, config.text_embed_2_dim)}
@@ -139,7 +150,10 @@ class HunyuanVideo15(OwnLengths):
         return f"{own} {p.tokenizer_max_length} {p.tokenizer_2_max_length} {p.system_message}"
 
     def first_frame(self, x: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return condition latents (B, C, F, H, W) and their mask (B, 1, F, H, W): zeros without an image."""
+        """Return latents (B, C, F, H, W) that hold the given first frame, and a mask (B, 1, F, H, W) that is 1 there.
+
+        Both are zeros in text-to-video.
+        """
         return torch.zeros_like(x), torch.zeros_like(x[:, :1])
 
     def predict(self, x: Tensor, sigma: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -1,7 +1,8 @@
-"""HunyuanVideo-1.5's transformer without padding: its attention never sees a mask, and no pass waits for the device.
+"""A forward pass of HunyuanVideo-1.5's transformer that leaves out the padding of text and image tokens.
 
-The library pads texts and image to 1,985 tokens, computes with all of them and masks the padding in attention. Here
-only real tokens take part. Tokens carry no position, so leaving out the padding changes nothing but rounding.
+Diffusers pads texts and image to 1,985 tokens, computes with all of them and masks the padding in attention. Here only
+real tokens take part, so attention needs no mask and no pass waits for the device. Text and image tokens carry no
+position, so leaving out the padding changes nothing but rounding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,10 @@ KINDS = {"text": 0, "glyphs": 1, "image": 2}  # rows of the network's embedding 
 
 
 def install(network: Any) -> None:
-    """Replace the network's forward pass: with `words` it computes without padding, otherwise as the library does."""
+    """Replace `network.forward`.
+
+    Calls with `words` compute without padding, all others run diffusers' own forward pass.
+    """
     stock = network.forward
 
     def forward(*args: Any, words: Mapping[str, Any] | None = None, **named: Any) -> Any:
@@ -27,7 +31,14 @@ def install(network: Any) -> None:
 
 
 def forward_unpadded(network: Any, words: Mapping[str, Any], x: Tensor, timestep: Tensor) -> Tensor:
-    """Return the velocity (B, C, F, H, W) by the library's steps, with the tokens of `text_tokens`."""
+    """Return the velocity (B, C, F, H, W), computed as diffusers does but without padding tokens.
+
+    Args:
+        words: The embeddings `text`, `glyphs` and perhaps `image`, (B, tokens, width), and token counts in a mixed
+            batch.
+        x: Latents and condition channels, (B, 2C + 1, F, H, W).
+        timestep: (B,).
+    """
     rotary = network.rope(x)
     # The library rounds the timestep itself to the dtype of the latents; the original rounds its sinusoids.
     time = network.time_embed.timestep_embedder(network.time_embed.time_proj(timestep).to(x.dtype))
@@ -45,11 +56,12 @@ def forward_unpadded(network: Any, words: Mapping[str, Any], x: Tensor, timestep
 
 
 def text_tokens(network: Any, timestep: Tensor, words: Mapping[str, Any]) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-    """Return the tokens (B, tokens, width) besides the video's, and the size of each run of samples with equal lengths.
+    """Return the tokens (B, tokens, width) of image, glyphs and text, and the size of each run of samples.
 
-    A size is an empty tensor (rows, tokens, 0): a compiled block takes shapes of tensors as they come, but would be
-    compiled again for each number. Sizes are None if all samples are alike, except for compiled blocks. These always
-    get sizes, so that equal lengths are no graph of their own.
+    A run is a group of neighbouring samples whose texts have equal lengths. Its size is an empty tensor (rows, tokens,
+    0), because compiled blocks would be compiled again for each new number, but not for each new shape. Without
+    compiled blocks, sizes are None if all samples have equal lengths. Compiled blocks always get sizes, so that equal
+    lengths need no second graph.
     """
     graphs = compiled(network)
     if not graphs and "text" + COUNT not in words:
@@ -69,9 +81,9 @@ def text_tokens(network: Any, timestep: Tensor, words: Mapping[str, Any]) -> tup
 
 
 def _counts(words: Mapping[str, Any], name: str, samples: int) -> list[int]:
-    """Return the number of tokens of each sample's text.
+    """Return the number of real tokens of each sample in `words[name]`.
 
-    A mixed batch has counts, which are numbers or a tensor. In any other batch all tokens count.
+    If the samples differ, `words` holds the counts as numbers or a tensor. Otherwise no token is padding.
     """
     counts = words.get(name + COUNT)
     return [words[name].shape[1]] * samples if counts is None else [int(count) for count in counts]
@@ -90,7 +102,10 @@ def embedded(network: Any, timestep: Tensor, words: Mapping[str, Tensor]) -> Ten
 
 
 def regular(lengths: Sequence[object]) -> list[slice]:
-    """Return both halves if each is uniform, as branches of guidance are, or else each sample alone, as slices."""
+    """Return slices of a batch for compiled blocks: two halves, or every sample alone.
+
+    The batch is halved if the lengths within each half are equal, as in the two branches of guidance of one prompt.
+    """
     half = len(lengths) // 2
     halves = [slice(0, half), slice(half, len(lengths))]
     if all(len(set(lengths[rows])) == 1 for rows in halves):
@@ -104,9 +119,9 @@ def compiled(network: Any) -> bool:
 
 
 def varying(network: Any, tokens: Tensor) -> Tensor:
-    """Return `tokens`, with their number marked as varying if blocks are compiled.
+    """Return `tokens` (B, tokens, …), with axis 1 marked as dynamic if the network's blocks are compiled.
 
-    The blocks are then compiled once for all lengths of a text, not once for each.
+    The blocks are then compiled once for all lengths of a text, not once for each length.
     """
     if compiled(network):
         torch._dynamo.mark_dynamic(tokens, 1)

@@ -1,4 +1,4 @@
-"""What image models share. To them a picture is a video of one frame."""
+"""Helpers of the adapters for image models, which treat a picture as a video of one frame."""
 
 from typing import Any
 
@@ -14,7 +14,12 @@ def refuse_frames(model: DiffusersModel) -> None:
 
 
 def tiny_vae(scaling: float, shift: float) -> Any:
-    """Return the VAE that several image models share, at toy size."""
+    """Return a VAE at toy size, of the class that several image models share.
+
+    Args:
+        scaling: The VAE's `scaling_factor`.
+        shift: The VAE's `shift_factor`.
+    """
     return df.AutoencoderKL(
         block_out_channels=(8, 8),
         down_block_types=("DownEncoderBlock2D",) * 2,

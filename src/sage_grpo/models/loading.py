@@ -1,4 +1,4 @@
-"""Loading of checkpoints without their weights, and of the pictures that prompts name or hold."""
+"""Functions that make networks without weights at a checkpoint's sizes, and one that reads the picture of a prompt."""
 
 import io
 import warnings
@@ -18,16 +18,20 @@ MEGAPIXELS = 50  # of a first frame; a small file can stand for a picture that f
 
 
 def precisions(adapter: Any, dtype: torch.dtype, frozen: torch.dtype | None) -> Precisions:
-    """Return the precision of each component: `dtype` for the networks, `frozen` or else `dtype` for the others.
+    """Return the precision of each component by name: `dtype` for the networks to be trained, `frozen` for all others.
 
-    Components that lose quality in half precision are float32.
+    If `frozen` is None, the others are in `dtype` too. Components in `float32_parts`, which lose quality in half
+    precision, are always float32.
     """
     kinds = {"default": frozen or dtype} | dict.fromkeys(adapter.denoisers, dtype)
     return kinds | dict.fromkeys(adapter.float32_parts, torch.float32)
 
 
 def empty_parts(pipeline: Any, folder: str, names: Sequence[str], kinds: Precisions) -> dict[str, Any]:
-    """Return a checkpoint's networks without their weights, in the precisions that loading them would give."""
+    """Return the named networks of the checkpoint in `folder`, without weights.
+
+    Sizes and precisions are those that loading the checkpoint would give.
+    """
     from accelerate import init_empty_weights  # noqa: PLC0415 - only for several processes
 
     index, parts = pipeline.load_config(folder), {}
@@ -45,7 +49,11 @@ def empty_parts(pipeline: Any, folder: str, names: Sequence[str], kinds: Precisi
 def default_parts(
     pipe: Any, names: Sequence[str], kinds: Precisions, sizes: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return a pipeline's networks without weights, at the default size of their classes except for `sizes`."""
+    """Return the named networks of a pipeline without weights, at the default sizes of their classes.
+
+    Args:
+        sizes: Sizes that differ from the defaults, by network and setting.
+    """
     from accelerate import init_empty_weights  # noqa: PLC0415 - only for several processes
 
     classes = {name: type(part) for name in names if (part := getattr(pipe, name, None)) is not None}
@@ -57,7 +65,11 @@ def default_parts(
 def empty_encoders(
     pipe: Any, folder: str | None, names: Sequence[str], kinds: Precisions, sizes: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return encoders of the classes of `pipe` without weights, sized as in a checkpoint folder, or else by `sizes`."""
+    """Return encoders without weights, of the same classes as the named ones of `pipe`.
+
+    Sizes are those of the checkpoint in `folder`, or those in `sizes` if `folder` is None. An encoder whose sizes are
+    in neither is left out.
+    """
     from accelerate import init_empty_weights  # noqa: PLC0415 - only for a plan
 
     parts = {}
@@ -90,9 +102,10 @@ def full_size(
     kinds: Precisions,
     sizes: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return the named parts of a pipeline like `pipe` without weights.
+    """Return the named components of a pipeline of the class of `pipe`, at full size but without weights.
 
-    Their sizes are those of the checkpoint if `path` is a folder, or else those of its release.
+    If `path` is a folder, sizes are read from its checkpoint. Otherwise they are the defaults of the classes, or those
+    in `sizes`.
     """
     folder = path if path and Path(path).is_dir() else None
     if folder and not (Path(folder) / "model_index.json").is_file():
@@ -104,12 +117,12 @@ def full_size(
 
 
 def read_image(prompt: Prompt) -> Image.Image:
-    """Return the picture of a prompt's `image` column in RGB.
+    """Return the picture in a prompt's `image` column, converted to RGB.
 
     The column holds a picture, a path, or encoded bytes as datasets store them. It is never a URL.
 
     Raises:
-        ModelError: There is no picture, or it cannot be read, or it is too large.
+        ModelError: There is no picture, or it cannot be read, or it has more than `MEGAPIXELS` megapixels.
     """
     value = prompt.columns.get("image")
     if isinstance(value, Mapping):

@@ -1,4 +1,7 @@
-"""LTX-Video, text- and image-to-video. Its latents are tokens: (frames × rows × columns, channels)."""
+"""Adapters of LTX-Video for text- and image-to-video.
+
+A latent is a row of tokens: (frames × rows × columns, channels).
+"""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -42,9 +45,10 @@ class LTXVideo(DiffusersModel):
         super().__init__(pipe, **settings)
 
     def share_sequence(self, sp: SequenceParallel) -> None:
-        """Share a video by the library's plan, but keep the text whole.
+        """Prepare the network for processes that share a video. Every process has all tokens of the text.
 
-        The stock plan cuts the text too, which its masked cross-attention forbids.
+        Diffusers' own plan would cut the text too, which the masked cross-attention does not allow. Otherwise that plan
+        is used.
         """
         network = self.pipe.transformer
         check_sharing(sp.size, network.config.num_attention_heads, self.latent_shape(Prompt(""))[0])
@@ -63,7 +67,7 @@ class LTXVideo(DiffusersModel):
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """The numbers of latent frames, rows and columns."""
+        """The numbers of latent frames, rows and columns of a video."""
         p = self.pipe
         frames = (self.frames - 1) // p.vae_temporal_compression_ratio + 1
         space = p.vae_spatial_compression_ratio
@@ -112,7 +116,7 @@ class LTXVideo(DiffusersModel):
         return self.timestep(sigma)
 
     def unpacked(self, tokens: Tensor) -> Tensor:
-        """Return the latents (B, C, F, H, W) that the decoder takes, from tokens (B, tokens, channels)."""
+        """Convert tokens (B, tokens, channels) into the denormalised latents (B, C, F, H, W) that the decoder takes."""
         p, vae = self.pipe, self.pipe.vae
         patches = (p.transformer_spatial_patch_size, p.transformer_temporal_patch_size)
         latents = p._unpack_latents(tokens, *self.grid, *patches)
@@ -127,9 +131,9 @@ class LTXVideo(DiffusersModel):
         return out
 
     def _denoised(self, latents: Tensor) -> Tensor:
-        """Decode with a decoder (0.9.1 and later) that takes a last denoising step of its own.
+        """Decode latents with the decoder of LTX-Video 0.9.1 and later, which does a last denoising step of its own.
 
-        Its noise is the same for all videos.
+        The noise for this step is the same for all videos.
         """
         device, scale = latents.device, self.decode_noise_scale
         noise = torch.randn(latents.shape, generator=torch.Generator(device).manual_seed(0), device=device)
@@ -178,7 +182,10 @@ class LTXVideo(DiffusersModel):
 
 
 class GivenFirstFrame(DiffusersModel):
-    """A model whose first latent frame is given: its tokens come first, have noise level 0 and are not denoised."""
+    """An image-to-video model whose first latent frame is given.
+
+    The tokens of the given frame come first, have noise level 0 and are not denoised.
+    """
 
     needs_image = True
     frame_tokens: int
@@ -204,7 +211,10 @@ class GivenFirstFrame(DiffusersModel):
         return self.timestep(sigma)[:, None] * noisy
 
     def velocity(self, x: Tensor, sigma: Tensor, condition: Mapping[str, Tensor]) -> Tensor:
-        """Return the velocity, in which a given frame flows straight to itself, so that the end state holds it."""
+        """Return the velocity, shaped like `x`.
+
+        At the given first frame the velocity leads straight to that frame's latents, so the final latents contain them.
+        """
         v, given = super().velocity(x, sigma, condition), condition["first_frame"].flatten(1)
         count = given.shape[1]
         straight = (x.flatten(1)[:, :count] - given) / sigma[:, None]

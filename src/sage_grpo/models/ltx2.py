@@ -1,8 +1,7 @@
-"""LTX-2: video and sound from one denoiser, in which each attends to the other. Their tokens form one row of latents.
+"""Adapters of LTX-2, whose transformer denoises video and sound together. The tokens of both form one row of latents.
 
-Guidance is classifier-free only, with one scale for video and one for sound. What the pipeline adds by default
-(spatio-temporal and modality guidance, rescaling) costs up to two further passes per step, and is left out of training
-and sampling.
+Guidance is classifier-free only, with one scale for video and one for sound. The pipeline's further guidance by default
+(spatio-temporal, modality, rescaling) costs up to two more passes per step. Training and sampling leave it out.
 """
 
 from collections.abc import Mapping
@@ -55,7 +54,7 @@ class LTX2(LTXVideo):
 
     @property
     def sound_guidance_scale(self) -> float:
-        """The guidance scale of the sound: that of the video unless it has its own."""
+        """The guidance scale of the sound: the option of this name, or the scale of the video if the option is None."""
         return self.guidance_scale if self._sound_scale is None else self._sound_scale
 
     @property
@@ -71,7 +70,7 @@ class LTX2(LTXVideo):
 
     @property
     def sound_frames(self) -> int:
-        """The number of steps of the sound's latents, for a sound as long as the video."""
+        """The number of latent frames of the sound, which lasts as long as the video."""
         p = self.pipe
         a_second = p.audio_sampling_rate / p.audio_hop_length / p.audio_vae_temporal_compression_ratio
         return round(self.frames / self.frame_rate * float(a_second))
@@ -93,9 +92,9 @@ class LTX2(LTXVideo):
     # Text --------------------------------------------------------------------------------------------------
 
     def embed_text(self, text: str) -> dict[str, Tensor]:
-        """Return the text as it leaves the connectors: one embedding for pictures and one for sound.
+        """Return the text's embeddings after the connectors: `text` for video, `sound_text` for sound, and their mask.
 
-        The connectors are not trained.
+        The connectors are networks between text encoder and transformer. They are not trained.
         """
         p = self.pipe
         embedding, mask, _, _ = p.encode_prompt(
@@ -135,9 +134,10 @@ class LTX2(LTXVideo):
         return self.parts.pack({VIDEO: video, SOUND: sound})
 
     def share_sequence(self, sp: SequenceParallel) -> None:
-        """Share the tokens of a video.
+        """Prepare the network for processes that share a video, each with a part of the video's tokens.
 
-        Sound is short: every process has all of it, and gathers the video's keys and values that it attends to.
+        Sound has few tokens, so every process has all of them. Where sound attends to the video, the video's keys and
+        values are gathered.
         """
         network = self.pipe.transformer
         check_sharing(sp.size, network.config.num_attention_heads, self.parts.shapes[VIDEO][0])
@@ -159,7 +159,7 @@ class LTX2(LTXVideo):
 
     @torch.no_grad()
     def to_sound(self, x0: Tensor) -> Tensor:
-        """Decode the sound of latents (B, N) to waves (B, channels, samples) from -1 to 1."""
+        """Decode the sound in latents (B, N) to waveforms (B, channels, samples) from -1 to 1."""
         p, vae = self.pipe, self.pipe.audio_vae
         with self.on_device("audio_vae", "vocoder"):
             latents = p._denormalize_audio_latents(self.parts.unpack(x0)[SOUND], vae.latents_mean, vae.latents_std)
@@ -268,7 +268,10 @@ class LTX2(LTXVideo):
 
 
 class LookAtWholeVideo:
-    """Attention from the sound, which every process has whole, to a video of which each process has a part."""
+    """A diffusers attention processor for attention from the sound to the video, in processes that share the video.
+
+    Every process has all of the sound, and gathers the video's keys and values from all processes.
+    """
 
     _attention_backend: Any = None
     _parallel_config: Any = None

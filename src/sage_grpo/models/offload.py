@@ -1,4 +1,4 @@
-"""Frozen components that wait on the host, and are on the device only while they are used."""
+"""Use of frozen components that stay on the host, by copies on the device for as long as they compute."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 @contextmanager
 def onloaded(parts: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """Use copies of the weights on `device` inside the block.
+    """Let `parts` compute with copies of their weights on `device` inside the block.
 
-    The originals stay where they are, so none is copied back.
+    The original weights stay where they are, so nothing is copied back at the end.
     """
     slots: list[tuple[dict[str, Any], str, Tensor]] = [
         (slot, name, home)

@@ -1,4 +1,7 @@
-"""Qwen-Image: pictures, that is videos of one frame. Its latents are tokens: (rows × columns, channels)."""
+"""Adapter of the image model Qwen-Image: its videos have one frame.
+
+A latent is a row of tokens: (rows × columns, channels).
+"""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -39,7 +42,7 @@ class QwenImage(OwnLengths):
         return 4.0
 
     def guide(self, positive: Tensor, negative: Tensor, sigma: Tensor) -> Tensor:
-        """Return the guided velocity, with each token scaled to the length that it has without guidance."""
+        """Return the guided velocity (B, tokens, channels), with each token rescaled to its length in `positive`."""
         guided = super().guide(positive, negative, sigma)
         before, after = (torch.linalg.vector_norm(v, dim=-1, keepdim=True) for v in (positive, guided))
         out: Tensor = guided * (before / after)
@@ -50,7 +53,7 @@ class QwenImage(OwnLengths):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """The numbers of rows and columns of tokens."""
+        """The numbers of rows and columns of a picture's tokens."""
         return self.height // self.pixel_step(), self.width // self.pixel_step()
 
     def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
@@ -67,7 +70,7 @@ class QwenImage(OwnLengths):
 
     @property
     def encoded_tokens(self) -> int:
-        """The number of tokens of a usual text, because a text alone is not padded."""
+        """The number of tokens of a typical text. Texts are encoded one at a time, so they are not padded."""
         return min(self.typical_text, self.text_tokens)
 
     def _encoding_settings(self) -> str:

@@ -1,4 +1,4 @@
-"""Batches of texts of different lengths, for networks that compute with as many tokens as a text has."""
+"""Batches of text embeddings of different lengths, for networks that compute with only as many tokens as a text has."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -15,7 +15,7 @@ TEXTS = ("text", "glyphs")
 
 
 class OwnLengths(DiffusersModel):
-    """An adapter whose `embed_text` returns texts at their own lengths, without padding."""
+    """An adapter whose `embed_text` returns embeddings without padding, so that their lengths differ between texts."""
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt]) -> Condition:
@@ -27,9 +27,10 @@ class OwnLengths(DiffusersModel):
 
 
 def together(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Join several inputs into one batch.
+    """Join the inputs of several samples or batches into one batch: tensors (B, …) by name.
 
-    Where texts differ in length, the shorter are padded, and the lengths of all texts are added under their names.
+    If texts differ in length, the shorter ones are padded with zeros. The number of tokens of each sample is then added
+    as a tensor `<name>_count` (B,).
     """
     names = [name for name in parts[0] if not name.endswith(COUNT)]
     counts = {name: [n for p in parts for n in lengths_of(p, name)] for name in names if name.endswith(TEXTS)}
@@ -50,6 +51,6 @@ def filled(tokens: Tensor, length: int) -> Tensor:
 
 
 def runs(lengths: Sequence[object]) -> list[slice]:
-    """Return slices of neighbours with equal lengths, such as those of one prompt or of one branch of guidance."""
+    """Return a slice for each run of neighbouring samples with equal lengths, such as the samples of one prompt."""
     ends = [i for i in range(1, len(lengths)) if lengths[i] != lengths[i - 1]]
     return [slice(first, last) for first, last in pairwise([0, *ends, len(lengths)])]

@@ -1,4 +1,4 @@
-"""Stable Diffusion 3 and 3.5: pictures, that is videos of one frame."""
+"""Adapter of the image models Stable Diffusion 3 and 3.5: their videos have one frame."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

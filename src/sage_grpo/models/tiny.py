@@ -1,7 +1,7 @@
 """Tokenizers and encoders of the real classes at toy size, made without any file, for rehearsals and tests.
 
-Every adapter's `tiny()` builds a pipeline of its own classes from these. `save_pretrained` then writes a checkpoint
-that is loaded by the same code as the real one.
+Every adapter's `tiny()` builds a pipeline of its own classes from these parts. `save_pretrained` then writes a
+checkpoint, which is loaded by the same code as the real one.
 """
 
 from typing import Any
@@ -61,7 +61,7 @@ GEMMA3_12B = {
 
 
 def unigram_tokenizer(length: int) -> Any:
-    """Return a T5 tokenizer that spells: one token per character."""
+    """Return a T5 tokenizer with one token per character, for texts of up to `length` tokens."""
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((letter, -1.0) for letter in ["▁", *LETTERS])]
     return hf.T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=length)
 
@@ -75,7 +75,8 @@ def clip_tokenizer(length: int) -> Any:
 def qwen_tokenizer(header: int) -> Any:
     """Return a byte-level Qwen tokenizer.
 
-    Its template replaces the system message by filler, so that a prompt starts at token `header`.
+    Its chat template has filler in place of the system message, so that a prompt's text starts at token `header`. With
+    0 there is no filler.
     """
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     vocabulary = {word: i for i, word in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
@@ -97,7 +98,7 @@ def qwen_tokenizer(header: int) -> Any:
 
 
 def gemma_tokenizer(length: int) -> Any:
-    """Return a Gemma tokenizer that spells: one token per character."""
+    """Return a Gemma tokenizer with one token per character, for texts of up to `length` tokens."""
     words = ["<pad>", "<eos>", "<bos>", "<unk>", "▁", *LETTERS]
     return hf.GemmaTokenizer(vocab={word: i for i, word in enumerate(words)}, merges=[], model_max_length=length)
 
@@ -152,7 +153,10 @@ def qwen_encoder(width: int, vocabulary: int) -> Any:
 
 
 def qwen_vl_encoder(width: int, vocabulary: int) -> Any:
-    """Return a Qwen2.5-VL encoder with a vision tower, which some pipelines keep but do not use."""
+    """Return a Qwen2.5-VL encoder at toy size.
+
+    Its vision tower is part of the checkpoint, but some pipelines never use it.
+    """
     text = qwen_encoder(width, vocabulary).config.to_dict()
     vision = {
         "depth": 1,
@@ -202,7 +206,7 @@ def vision_encoder(kind: str) -> Any:
 
 
 def seeded(make: Any) -> Any:
-    """Return what `make` builds with a fixed seed, so that a tiny checkpoint is the same every time."""
+    """Call `make` with a fixed random seed and return its result, so that a tiny checkpoint is the same every time."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return make()

@@ -1,4 +1,7 @@
-"""Wan 2.1 and 2.2, text- and image-to-video. Wan 2.2 A14B has two experts, one for high and one for low noise."""
+"""Adapters of Wan 2.1 and 2.2 for text- and image-to-video.
+
+Wan 2.2 A14B has two experts, one for high and one for low noise.
+"""
 
 import math
 from collections.abc import Mapping
@@ -19,7 +22,7 @@ from sage_grpo.registry import model
 
 @model("wan", extra="models")
 class Wan(DiffusersModel):
-    """Wan 2.1 from text, and what all other models of the family share."""
+    """Wan 2.1, text-to-video, and the base class of all other models of the Wan family."""
 
     pipeline_class: ClassVar[Any] = df.WanPipeline
     denoisers = ("transformer", "transformer_2")
@@ -123,7 +126,7 @@ class Wan(DiffusersModel):
         return f"{super()._encoding_settings()} {self.text_tokens}"
 
     def high_noise(self, sigma: Tensor) -> Tensor:
-        """Return which samples belong to the first expert, the one for high noise, as booleans (B,)."""
+        """Return for each sample whether the first expert, the one for high noise, computes it: booleans (B,)."""
         boundary = self.pipe.config.boundary_ratio
         steps = self.pipe.scheduler.config.num_train_timesteps
         return torch.ge(self.timestep(sigma), (boundary or 0.0) * steps)
@@ -229,14 +232,14 @@ class Wan(DiffusersModel):
 
 @model("wan2.2", extra="models")
 class Wan22(Wan):
-    """Wan 2.2 A14B: two experts of equal shape."""
+    """Wan 2.2 A14B, text-to-video, with two experts of equal shape."""
 
     tiny_pipeline: ClassVar[Mapping[str, Any]] = {"boundary_ratio": 0.875}
 
 
 @model("wan2.2-5b", extra="models")
 class Wan22Small(Wan):
-    """Wan 2.2 TI2V 5B from text."""
+    """Wan 2.2 TI2V 5B, text-to-video."""
 
     tiny_pipeline: ClassVar[Mapping[str, Any]] = {"expand_timesteps": True}
     default_size = (121, 704, 1280)
@@ -245,7 +248,10 @@ class Wan22Small(Wan):
 
 @model("wan-i2v", extra="models")
 class WanImageToVideo(Wan):
-    """Wan 2.1 from an image: its embedding enters cross-attention, its latents are extra channels of the input."""
+    """Wan 2.1, image-to-video.
+
+    The image's embedding enters cross-attention, and the image's latents are extra channels of the input.
+    """
 
     pipeline_class = df.WanImageToVideoPipeline
     float32_parts = ("vae", "image_encoder")
@@ -291,7 +297,10 @@ class WanImageToVideo(Wan):
 
 @model("wan2.2-i2v", extra="models")
 class Wan22ImageToVideo(WanImageToVideo):
-    """Wan 2.2 A14B from an image: two experts, no image embedding."""
+    """Wan 2.2 A14B, image-to-video, with two experts.
+
+    The image's latents are extra channels of the input; no image embedding is used.
+    """
 
     tiny_transformer: ClassVar[Mapping[str, Any]] = {"in_channels": 12}
     tiny_pipeline: ClassVar[Mapping[str, Any]] = {"boundary_ratio": 0.9}
@@ -299,7 +308,10 @@ class Wan22ImageToVideo(WanImageToVideo):
 
 @model("wan2.2-5b-i2v", extra="models")
 class Wan22SmallImageToVideo(WanImageToVideo):
-    """Wan 2.2 TI2V 5B from an image: the first latent frame is given, clean and not denoised."""
+    """Wan 2.2 TI2V 5B, image-to-video.
+
+    The first latent frame is the given image, without noise, and is not denoised.
+    """
 
     tiny_transformer: ClassVar[Mapping[str, Any]] = {}
     tiny_pipeline: ClassVar[Mapping[str, Any]] = {"expand_timesteps": True}
@@ -310,7 +322,10 @@ class Wan22SmallImageToVideo(WanImageToVideo):
         return torch.cat([inputs["first_frame"].to(x.dtype), x[:, :, 1:]], dim=2)
 
     def velocity(self, x: Tensor, sigma: Tensor, condition: Mapping[str, Tensor]) -> Tensor:
-        """Return the velocity, in which a given frame flows straight to itself, so that the end state holds it."""
+        """Return the velocity, shaped like `x`.
+
+        At the given first frame the velocity leads straight to that frame's latents, so the final latents contain them.
+        """
         v = super().velocity(x, sigma, condition)
         straight = (x[:, :, :1] - condition["first_frame"]) / sigma.view(-1, 1, 1, 1, 1)
         return torch.cat([straight.to(v.dtype), v[:, :, 1:]], dim=2)

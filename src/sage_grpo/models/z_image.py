@@ -1,4 +1,4 @@
-"""Z-Image, a small and fast model of pictures, that is of videos of one frame."""
+"""Adapter of Z-Image, a small and fast image model: its videos have one frame."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -16,10 +16,10 @@ from sage_grpo.registry import model
 
 @model("z-image", extra="models")
 class ZImage(OwnLengths):
-    """Z-Image, with time, velocity and guidance scale as in all other models.
+    """Z-Image, converted to the time, velocity and guidance scale of all other models here.
 
-    Its network's time runs from noise to picture, and its velocity with it; `predict` turns both around. Its pipeline
-    counts guidance from 0. Here 1 is no guidance: 5 is what the pipeline calls 4.
+    The network's own time and velocity run from noise to picture; `predict` reverses both. The pipeline's guidance
+    scale is 0 without guidance. Here it is 1, so a scale of 5 here is 4 in the pipeline.
     """
 
     pipeline_class: ClassVar[Any] = df.ZImagePipeline
@@ -53,7 +53,7 @@ class ZImage(OwnLengths):
 
     @property
     def shard_blocks(self) -> list[nn.Module]:
-        """All repeated layers, including those that process pictures or texts alone."""
+        """All repeated layers, including those that process the picture or the text alone."""
         network = self.pipe.transformer
         return [block for part in ("noise_refiner", "context_refiner", "layers") for block in getattr(network, part)]
 

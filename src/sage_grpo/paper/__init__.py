@@ -1,1 +1,1 @@
-"""The paper's tables and figures as commands, over any recipe."""
+"""Commands that reproduce the paper's tables and figures, with any recipe."""

@@ -16,7 +16,10 @@ SCRIPT = "examples/slurm/train.sbatch"
 
 @dataclass(frozen=True)
 class Planned:
-    """The commands of an experiment over one recipe: `train` arguments by run, then those that finish it."""
+    """The commands of an experiment with one recipe.
+
+    `trainings` has the arguments of `sage-grpo train` for each run, and `finish` the commands that follow all runs.
+    """
 
     experiment: Experiment
     place: Place
@@ -34,10 +37,15 @@ def plan_commands(
     iterations: int | None = None,
     limit: int | None = None,
 ) -> Planned:
-    """Return all commands of an experiment, each checked against the schema.
+    """Return all commands of an experiment, each checked against the schema of recipes.
 
-    `overrides` are settings of every run. Runs last `iterations`, by default those of the recipe and at most 100. An
-    evaluation uses the first `limit` prompts, by default all.
+    Args:
+        experiment: The table or figure.
+        base: Name or path of the recipe.
+        out: Folder of all results.
+        overrides: Settings that replace those of the recipe in every run.
+        iterations: Length of every run; None means that of the recipe, and at most 100.
+        limit: Number of prompts, the first ones, that an evaluation uses; None means all.
 
     Raises:
         ConfigError: If the recipe does not exist, or a setting does not fit it.
@@ -63,7 +71,7 @@ def training_line(arguments: Sequence[str], processes: int, launcher: Launcher) 
 
 
 def launch(processes: int) -> list[str]:
-    """Return the words before `train`: the command itself, torchrun on one node, or torchrun on each of several."""
+    """Return the words of a shell line before `train`: `sage-grpo` for one process, else torchrun with options."""
     if processes == 1:
         return ["sage-grpo"]
     nodes = -(-processes // NODE)
@@ -72,11 +80,14 @@ def launch(processes: int) -> list[str]:
 
 
 def finishing_line(arguments: Sequence[str], processes: int) -> str:
-    """Return the shell line of a finishing command; an evaluation shares its prompts among the GPUs of one node."""
+    """Return the shell line of a command that follows the training runs.
+
+    An evaluation shares its prompts among the GPUs of one node.
+    """
     shared = arguments[0] == "eval" and processes > 1
     return quoted([*(launch(min(processes, NODE)) if shared else ["sage-grpo"]), *arguments])
 
 
 def quoted(words: Sequence[str]) -> str:
-    """Join words for a shell; `$HEAD` stays a variable."""
+    """Join words into a shell line, with quotes where needed; `$HEAD` stays a variable."""
     return " ".join(word if word.startswith("--rdzv-endpoint=$") else shlex.quote(word) for word in words)

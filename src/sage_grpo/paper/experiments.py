@@ -1,4 +1,4 @@
-"""The tables and figures of the paper: the training runs behind each, and what is made from them."""
+"""The tables and figures of the paper: the training runs behind each, and the commands that make it from them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ NO_KL, FIXED, STEPWISE, MOVING, DUAL = (
 
 @dataclass(frozen=True)
 class Run:
-    """One training run: its folder, its place in the table, and its differences from the recipe."""
+    """One training run: its name and folder, its place in the table, and the settings that differ from the recipe."""
 
     name: str
     setting: str
@@ -42,7 +42,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an experiment is run: the recipe's name, its settings, and the folder of the results."""
+    """The recipe that an experiment uses, by name and as settings, and the folder of the results."""
 
     base: str
     recipe: RecipeConfig
@@ -51,7 +51,7 @@ class Place:
 
     @property
     def laboratory(self) -> bool:
-        """Whether the model is the laboratory's, which has prompts and scorers of its own."""
+        """Whether the recipe's model is one of the laboratory, which has prompts and scorers of its own."""
         known = registry.models().get(self.recipe.model.type)
         return known is not None and known.module.startswith("sage_grpo.lab")
 
@@ -59,7 +59,7 @@ class Place:
         return f"{self.out}/{run.name}"
 
     def evaluation(self, runs: Sequence[Run], prompts: str = "videos") -> list[str]:
-        """Return the arguments that compare the runs with the untrained base."""
+        """Return the arguments of `sage-grpo eval` that compare the runs with the untrained model."""
         sources = [f"{run.name}={self.folder(run)}" for run in runs]
         own = [] if self.laboratory else ["--prompts", prompts, "--steps", str(STEPS)]
         scorers = [] if self.laboratory else ["--scorer", "clip", "--scorer", "pickscore"]
@@ -67,7 +67,7 @@ class Place:
         return ["eval", f"base={self.base}", *sources, *own, *scorers, *limit, "--out", f"{self.out}/eval"]
 
     def report(self, runs: Sequence[Run]) -> list[str]:
-        """Return the arguments that draw the curves of all runs over each other."""
+        """Return the arguments of `sage-grpo report` that draw the curves of all runs in the same plots."""
         return ["report", *map(self.folder, runs), "--out", f"{self.out}/report.html"]
 
 
@@ -76,7 +76,7 @@ Commands = list[list[str]]
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure: its training runs, then the commands that make it from them."""
+    """A table or figure: functions that return its training runs, and the commands that make it from the runs."""
 
     name: str
     title: str
@@ -86,7 +86,7 @@ class Experiment:
 
 
 def kl_overrides(variant: str, recipe: RecipeConfig) -> tuple[str, ...]:
-    """Return the settings of one KL strategy; the weight λ and its schedule stay the recipe's."""
+    """Return the settings of the KL strategy `variant`. The KL weight λ and its schedule stay those of the recipe."""
     velocity = recipe.kl.old_weight or 0.1
     return {
         NO_KL: ("kl.anchor=none", "kl.old_weight=0"),
@@ -98,7 +98,7 @@ def kl_overrides(variant: str, recipe: RecipeConfig) -> tuple[str, ...]:
 
 
 def method_run(setting: str, method: str, variant: str, recipe: RecipeConfig) -> Run:
-    """Return one cell of Table 2.
+    """Return the training run behind one row of Table 2: a method with a KL strategy, in a reward setting.
 
     Raises:
         ConfigError: If the recipe is not trained on VQ, MQ and TA.
@@ -124,7 +124,7 @@ SLUGS = {NO_KL: "none", FIXED: "fixed", STEPWISE: "stepwise", MOVING: "moving", 
 
 
 def require_scores(recipe: RecipeConfig) -> None:
-    """Refuse a recipe whose reward is not VQ, MQ and TA, in this order."""
+    """Refuse a recipe whose rewards do not give the scores VQ, MQ and TA, in this order."""
     names = [name for reward in recipe.rewards for name in score_names(reward.type)]
     if tuple(names) != SCORES:
         raise ConfigError(
@@ -134,7 +134,7 @@ def require_scores(recipe: RecipeConfig) -> None:
 
 
 def score_names(reward: str) -> tuple[str, ...]:
-    """Return the scores of a reward; a built-in one is not imported."""
+    """Return the names of a reward's scores, without importing a built-in reward; empty if they are not known."""
     if reward in registry.rewards():
         return entry(reward).scores or ()
     own = registry.resolve_reward(reward)
@@ -153,12 +153,15 @@ def table_2_runs(recipe: RecipeConfig) -> list[Run]:
 
 
 def table_3_runs(recipe: RecipeConfig) -> list[Run]:
-    """Return the four methods that people compared, in setting B: baselines with fixed KL, SAGE-GRPO with dual KL."""
+    """Return the four runs of Table 3, in reward setting B: baselines with fixed KL, and SAGE-GRPO with dual KL.
+
+    People compare the videos of the four methods.
+    """
     return [method_run("B", method, DUAL if method == "SAGE-GRPO" else FIXED, recipe) for method in METHODS]
 
 
 def figure_3_runs(recipe: RecipeConfig) -> list[Run]:
-    """Return four kernels, each with and without the equalizer."""
+    """Return the eight runs of Figure 3: four kernels, each with and without the equalizer."""
     return [
         Run(
             f"{kernel.removesuffix('_unscaled')}-{'equalized' if on else 'raw'}",
@@ -173,9 +176,10 @@ def figure_3_runs(recipe: RecipeConfig) -> list[Run]:
 
 
 def figure_7_runs(recipe: RecipeConfig) -> list[Run]:
-    """Return three schedules of λ: constant, two-stage, and two-stage with a tenth of the weight.
+    """Return the three runs of Figure 7, one per schedule of λ.
 
-    With the paper's λ of 1e-5 they are 1e-5, 1e-7 → 1e-5 and 1e-7 → 1e-6.
+    The schedules are constant, two-stage, and two-stage with a tenth of the weight. With the paper's λ of 1e-5 they are
+    1e-5, 1e-7 → 1e-5 and 1e-7 → 1e-6.
     """
     updates = recipe.run.iterations * recipe.policy.updates_per_rollout
     high, warmup = recipe.kl.high, recipe.kl.warmup or max(updates // 2, 1)
@@ -188,7 +192,7 @@ def figure_7_runs(recipe: RecipeConfig) -> list[Run]:
 
 
 def figure_8_runs(recipe: RecipeConfig) -> list[Run]:
-    """Return the four KL strategies of Figure 8, and none."""
+    """Return the five runs of Figure 8: four KL strategies, and one run without KL."""
     return [
         Run(SLUGS[variant], "", "SAGE-GRPO", variant, kl_overrides(variant, recipe))
         for variant in (NO_KL, FIXED, STEPWISE, MOVING, DUAL)
@@ -196,7 +200,7 @@ def figure_8_runs(recipe: RecipeConfig) -> list[Run]:
 
 
 def main_run(recipe: RecipeConfig) -> list[Run]:
-    """Return the recipe as it is."""
+    """Return a single run, of the recipe as it is."""
     return [Run("sage", "", "SAGE-GRPO", DUAL, ())]
 
 

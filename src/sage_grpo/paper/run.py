@@ -1,4 +1,4 @@
-"""Run an experiment on this machine, and continue it where an earlier call stopped."""
+"""Running an experiment on this machine. A later call continues where an earlier call stopped."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -20,11 +20,11 @@ NOTHING: Mapping[str, str] = {}
 
 
 class Stopped(Exception):
-    """Raised in a run when the experiment ends early; the run saves first."""
+    """Raised to end a training run early because the experiment ends; the run saves first."""
 
 
 def devices_of(recipe: RecipeConfig, workers: int) -> list[dict[str, str]]:
-    """Return the environment of each worker: GPUs that no other worker uses.
+    """Return the environment variables of each worker, which give it GPUs that no other worker uses.
 
     Raises:
         ConfigError: If this machine has too few GPUs.
@@ -39,7 +39,7 @@ def devices_of(recipe: RecipeConfig, workers: int) -> list[dict[str, str]]:
 
 
 def is_done(recipe: RecipeConfig) -> bool:
-    """Return whether a run has reached its last iteration and saved."""
+    """Return whether the run with this recipe has reached its last iteration and saved."""
     files = RunFolder(Path(recipe.run.out))
     return files.end.exists() and files.log.exists() and len(read_metrics(files.log)) >= recipe.run.iterations
 
@@ -47,10 +47,12 @@ def is_done(recipe: RecipeConfig) -> bool:
 def run_experiment(
     planned: Planned, workers: int = 1, progress: Progress = no_progress, say: Callable[[str], None] = print
 ) -> None:
-    """Train what is not trained yet, `workers` runs at a time, then finish. What runs print goes to their logs.
+    """Train the runs that are not done yet, `workers` at a time, then run the experiment's finishing commands.
+
+    What runs and commands print goes to log files in their folders.
 
     Raises:
-        ProcessFailure: If a run fails. The others that have begun save first.
+        ProcessFailure: If a run fails. The other active runs save first.
     """
     slots: SimpleQueue[dict[str, str]] = SimpleQueue()
     for environment in devices_of(planned.place.recipe, workers):
@@ -94,6 +96,6 @@ def _start(
     processes: int = 1,
     environment: Mapping[str, str] = NOTHING,
 ) -> None:
-    """Run one command of the package in processes of its own."""
+    """Run one command of the package in processes of its own, with their log in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     launch(processes, COMMAND, arguments, folder, look, environment={"COLUMNS": "120", **environment})

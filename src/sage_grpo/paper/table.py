@@ -16,7 +16,7 @@ DIGITS = 4  # as in the paper
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: where it stands, and its means by column."""
+    """A row of the table: reward setting, method, KL strategy, and mean scores by column."""
 
     setting: str
     method: str
@@ -25,7 +25,9 @@ class Row:
 
 
 def read_rows(results: Path, runs: Sequence[Run]) -> list[Row]:
-    """Return the base and one row per run. Overall is VQ + MQ + TA in both settings, as in the paper.
+    """Return a row for the untrained base, if it was evaluated, and a row per run, from an evaluation's results file.
+
+    The column Overall is VQ + MQ + TA in both settings, as in the paper.
 
     Raises:
         ConfigError: If there is no evaluation yet, or it lacks a run.
@@ -55,7 +57,7 @@ def columns(rows: Sequence[Row]) -> list[str]:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Return the table with the best three of each column marked over both settings."""
+    """Return the table as Markdown, with the best three values of each column marked, over both settings."""
     names = columns(rows)
     ranks = {name: ranked([row.means.get(name) for row in rows]) for name in names}
     lines = [f"| Method | Configuration | {' | '.join(names)} |", "|" + "---|" * (2 + len(names))]

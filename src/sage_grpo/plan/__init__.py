@@ -1,1 +1,1 @@
-"""A recipe laid out before a GPU is rented: memory, work, time, cost."""
+"""Plans of a recipe before a GPU is rented: its memory, work, time and cost."""

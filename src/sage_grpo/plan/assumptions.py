@@ -1,6 +1,6 @@
-"""What a plan assumes of GPUs and machines until a run measures it: the one table of low, expected and high figures.
+"""The assumptions of a plan about GPUs and machines until a run measures them: slow, expected and fast values.
 
-Nothing here is measured by this project. Every row names where it comes from.
+Nothing here is measured by this project. Every assumption names its source.
 """
 
 from collections.abc import Iterator
@@ -130,7 +130,7 @@ DISK = Assumption(
 
 @dataclass(frozen=True)
 class Assumed:
-    """The values of one case for one kind of GPU and attention kernel."""
+    """The assumed figures in one case (slow, expected or fast), for one kind of GPU and attention kernel."""
 
     matrices: float
     attention: float
@@ -144,21 +144,25 @@ class Assumed:
     disk: float
 
     def share(self, kind: str) -> float:
-        """Return the reached share of the maker's arithmetic for operations of this kind."""
+        """Return the share of the maker's FLOPs per second, 0 to 1, that operations of this kind reach."""
         shares = {"attention": self.attention, "convolutions": self.convolutions}
         return shares.get(kind, self.matrices)
 
 
 def attention_row(kernel: Kernel, *, wide: bool) -> Assumption:
-    """Return the assumption about an attention kernel.
+    """Return the assumption about the speed of an attention kernel.
 
-    Only wide GPUs, which outrun FlashAttention 2, have one for each kernel.
+    Each kernel has a row for `wide` GPUs, whose matrix units FlashAttention 2 cannot fill. Other GPUs have one row for
+    all kernels.
     """
     return ATTENTION[kernel] if wide else NARROW_ATTENTION
 
 
 def kernel_of(backend: str | None) -> Kernel:
-    """Return the attention kernel behind a recipe's `tuning.attention`, a name of diffusers."""
+    """Return the attention kernel that a recipe's `tuning.attention`, a name of diffusers, leads to.
+
+    It is `chosen` if torch chooses the kernel, as with None.
+    """
     name = backend or ""
     if "cudnn" in name:
         return "cudnn"
@@ -168,7 +172,7 @@ def kernel_of(backend: str | None) -> Kernel:
 
 
 def rows(kernel: Kernel, *, wide: bool) -> Iterator[tuple[str, Assumption]]:
-    """Yield every row that a plan uses, by the name of its field in `Assumed`."""
+    """Yield every assumption of a plan, with the name of its field in `Assumed`."""
     yield "matrices", MATRICES
     yield "attention", attention_row(kernel, wide=wide)
     yield "convolutions", CONVOLUTIONS
@@ -185,9 +189,10 @@ UNMEASURED = ("text_encoder", "disk")  # an iteration's log says nothing of them
 
 
 def assume(case: Case, kernel: Kernel = "chosen", *, wide: bool = True, calibrated: bool = False) -> Assumed:
-    """Return the figures of one case of the table.
+    """Return the assumed figures in one case.
 
-    A calibrated plan keeps its range only where no run has measured.
+    In a calibrated plan, the figures that a run has measured are always at their expected value. Only those of
+    `UNMEASURED` depend on the case.
     """
 
     def value(name: str, row: Assumption) -> float:

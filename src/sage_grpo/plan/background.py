@@ -1,4 +1,4 @@
-"""A plan made by a process of its own during a run. The MFU in the log is computed from it."""
+"""A plan that a separate process makes during a run, for the MFU in the run's log."""
 
 import json
 import os
@@ -16,7 +16,10 @@ LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR
 
 
 def work_of(text: str) -> Work | None:
-    """Return the work in the JSON of `sage-grpo plan`; none if the plan failed."""
+    """Return the work of an iteration from the JSON that `sage-grpo plan` prints; None if the plan failed.
+
+    The work is the floating-point operations of an iteration and the peak of a GPU.
+    """
     try:
         figures = json.loads(text)
         return Work(figures["useful_pflop_per_iteration"] * 1e15, figures["peak_tflops_per_gpu"] * 1e12)
@@ -25,9 +28,10 @@ def work_of(text: str) -> Work | None:
 
 
 class BackgroundPlan:
-    """A plan that a process of its own makes.
+    """A plan that a separate process makes.
 
-    Calling it returns the work of an iteration, or None while it is not made. A plan that fails leaves the MFU out.
+    Call this object for the work of an iteration. It returns None until the plan is made, and always if the plan fails;
+    the log then has no MFU.
     """
 
     def __init__(self, config: RecipeConfig, gpu: str, folder: Path) -> None:
@@ -51,7 +55,10 @@ class BackgroundPlan:
 
 @contextmanager
 def background_plan(config: RecipeConfig, gpu: str | None) -> Iterator[BackgroundPlan | None]:
-    """Plan a recipe while the block runs. Yield the plan, or None where the GPU's peak is not known."""
+    """Plan a recipe in a separate process while the block runs, and yield this plan.
+
+    `gpu` is a name in `plan.hardware.GPUS`. If it is None, the GPU's peak is not known, and None is yielded.
+    """
     if gpu is None:
         yield None
         return

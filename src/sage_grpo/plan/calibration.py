@@ -1,4 +1,4 @@
-"""How the seconds of a real run compare with its plan, kept in a file that the next plan uses."""
+"""Calibrations: the ratio of planned to measured seconds of a real run, kept in a file for later plans."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ class Calibration(Settings):
 
     @property
     def calibrated(self) -> bool:
-        """Whether any value differs from its default."""
+        """Whether any value differs from its default, as it does once a run was measured."""
         return self != Calibration()
 
 
@@ -48,9 +48,16 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
 
 
 def calibrate(rows: list[dict[str, Any]], planned: dict[str, float], videos: int, gpu: str, run: str) -> Calibration:
-    """Return the calibration of a run, from its log and the seconds that an uncalibrated plan gives it.
+    """Return the calibration that follows from the log of a run and its uncalibrated plan.
 
-    The first iteration warms up, and is left out. `videos` are those of one replica in an iteration.
+    The first iteration warms up, and is left out.
+
+    Args:
+        rows: The log, one row per iteration.
+        planned: Planned seconds of an iteration, by phase.
+        videos: Videos of one replica in an iteration.
+        gpu: Name of the GPU that the run was measured on.
+        run: Name of the run, for messages and the file.
     """
     timed = [row for row in rows if row.get("seconds/update") is not None][1:]
     if not timed:

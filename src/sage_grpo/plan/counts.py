@@ -1,4 +1,4 @@
-"""How often an iteration evaluates the network, from the settings alone."""
+"""The number of network passes in an iteration, by purpose, from the settings alone."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,10 @@ from sage_grpo.training.drift_gauge import NOISE_LEVELS
 
 @dataclass(frozen=True)
 class Counts:
-    """Passes of one iteration on all replicas: videos times passes. Every branch of guidance is a pass of its own."""
+    """The network passes of one iteration on all replicas, by purpose.
+
+    A pass of one video counts as 1 for each branch of guidance.
+    """
 
     rollout: float
     anchor: float
@@ -28,14 +31,21 @@ class Counts:
 
 
 def stochastic_steps(config: RecipeConfig) -> int:
-    """Return the number of steps that a rollout keeps as points; none with points on renoised videos."""
+    """Return the number of steps per video that a rollout keeps for training.
+
+    It is 0 if the recipe trains on renoised videos (`policy.points`).
+    """
     return 0 if config.policy.points else config.sampling.window_size
 
 
 def count(config: RecipeConfig, guided: bool, one_sided: bool = False, experts: int = 1) -> Counts:
-    """Count the passes of an iteration.
+    """Return the network passes of an iteration, by purpose.
 
-    With `one_sided`, only one branch of guidance is trained. `experts` are evaluated in turn, by noise level.
+    Args:
+        config: The recipe.
+        guided: Whether guidance evaluates a second branch.
+        one_sided: Whether only one branch of guidance gets a gradient.
+        experts: Number of networks, of which each noise level uses one.
     """
     branches = 2 if guided else 1
     asked = 1 if config.policy.points else branches  # renoised videos are trained without guidance

@@ -1,4 +1,4 @@
-"""What it takes to encode the prompts of a run before its first iteration."""
+"""The seconds and bytes that it takes to encode the prompts of a run before its first iteration."""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from sage_grpo.training import build
 
 @dataclass(frozen=True)
 class Encoders:
-    """The encoders of a model: their size, what one prompt takes, and what is stored of it."""
+    """The encoders of a model: bytes of their weights, FLOPs per prompt, and bytes that are stored per prompt."""
 
     bytes: int
     flops: float
@@ -26,24 +26,25 @@ class Encoders:
 
 @dataclass(frozen=True)
 class Encoding:
-    """What encoding takes, once, before the first iteration. All is 0 where the encoders stay in memory."""
+    """What it takes to encode all prompts once, before the first iteration. All is 0 if the encoders stay in memory."""
 
     prompts: int = 0
-    """Prompts at most: those that are alike, or stored by an earlier run, are not encoded again."""
+    """Prompts to encode at most. Equal prompts, and those that an earlier run stored, are encoded only once."""
     seconds: float = 0.0
     stored: int = 0
-    """Bytes on disk."""
+    """Bytes of all encoded prompts on disk."""
 
 
 def encodes_ahead(model: VideoModel, config: RecipeConfig) -> bool:
-    """Return whether the recipe's model leaves its encoders out once the prompts are encoded."""
+    """Return whether a run encodes its prompts first, and then removes the model's encoders from memory."""
     return config.tuning.encode_ahead and bool(model.encoders)
 
 
 def encoders_of(model: Any, config: RecipeConfig) -> Encoders:
-    """Return the size of a model's encoders, and what one prompt takes.
+    """Return the size of a model's encoders, and their work and storage per prompt.
 
-    A prompt takes two operations for each weight of a matrix and token of the text, at the length that encoders pad to.
+    All is 0 if prompts are not encoded ahead. A prompt takes two operations per weight of a matrix and token of the
+    text, at the length that encoders pad to.
     """
     if not encodes_ahead(model, config):
         return Encoders(0, 0.0, 0)
@@ -56,9 +57,10 @@ def encoders_of(model: Any, config: RecipeConfig) -> Encoders:
 
 
 def prompts_of(config: RecipeConfig) -> int:
-    """Return how many prompts a run encodes.
+    """Return the number of prompts that a run encodes.
 
-    That is as many as its iterations need, and at most all of its file, where that is here.
+    It is the number that the run's iterations need. If the prompt file is on this computer, it is at most the number of
+    prompts in the file.
     """
     asked = config.run.iterations * config.policy.prompts_per_iteration
     path = config.prompts.path
@@ -69,9 +71,9 @@ def prompts_of(config: RecipeConfig) -> int:
 
 
 def encoding(config: RecipeConfig, encoders: Encoders, gpu: GPU, assumed: Assumed) -> Encoding:
-    """Return the prompts, seconds and bytes on disk that encoding takes.
+    """Return the number of prompts that are encoded, and the seconds and bytes on disk that this takes.
 
-    Each process reads the encoders, which a node reads from disk once, and encodes its share, text by text.
+    Each node reads the encoders from disk once. Each process then encodes its share of the prompts, one at a time.
     """
     if not encoders.bytes:
         return Encoding()

@@ -1,4 +1,4 @@
-"""A whole plan: memory, work, time, cost and interruptions of a recipe on GPUs of a kind."""
+"""The whole plan of a recipe on one kind of GPU: memory, work, seconds, and what interruptions cost."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -71,7 +71,7 @@ class Plan:
 
     @property
     def lost(self) -> float:
-        """Share of the run's time that saves and failures take, as the recipe saves."""
+        """Share of the run's time, 0 to 1, that saves and failures cost with the recipe's `run.save_every`."""
         return lost_share(self.config.run.save_every * self.iteration, self.saving, self.between_failures)
 
     @property
@@ -84,12 +84,12 @@ class Plan:
 
     @property
     def useful_flops(self) -> float:
-        """Operations of an iteration on all GPUs, without recomputation."""
+        """Floating-point operations of an iteration on all GPUs, without recomputed forward passes."""
         return self.flops * (1 - self.counts.again / (self.counts.forward + 2 * self.counts.backward))
 
     @property
     def mfu(self) -> float:
-        """Share of the GPUs' arithmetic that an iteration uses."""
+        """Useful operations per second as a share, 0 to 1, of the peak of all GPUs (model FLOPs utilization)."""
         return self.useful_flops / (self.iteration * self.gpus * self.gpu.flops)
 
     @property
@@ -98,9 +98,10 @@ class Plan:
 
 
 def groups(config: RecipeConfig, gpu: GPU) -> tuple[ProcessGroup, ProcessGroup, ProcessGroup]:
-    """Return the groups of processes that exchange weights, sums of gradients between copies, and tokens.
+    """Return three groups of processes, by what their members exchange.
 
-    Neighbours share a video.
+    The first exchanges shards of the weights, the second sums of gradients between copies of the weights, and the third
+    the tokens of a video. Processes of neighbouring rank share a video.
     """
     layout = config.parallel
 
@@ -122,9 +123,9 @@ def _probe(settings: str) -> Probe:
 
 
 def alone(config: RecipeConfig, batch: int = 1, *, unguided: bool = False) -> RecipeConfig:
-    """Return the recipe with the same model on a single process.
+    """Return the recipe on one process with `batch` videos, for costs that do not depend on the layout.
 
-    What does not depend on the layout is then looked at one time. With `unguided` the model has no guidance.
+    The model is the same. With `unguided`, it has no guidance.
     """
     values = config.model_dump()
     values |= {"parallel": {"processes": 1}, "run": {}}
@@ -134,14 +135,15 @@ def alone(config: RecipeConfig, batch: int = 1, *, unguided: bool = False) -> Re
 
 
 def sampled(config: RecipeConfig) -> RecipeConfig:
-    """Return the same recipe with the size of its sample videos."""
+    """Return the recipe with its training videos as large as its sample videos."""
     return config.model_copy(update={"model": config.model.model_copy(update=config.run.sample_size)})
 
 
 def probed(config: RecipeConfig) -> Probe:
-    """Return the passes of a recipe, watched in a layout of at most two copies of eight shards.
+    """Return the costs of a recipe's passes, measured on one process of a smaller layout with the same axes.
 
-    Passes depend on which processes share videos and weights, hardly on how many do.
+    The smaller layout has at most two copies of the weights, with at most eight replicas each. A pass depends on which
+    processes share videos and weights, hardly on how many do.
     """
     layout, values = config.parallel, config.model_dump()
     replicate = min(layout.replicate, 2)
@@ -155,7 +157,7 @@ def probed(config: RecipeConfig) -> Probe:
 
 @dataclass(frozen=True)
 class Work:
-    """What an iteration does and holds, independent of the GPU."""
+    """The work of an iteration and the memory that it needs, as far as they do not depend on the GPU."""
 
     guided: bool
     typical_text: int | None
@@ -203,14 +205,20 @@ def _work(settings: str) -> Work:
 
 
 def gauge_reading(config: RecipeConfig, gpu: GPU, states: ModelStates) -> float:
-    """Return the bytes that a node reads for an iteration: base weights in two bytes each, shared by its processes."""
+    """Return the bytes of base weights that a node reads from disk for the drift gauge, averaged over iterations.
+
+    A weight has two bytes. The processes of a node read only the shards that they hold.
+    """
     shards = config.parallel.processes // config.parallel.replicate
     share = min(gpu.per_node / shards, 1.0)
     return 2 * states.trained * share / config.gauge.every
 
 
 def estimate(config: RecipeConfig, gpu: GPU, known: Calibration, case: Case = "expected") -> Plan:
-    """Plan a recipe on GPUs of a kind, in one case of the assumptions. A calibration applies to all of them."""
+    """Return the plan of a recipe on a kind of GPU, with all assumptions at their value in one `case`.
+
+    The cases are slow, expected and fast. `known` is the calibration by a real run; it applies in every case.
+    """
     layout, policy = config.parallel, config.policy
     kernel = kernel_of(config.tuning.attention)
     assumed = assume(case, kernel, wide=gpu.wide, calibrated=known.calibrated)

@@ -1,4 +1,4 @@
-"""Tensors without values: on them a network at full size does all it would do, and takes neither memory nor time."""
+"""Tensors without values, on which a network at full size runs all its operations without their memory and time."""
 
 import gc
 from collections.abc import Iterator, Mapping
@@ -14,9 +14,9 @@ from sage_grpo.distributed.device import HOST
 
 
 class MaskedRows(torch.autograd.Function):
-    """Rows chosen by a mask, for tensors without values.
+    """An autograd function that selects rows by a mask, for tensors without values.
 
-    The mask is saved for the backward pass, as in torch's own indexing.
+    `rows` is the number of rows to keep. The mask is saved for the backward pass, as in torch's own indexing.
     """
 
     @staticmethod
@@ -31,9 +31,9 @@ class MaskedRows(torch.autograd.Function):
 
 
 class NoValues(TorchFunctionMode):
-    """A mode that answers for tensors without values.
+    """A mode that answers questions about the values of tensors that have none.
 
-    Every question is true, a mask keeps all rows and its inverse none.
+    As a condition, such a tensor is True. As a mask, it keeps all rows, and its inverse keeps none.
     """
 
     def __torch_function__(
@@ -60,9 +60,9 @@ def without_values() -> Iterator[None]:
 
 @torch.no_grad()
 def imagine_weights(module: nn.Module) -> None:
-    """Replace the weights and buffers of a module with tensors of the host that take no memory.
+    """Replace the weights and buffers of a module with tensors on the host that take no memory.
 
-    Call it inside `without_values`. Moving the old ones there would keep both.
+    Call it inside `without_values`. If the old weights were converted there instead, both would be kept.
     """
     for layer in module.modules():
         for name, weight in layer._parameters.items():
@@ -76,9 +76,9 @@ def imagine_weights(module: nn.Module) -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Switch Python's garbage collector off inside the block.
+    """Switch Python's garbage collector off inside the block, so that measured memory does not depend on it.
 
-    Reference cycles keep tensors until Python happens to look for them; here they are kept to the end.
+    Tensors in reference cycles are kept until the end of the block, not until Python happens to look for them.
     """
     gc.collect()
     gc.disable()

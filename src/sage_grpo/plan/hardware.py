@@ -1,5 +1,6 @@
-"""GPUs as their makers describe them, and how long work takes on one: a roofline, operation by operation."""
+"""GPUs as their makers describe them, and the seconds that a network pass takes on them, by a roofline."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,10 @@ GB, TB, TERA = 1e9, 1e12, 1e12
 
 @dataclass(frozen=True)
 class GPU:
-    """A GPU as its maker describes it: dense bf16 without sparsity, and its share of the links in one direction."""
+    """A GPU as its maker describes it: operations per second, bytes of memory, and bytes per second.
+
+    Operations are in dense bf16. The speed of a link is that of one GPU in one direction.
+    """
 
     flops: float
     memory: float
@@ -48,17 +52,22 @@ def find_gpu(name: str) -> GPU:
 
 
 def guess_gpu(name: str) -> str | None:
-    """Return the plan's name of a GPU from its maker's, or None: `NVIDIA H100 80GB HBM3` is h100-80g."""
-    plain = name.lower().replace(" ", "").replace("geforce", "")
-    known = [gpu for gpu in GPUS if gpu.split("-")[0] in plain]
-    exact = [gpu for gpu in known if gpu.split("-")[1] in plain]
+    """Return the name in `GPUS` for a GPU that its maker calls `name`: `NVIDIA H100 80GB HBM3` is `h100-80g`.
+
+    It is None if no name in `GPUS` fits. Names must fit whole: an RTX A1000 is no A100, and a GH200 no H200.
+    """
+    plain = re.sub(r"(?<=rtx) ", "", name.lower().replace("geforce", ""))
+    plain = re.sub(r"(?<=\d) (?=gb\b)", "", plain)
+    words = set(re.split(r"[^a-z0-9]+", plain))
+    known = [gpu for gpu in GPUS if gpu.split("-")[0] in words and "laptop" not in words]
+    exact = [gpu for gpu in known if gpu.split("-")[1] + "b" in words]
     return next(iter([*exact, *known]), None)
 
 
 def at_roofline(operations: Mapping[Operation, float], gpu: GPU, assumed: Assumed) -> float:
-    """Return the seconds of operations on a GPU, each bound by arithmetic or by memory.
+    """Return the seconds of operations on a GPU. Each takes as long as its arithmetic or its memory traffic needs.
 
-    Elementwise ones are taken unfused, as without compile.
+    `operations` has how often each one is run. Elementwise operations are not fused, as without `torch.compile`.
     """
     return sum(
         n * max(flops / (assumed.share(kind) * gpu.flops), moved / (assumed.memory * gpu.bandwidth))
@@ -68,15 +77,15 @@ def at_roofline(operations: Mapping[Operation, float], gpu: GPU, assumed: Assume
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """Processes that exchange messages."""
+    """A group of processes that exchange messages, and the number of nodes that they are on."""
 
     size: int
     nodes: int  # that they are on
 
     def seconds(self, moved: float, messages: float, gpu: GPU, assumed: Assumed) -> float:
-        """Return the seconds of messages in a ring: each process passes on all parts except its own.
+        """Return the seconds of messages in a ring, in which each process passes on all parts except its own.
 
-        `moved` are bytes of the whole, and `messages` their number.
+        `moved` is the bytes of the whole tensors, and `messages` the number of messages.
         """
         if self.size == 1:
             return 0.0
@@ -86,9 +95,9 @@ class ProcessGroup:
 
 @dataclass(frozen=True)
 class PassTime:
-    """The seconds of one pass.
+    """The seconds of one pass: of its arithmetic, of its messages of weights, and of its messages of tokens.
 
-    Messages of weights overlap with the arithmetic except for a share, those of tokens do not.
+    Messages of weights overlap with the arithmetic, except for the share `exposed`. Messages of tokens do not overlap.
     """
 
     arithmetic: float
@@ -102,7 +111,7 @@ class PassTime:
 
     @property
     def waiting(self) -> float:
-        """Seconds of waiting for weights that arithmetic does not cover."""
+        """Seconds of messages of weights that arithmetic does not cover, in which the GPU waits."""
         covered = (1 - self.exposed) * min(self.arithmetic, self.weights)
         return self.weights - covered
 
@@ -122,7 +131,17 @@ def pass_time(
     *,
     sums: bool = True,
 ) -> PassTime:
-    """Return the seconds of a pass; `sums` says whether it adds gradients up over copies of the weights."""
+    """Return the seconds of a pass on a GPU, from its cost.
+
+    Args:
+        cost: What one process does and sends.
+        gpu: The kind of GPU.
+        assumed: Shares of the maker's figures that are reached.
+        sharded: Processes that exchange shards of the weights.
+        replicas: Processes that hold the same shard in different copies of the weights.
+        sequence: Processes that share a video.
+        sums: Whether the pass adds gradients up over the copies of the weights.
+    """
     weights = sharded.seconds(
         sum(cost.sent.get(k, 0) for k in ("weights", "gradients")),
         sum(cost.messages.get(k, 0) for k in ("weights", "gradients")),

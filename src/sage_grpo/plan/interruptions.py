@@ -1,4 +1,4 @@
-"""How often machines fail, and how often to save: what a checkpoint costs against what a failure loses."""
+"""How often to save a run: the time that checkpoints cost, compared with the work that failures lose."""
 
 import math
 from dataclasses import dataclass
@@ -9,9 +9,10 @@ GPU_HOURS_PER_FAILURE = 16_384 * 54 * 24 / 419
 
 @dataclass(frozen=True)
 class Saving:
-    """Seconds of saving: training stops while the state is copied, and continues while files are written.
+    """The seconds that a checkpoint takes, and those of a restart.
 
-    `restart` is the time from a failure until training begins again.
+    Training stops for `stall` seconds while the state is copied, and continues during the `write` seconds in which
+    files are written. `restart` is the time from a failure until training runs again.
     """
 
     stall: float
@@ -20,10 +21,10 @@ class Saving:
 
 
 def lost_share(interval: float, saving: Saving, between_failures: float) -> float:
-    """Return the share of the time that does not end up in the run, for saves `interval` seconds of training apart.
+    """Return the share of a run's time, 0 to 1, that saves and failures cost, with a save every `interval` seconds.
 
-    A failure throws away what came after the newest whole checkpoint: half an interval on average, and what was
-    computed while the files were being written.
+    A failure loses the work since the newest complete checkpoint: half an interval on average, and what was computed
+    while the files were written. Failures come every `between_failures` seconds on average.
     """
     waste = interval / 2 + saving.write + saving.restart
     slower = (1 + saving.stall / interval) * (1 + waste / between_failures)
@@ -31,9 +32,10 @@ def lost_share(interval: float, saving: Saving, between_failures: float) -> floa
 
 
 def best_interval(saving: Saving, between_failures: float, iteration: float) -> int:
-    """Return the iterations between saves that lose least: Young's √(2·stall·time between failures), rounded.
+    """Return the number of iterations between saves that costs the least time, at least 1.
 
-    A save waits for the one before it, so that shorter intervals than a write would stall.
+    It is Young's √(2·stall·time between failures), rounded. An interval is never shorter than the writing of a
+    checkpoint, because a save waits for the one before. `between_failures` and `iteration` are in seconds.
     """
     young = math.sqrt(2 * saving.stall * between_failures)
     near = max(young, saving.write, iteration) / iteration

@@ -1,4 +1,4 @@
-"""A recipe laid out over its processes without any of them: what each would hold and write."""
+"""What a process of a recipe's layout holds and saves, without starting any process."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,16 +22,17 @@ from sage_grpo.weights.prepare import make_bank
 
 @dataclass(frozen=True)
 class Contents:
-    """What the first process of a layout holds, by kind, and what of it goes into a checkpoint, by place."""
+    """The tensors that a layout's first process holds, by kind, and those that it saves, by path in a checkpoint."""
 
     held: Mapping[str, Iterable[Tensor]]
     saved: Mapping[str, Tensor]
 
 
 def contents(model: VideoModel, config: RecipeConfig, processes: Processes) -> Contents:
-    """Return what the first process holds and saves after a first update.
+    """Return the tensors that the first process of a layout holds and saves after its first update.
 
-    It uses the trainer's own optimizer, bank of copies and state.
+    The trainer's own optimizer, weights bank and loop state are used. The model is sharded in place, and makes an
+    update.
     """
     shard(model, processes.weights_mesh, model.autocast_dtype)
     weights = dict(model.module.named_parameters())
@@ -60,7 +61,10 @@ def contents(model: VideoModel, config: RecipeConfig, processes: Processes) -> C
 
 
 def check_layout(config: RecipeConfig) -> None:
-    """Refuse a layout by which the model cannot be cut: a video's tokens and heads do not divide by everything."""
+    """Refuse a recipe whose `parallel.sequence` cannot divide a video of its model.
+
+    The reason can be that the tokens of a video or the heads of the network do not divide by it.
+    """
     layout = config.parallel
     if layout.sequence == 1:  # weights are cut by rows, which always works
         return

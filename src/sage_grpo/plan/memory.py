@@ -1,6 +1,7 @@
-"""Memory of the fullest process, by part and by phase of an iteration.
+"""The memory of the fullest process, by part and by phase of an iteration.
 
-Shards are cut so that the first process never holds less than another: what it holds is what a GPU must have.
+The first process is the fullest, because shards are cut so that no other holds more. So no GPU needs more memory than
+that of the first process.
 """
 
 import math
@@ -59,7 +60,7 @@ ALWAYS = ("trained weights", "frozen weights", "anchor and other copies", "optim
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the device of the first process, and on its host."""
+    """The bytes of the first process: on its device by part, and on the host."""
 
     parts: dict[str, int]
     video: int  # decoded
@@ -84,7 +85,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class ModelStates:
-    """Bytes that a process keeps between passes, by kind, and bytes of a whole checkpoint."""
+    """The bytes that a process keeps between passes, by kind, and those of a whole checkpoint.
+
+    The kinds are trained and frozen weights, copies, gradients, optimizer and buffers.
+    """
 
     by_kind: dict[str, int]
     largest: int  # trained tensor
@@ -94,9 +98,10 @@ class ModelStates:
 
 
 def model_states(config: RecipeConfig) -> ModelStates:
-    """Return what the first process of a recipe's layout keeps between passes.
+    """Return the bytes that the first process of a recipe's layout keeps between passes.
 
-    The model is looked at on a process of its own, and cut as FSDP2 cuts: by rows, the first process never has fewer.
+    The model is built on one process, and each tensor is divided by rows, as FSDP2 does. No process gets more rows than
+    the first.
     """
     layout, model = config.parallel, build.outline_model(config)
     parameters = sum(w.numel() for name, w in model.module.named_parameters() if ".lora_" not in name)
@@ -125,20 +130,24 @@ def component_bytes(model: VideoModel, names: Sequence[str]) -> int:
 
 
 def reads_base(model: VideoModel, config: RecipeConfig) -> bool:
-    """Return whether the gauge puts the checkpoint's weights in place of the trained ones, on the device."""
+    """Return whether the drift gauge loads the base weights while the trained weights stay on the device."""
     wanted = config.gauge.every and config.tuning.mode == "full" and not config.tuning.offload_copies
     return bool(wanted and model.resizable)
 
 
 def video_bytes(model: Any) -> int:
-    """Return the bytes of a video's frames. A model without a pipeline is small, and decodes one."""
+    """Return the bytes of one decoded video's frames.
+
+    They follow from frames, height and width if the model has a pipeline. Other models are small, so one video is
+    decoded.
+    """
     if model.pipe is not None:
         return int(model.frames * model.height * model.width * 3)
     return int(model.decode(torch.zeros(1, *model.latent_shape(Prompt("")))).numel())
 
 
 def reward_bytes(config: RecipeConfig) -> tuple[int, tuple[str, ...]]:
-    """Return the bytes of scorers inside the trainer's processes, and the scorers that do not say."""
+    """Return the bytes of the scorers on the trainer's device, and the names of scorers of unknown size."""
     total, unknown = 0, []
     for entry in (*config.rewards, *config.monitors):
         scorer = None if ":" in entry.type else resolve_reward(entry.type)
@@ -166,7 +175,8 @@ def memory(
 ) -> Memory:
     """Return the memory of the fullest process, by part.
 
-    On a GPU the optimizer takes all tensors together, with room for one more of each; on the host two of one.
+    On a GPU (`gpu`), the optimizer updates all tensors together, and needs room for one more copy of each tensor. On
+    the host, it needs room for two copies of the largest tensor. `decoding` is None for a model without a pipeline.
     """
     policy = config.policy
     videos = config.rollouts // config.parallel.replicas

@@ -1,4 +1,4 @@
-"""Layouts near one that does not work."""
+"""Proposals of layouts that work, close to one that does not."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,7 +21,10 @@ Layout = tuple[int, ...]
 
 
 def asked_layout(settings: dict[str, Any]) -> tuple[Layout, int]:
-    """Return the values of `KEYS` in the settings, or their defaults, and the size of a group."""
+    """Return the layout that the settings ask for, and the number of videos in a group.
+
+    A layout has one value per key of `KEYS`. Keys that are not set have their defaults.
+    """
     usual = RecipeConfig()
 
     def value(key: str) -> int:
@@ -32,7 +35,11 @@ def asked_layout(settings: dict[str, Any]) -> tuple[Layout, int]:
 
 
 def candidates(requested: Layout, group: int) -> list[Layout]:
-    """Return layouts whose numbers divide, those with the fewest and smallest changes first."""
+    """Return layouts whose numbers divide evenly, the one closest to the requested layout first.
+
+    The closest one changes the fewest keys, and these by the smallest factors. `group` is the number of videos in a
+    group.
+    """
     processes, sequence, replicate, batch, prompts = requested
     counts = {*range(max(processes - 8, 1), processes + 9), max(processes // 8, 1) * 8, (processes // 8 + 1) * 8}
     layouts = set()
@@ -51,9 +58,9 @@ def candidates(requested: Layout, group: int) -> list[Layout]:
 
 
 def nearest_layouts(recipe: Any, overrides: Sequence[str], works: Callable[[RecipeConfig], Any]) -> list[list[str]]:
-    """Return at most `MANY` sets of overrides that make the recipe valid, the smallest changes first.
+    """Return at most `MANY` lists of overrides that each make the recipe valid, the smallest change first.
 
-    `works` raises a `UserError` for what it cannot do.
+    `works` is called with a changed recipe, and raises a `UserError` if the recipe is not valid.
     """
     requested, group = asked_layout(read_settings(recipe, overrides))
     alternatives: list[list[str]] = []

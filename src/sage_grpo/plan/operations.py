@@ -1,6 +1,6 @@
-"""What a piece of a program does, seen operation by operation: floating-point work, memory, messages.
+"""A counter of what a piece of a program does: operations with their floating-point work, memory, and messages.
 
-It works alike on tensors without values, for a plan, and on real ones.
+It works the same on tensors without values, for a plan, and on real ones.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -37,9 +37,9 @@ MESSAGES = {  # by what a collective is called, in FSDP2 and in functional colle
 
 
 def flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """Return the floating-point operations of a call, by the formulas of torch's counter.
+    """Return the number of floating-point operations in one call of an operator, by the formulas of torch.
 
-    The counter knows the attention of GPUs. That of the host is added here.
+    torch has none for the attention kernel of the CPU, which is added here. Operators without a formula count as 0.
     """
     kind = func._overloadpacket
     if kind is aten._scaled_dot_product_flash_attention_for_cpu:
@@ -51,7 +51,10 @@ def flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
 
 
 def kind_of(func: Any, work: float) -> Kind:
-    """Return the kind of an operation that does so many FLOPs; kernels of each kind reach a share of their own."""
+    """Return the kind of an operator that does `work` floating-point operations; `elementwise` if it does none.
+
+    Kernels of each kind reach a different share of a GPU's peak.
+    """
     if not work:
         return "elementwise"
     name = func._overloadpacket.__name__
@@ -59,7 +62,10 @@ def kind_of(func: Any, work: float) -> Kind:
 
 
 def tensors(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors among an operation's arguments or results; faster than torch's walk through any nesting."""
+    """Yield the tensors in an operator's arguments or results, also inside lists, tuples and dicts.
+
+    This is faster than torch's own functions for nested values.
+    """
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, list | tuple):
@@ -74,7 +80,10 @@ def sizes(values: Any) -> list[int]:
 
 
 class OperationCounter(TorchDispatchMode):
-    """A mode that counts operations by cost, bytes of messages by purpose, and the most memory newly held at a time."""
+    """A context that counts the operations inside its block by cost, messages by purpose, and the peak of memory.
+
+    The peak is in bytes, and only counts what is allocated inside the block.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A sweep as a picture: time of an iteration, and what a GPU makes in an hour."""
+"""Figure of a sweep: seconds per iteration and videos per GPU-hour, against the number of GPUs."""
 
 from collections.abc import Sequence
 from itertools import cycle

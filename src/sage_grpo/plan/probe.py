@@ -1,7 +1,8 @@
-"""Passes of a recipe's network at full size, on tensors without values: what one process of the layout would do.
+"""The costs of a recipe's network passes at full size on one process of its layout, from tensors without values.
 
-Networks are stacks of equal blocks, so work, messages and memory grow by the same amount with every block. Two shallow
-networks are watched, and the rest is a straight line: a test checks it against all blocks.
+Networks are stacks of equal blocks, so work, messages and memory grow by the same amount with every block. So two
+shallow networks are measured, and the costs at full depth are on a straight line through theirs. A test compares this
+with a measurement of all blocks.
 """
 
 from collections import Counter
@@ -27,7 +28,7 @@ SHALLOW = (4, 6)  # with fewer blocks the peak is elsewhere
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one pass on one process."""
+    """The cost of one pass on one process: its operations, bytes of messages, and bytes of memory."""
 
     operations: dict[Operation, float]  # how many there are of each
     sent: dict[str, float]  # bytes of messages by purpose
@@ -49,7 +50,10 @@ class Probe:
 
 
 def line(shallow: Cost, deeper: Cost, blocks: int) -> Cost:
-    """Return what `blocks` blocks cost, on a straight line through the costs of networks with `SHALLOW` ones."""
+    """Return the cost of a network of `blocks` blocks, on a straight line through the costs of two shallow ones.
+
+    The shallow networks have the numbers of blocks in `SHALLOW`.
+    """
     few, more = SHALLOW
     further = (blocks - more) / (more - few)
 
@@ -66,7 +70,10 @@ def line(shallow: Cost, deeper: Cost, blocks: int) -> Cost:
 
 
 def stacks(model: VideoModel) -> list[tuple[nn.Module, str]]:
-    """Return each network with the name of its repeated blocks; none if the model has no such name."""
+    """Return each network of a model with the name of its submodule of repeated blocks.
+
+    The list is empty if `model.blocks` is None.
+    """
     return [(part, model.blocks) for part in networks(model.module).values()] if model.blocks else []
 
 
@@ -79,9 +86,10 @@ def watched(act: Callable[[], Any]) -> Cost:
 
 
 def passes(model: VideoModel, config: RecipeConfig, depth: int | None) -> tuple[int, Cost, Cost]:
-    """Return the tokens of a video, and the costs of a forward and a training pass of one batch.
+    """Return the number of tokens per video, and the costs of a forward pass and a training pass of one batch.
 
-    They are those of the last `depth` blocks, or of all. The model is taken apart.
+    Only the last `depth` blocks are run; None for all. The model cannot be used afterwards, because its blocks and
+    weights are replaced.
     """
     layout = config.parallel
     shape, policy = model.latent_shape(Prompt("")), config.policy
@@ -150,7 +158,10 @@ def probe(config: RecipeConfig) -> Probe:
 
 
 def decoding(config: RecipeConfig) -> Cost | None:
-    """Return the cost of decoding a batch of videos, their frames included; None for a model without a pipeline."""
+    """Return the cost of decoding a batch of videos, with the memory of their frames.
+
+    It is None for a model without a pipeline.
+    """
     model = build.outline_model(config)
     if model.pipe is None:
         return None

@@ -1,4 +1,4 @@
-"""A plan as JSON and as tables."""
+"""Plans and sweeps as JSON and as tables on the console."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -70,13 +70,19 @@ def used_rows(plan: Plan) -> dict[str, Assumption]:
 
 
 def spread(plan: Plan, figure: Callable[[Plan], float]) -> dict[str, float]:
-    """Return a figure of the slow, the expected and the fast plan, the smallest first."""
+    """Return a figure of a plan as `low`, `expected` and `high`, from the slow, the expected and the fast case.
+
+    `figure` computes the figure from the plan of one case. The smaller of the slow and fast values is `low`.
+    """
     low, high = sorted((figure(plan.slow), figure(plan.fast)))
     return {"low": low, "expected": figure(plan), "high": high}
 
 
 def ranges(plan: Plan, price: float | None) -> dict[str, dict[str, float]]:
-    """Return the figures that depend on the assumptions, each as low, expected and high."""
+    """Return the figures that depend on the assumptions by name, each as `low`, `expected` and `high`.
+
+    `price` is that of a GPU-hour. If it is None, the cost is left out.
+    """
     figures: dict[str, Callable[[Plan], float]] = {
         "seconds_per_iteration": lambda case: case.iteration,
         "videos_per_gpu_hour": lambda case: case.videos_per_gpu_hour,
@@ -91,7 +97,10 @@ def ranges(plan: Plan, price: float | None) -> dict[str, dict[str, float]]:
 
 
 def between(range_: dict[str, float], show: Callable[[float], str]) -> str:
-    """Return `expected (low to high)`, or the one value where nothing is uncertain."""
+    """Return a range as the text `expected (low to high)`, or one value if low and high look the same.
+
+    `show` makes a text from a value.
+    """
     low, usual, high = (show(range_[name]) for name in ("low", "expected", "high"))
     return usual if low == high else f"{usual} ({low} to {high})"
 
@@ -106,7 +115,10 @@ def warnings(plan: Plan) -> list[str]:
 
 
 def summary(plan: Plan, gpu: str, price: float | None) -> dict[str, Any]:
-    """Return the plan as values for JSON: bytes, seconds and plain numbers."""
+    """Return the plan as values for JSON. Memory is in bytes and time in seconds, unless the name says otherwise.
+
+    `price` is that of a GPU-hour. If it is None, so is the cost.
+    """
     config, counts, every = plan.config, plan.counts, plan.best_save_every
     gpu_hours = plan.hours * plan.gpus
     return {
@@ -263,14 +275,17 @@ def show_assumptions(plan: Plan, gpu: str, console: Console) -> None:
 
 
 def advice(plan: Plan) -> str:
-    """Say what to change first when memory is short, for the fullest phase."""
+    """Return what to change first if memory is short, in a sentence about the phase that needs the most memory."""
     phase = max(plan.memory.phases, key=plan.memory.phases.__getitem__)
     possible = [text for text, sensible in remedies(plan.config)[phase] if sensible]
     return f"fullest while it is in the phase {phase!r}; try {', then '.join(possible) or 'a GPU with more memory'}"
 
 
 def remedies(config: RecipeConfig) -> dict[Phase, list[tuple[str, bool]]]:
-    """Return the settings that make each phase smaller, the mildest first, and whether the recipe leaves them open."""
+    """Return, for each phase, the changes that reduce its memory, the mildest first.
+
+    Each change comes with whether it makes sense: False if the recipe has made this change already, or cannot use it.
+    """
     policy, tuning = config.policy, config.tuning
     full = tuning.mode == "full"
     smaller = ("fewer frames or a smaller picture", True)

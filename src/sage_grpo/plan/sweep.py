@@ -1,4 +1,4 @@
-"""The same recipe on other numbers of GPUs: where more of them stop paying, and why."""
+"""Plans of one recipe on different numbers of GPUs: where more GPUs stop paying, and why."""
 
 import math
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Cell:
 
 
 def parse_sweep(texts: Sequence[str]) -> dict[str, list[int]]:
-    """Parse texts such as `gpus=8,64 sp=1,2` into a list of numbers for each axis."""
+    """Return the numbers to try for each axis: `gpus=8,64 sp=1,2` becomes `{'gpus': [8, 64], 'sp': [1, 2]}`."""
     axes: dict[str, list[int]] = {}
     for text in " ".join(texts).split():
         axis, _, numbers = text.partition("=")
@@ -47,9 +47,10 @@ def parse_sweep(texts: Sequence[str]) -> dict[str, list[int]]:
 
 
 def laid_out(config: RecipeConfig, gpus: int, sequence: int, replicate: int) -> RecipeConfig:
-    """Return the recipe laid out on so many GPUs.
+    """Return the recipe for a number of GPUs, with `sequence` GPUs per video and `replicate` copies of the weights.
 
-    It keeps its videos per iteration where they divide. Where they do not, batches become smaller, then videos more.
+    The number of videos per iteration stays the same if the GPUs can divide it evenly. Otherwise batches become smaller
+    first, and then videos are added.
     """
     group, values = config.policy.num_generations, config.model_dump()
     if gpus % (sequence * replicate):
@@ -66,9 +67,10 @@ def laid_out(config: RecipeConfig, gpus: int, sequence: int, replicate: int) -> 
 
 
 def reason(plan: Plan, requested: RecipeConfig) -> str:
-    """Return what holds a layout back, in a few words.
+    """Return in a few words what limits a layout.
 
-    That is its memory, more videos than requested, or what takes most time besides useful arithmetic.
+    If memory does not suffice, return how much is needed. Else name added videos, and the largest cost besides useful
+    arithmetic if its share is above 10 %. If there is neither, return `arithmetic`.
     """
     if not plan.fits:
         return f"needs {plan.memory.peak / 1e9:.0f} GB"
@@ -110,6 +112,9 @@ def sweep(
 
 
 def pays(cell: Cell, cells: Sequence[Cell]) -> bool:
-    """Return whether a cell's GPUs make about as many videos per hour as those of the best layout."""
+    """Return whether a layout fits into memory and makes about as many videos per GPU-hour as the best one.
+
+    About means at least the share `PAYS` of the most videos per GPU-hour of all `cells` that fit into memory.
+    """
     fits = [other.per_gpu_hour for other in cells if other.plan and other.plan.fits]
     return bool(cell.plan and cell.plan.fits and cell.per_gpu_hour >= PAYS * max(fits))

@@ -1,1 +1,1 @@
-"""A recipe rehearsed before a GPU is rented: its own classes and layout at toy size, on any computer."""
+"""Rehearsals before a GPU is rented: a recipe's own classes and layout at toy size, on any computer."""

@@ -1,6 +1,6 @@
-"""`sage-grpo rehearse --fake-cuda`: a recipe on CUDA tensors without values, in a process of its own.
+"""`sage-grpo rehearse --fake-cuda`: a recipe on CUDA tensors without values, in a separate process.
 
-What it does to torch must never reach a process that trains. So this module has two sides: `rehearse_on_fake_cuda`
+Its changes to torch must never reach a process that trains. So this module has two sides: `rehearse_on_fake_cuda`
 starts the process and reads its report, and `python -m sage_grpo.rehearsal.fake_cuda` is that process.
 """
 
@@ -27,11 +27,13 @@ def rehearse_on_fake_cuda(
     emit: Callable[[str], None] = print,
     processes: int | None = None,
 ) -> FakeCudaReport:
-    """Rehearse a recipe on CUDA tensors without values, in a process of its own, and return its report.
+    """Rehearse a recipe on CUDA tensors without values, in a separate process, and return the report.
 
-    It covers load, sample, rollout, decode, score, checks, update, anchor, EMA, gauge and save; then a resume and a
-    second iteration; then export. The process is the first of `processes`, of which the others are pretended. None
-    means two on each axis of the recipe's layout.
+    The rehearsal covers load, sample, rollout, decode, score, checks, update, anchor, EMA, gauge and save; then a
+    resume and a second iteration; then export. `folder` must be new or empty.
+
+    The separate process is the first of `processes`; the others are pretended. None means two on each axis of the
+    recipe's layout.
     """
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; a rehearsal needs a folder of its own")

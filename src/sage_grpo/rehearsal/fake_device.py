@@ -1,7 +1,8 @@
-"""A device whose tensors have sizes and types but no values: the rules of CUDA without a GPU.
+"""A fake CUDA device, whose tensors have sizes and types but no values: the rules of CUDA without a GPU.
 
-Tensors of the host are real. What goes to the device becomes a `FakeTensor` of torch; an operation that meets tensors
-of both is an error that names its place. What comes back to the host is entered in the ledger, and mostly made up.
+Tensors of the host are real. A tensor that is moved to the device becomes a `FakeTensor` of torch. An operation on
+tensors of both is an error that names its line. A tensor that comes back to the host is entered in the ledger, and its
+values are mostly made up.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ class DeviceMixture(UserError, RuntimeError):
 
 
 class Unanswerable(UserError, RuntimeError):
-    """Raised when the size of a result depends on values, and there are none."""
+    """Raised when the size of a result depends on the values of a tensor that has none."""
 
 
 def size_of(x: Tensor) -> int:
@@ -41,7 +42,10 @@ def size_of(x: Tensor) -> int:
 
 
 class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode with the rules of the device. Answers are kept by operation and sizes, as models repeat themselves."""
+    """A mode that runs operations by the rules of the fake device.
+
+    Results are kept by operation and sizes, because a model repeats its operations.
+    """
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -111,7 +115,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise DeviceMixture(_mixture(func, args, named)) from error
 
     def _recipe(self, func: Any, args: tuple[Any, ...], before: Any, out: Any) -> Callable[..., Any] | None:
-        """Return a function that repeats an answer without torch's long way round; None where that is not certain."""
+        """Return a function that repeats a result without torch's slow rules; None if it could be wrong."""
         schema = func._schema
         if func in INVERSES:
             return None
@@ -195,7 +199,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._new(torch.empty(_kept(args[1]), dtype=args[0].dtype, device=META))
 
     def _index(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Index a tensor. A mask as an index becomes a list of places, and their number is a question to the device."""
+        """Index a tensor. A mask becomes a list of places, and the host waits for the device to learn their number."""
         places: list[Any] = []
         for x in args[1]:
             if isinstance(x, Tensor) and x.dtype == torch.bool:
@@ -222,7 +226,7 @@ def _leaves(args: Sequence[Any], named: Mapping[str, Any] = MappingProxyType({})
 
 
 def _lengths(args: Sequence[Any]) -> list[int]:
-    """Return how long each list among the arguments is, or -1: which of the leaves belong together."""
+    """Return the length of each argument that is a list or tuple, else -1. It tells which leaves belong together."""
     return [len(x) if isinstance(x, list | tuple) else -1 for x in args]
 
 
@@ -235,19 +239,22 @@ def _kept(mask: Tensor) -> int:
 
 
 def _of_host(x: Any) -> bool:
-    """Return whether this is a tensor that must not meet one of the device; a single number of the host may."""
+    """Return whether a value is a tensor of the host that must not meet one of the device.
+
+    Tensors of a single number may.
+    """
     return isinstance(x, Tensor) and not isinstance(x, FakeTensor) and x.dim() > 0
 
 
 def _device(x: Any) -> torch.device | None:
-    """Return a device without regard to its index, or None for what is no device."""
+    """Return a device without its index, or None if the value is no device."""
     if not isinstance(x, torch.device):
         return None
     return DEVICE if x.type == DEVICE.type else HOST if x.type == HOST.type else x
 
 
 def _outline(x: Any) -> Any:
-    """Return all of a value that a result's size can depend on."""
+    """Return everything about a value that the size of a result can depend on."""
     if isinstance(x, Tensor):
         return isinstance(x, FakeTensor), x.shape, x.stride(), x.dtype
     return type(x), x

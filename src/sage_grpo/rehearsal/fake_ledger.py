@@ -1,4 +1,4 @@
-"""Who made the host wait for the device or moved bytes between them: by phase, file and line."""
+"""A ledger of what makes the host wait for the device or moves bytes between them: by phase, file and line."""
 
 import sys
 import sysconfig
@@ -49,7 +49,10 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _caller() -> Iterator[FrameType]:
-    """Frames from the innermost outwards. Backward passes run in threads of torch, for which the main thread waits."""
+    """Yield the frames of this thread from the innermost outwards, and then those of the main thread.
+
+    Backward passes run in threads of torch, for which the main thread waits.
+    """
     yield from _outwards(sys._getframe(1))
     main = threading.main_thread()
     if threading.current_thread() is not main:
@@ -66,7 +69,10 @@ def _line(frame: FrameType, number: int | None = None) -> str:
 
 
 def place_of(frames: Iterator[tuple[FrameType, int]]) -> Place:
-    """Return file and line of the first frame of ours, from the innermost outwards."""
+    """Return the innermost line of this project among frames, and the line of other code that it led to.
+
+    `frames` are from the innermost outwards, each with its line number.
+    """
     inside = ""
     for frame, number in frames:
         name = frame.f_code.co_filename
@@ -80,7 +86,7 @@ def place_of(frames: Iterator[tuple[FrameType, int]]) -> Place:
 
 
 def here() -> Place:
-    """Return the place where the program is now."""
+    """Return the line of this project that the program is at now."""
     return place_of((frame, frame.f_lineno) for frame in _caller())
 
 
@@ -93,9 +99,10 @@ def place_of_error(error: BaseException) -> Place:
 
 
 class Ledger:
-    """What made the host wait or moved bytes, counted by phase, place and operation.
+    """The record of what made the host wait or moved bytes, counted by phase, place and operation.
 
-    `phases` says which functions of the project begin what; the innermost on the stack counts.
+    `phases` has the phase that a function of the project begins, by the function's code. If several of these functions
+    are running, the innermost one counts.
     """
 
     def __init__(self, phases: Mapping[CodeType, str]) -> None:

@@ -1,4 +1,7 @@
-"""The small library that makes a CPU build of torch accept CUDA devices: compiled once, kept in the user's cache."""
+"""The small library that makes a CPU build of torch accept CUDA devices.
+
+It is compiled once and kept in the user's cache.
+"""
 
 import hashlib
 import importlib.util
@@ -19,7 +22,10 @@ COMPILER = "g++"
 
 
 def torch_folder() -> Path:
-    """Return the folder of torch without importing it: the library must be there before torch first asks about CUDA."""
+    """Return the folder of torch without importing it.
+
+    The library must be loaded before torch first asks about CUDA.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise ConfigError("--fake-cuda needs torch: pip install torch")
@@ -27,9 +33,9 @@ def torch_folder() -> Path:
 
 
 def check_build(version: dict[str, Any], platform: str = sys.platform) -> None:
-    """Refuse a build of torch that is not for CPUs on Linux.
+    """Refuse a build of torch that is not for CPUs on Linux. `version` has the variables of torch's version.py.
 
-    Others were not tried, and two sets of CUDA's hooks would meet.
+    Other platforms were not tried. In a build for GPUs, the library's CUDA hooks would meet those of torch.
     """
     if platform != "linux":
         raise ConfigError(f"--fake-cuda was only tried on Linux, and this is {platform}; use a Linux container")
@@ -47,9 +53,9 @@ def cache_folder() -> Path:
 
 
 def build_shim(emit: Callable[[str], None] = lambda text: None) -> Path:
-    """Return the library for the torch that is installed here, and compile it if it is not there yet.
+    """Return the path of the library for the installed torch. Compile the library if it is not there yet.
 
-    The file is written whole or not at all.
+    The file is written whole or not at all. `emit` gets a message before compilation.
     """
     torch = torch_folder()
     version = runpy.run_path(str(torch / "version.py"))

@@ -1,4 +1,7 @@
-"""Patches that torch and some of our checks need where tensors have no values. Only for a process of its own."""
+"""Patches of torch and of this project's checks for tensors without values.
+
+Use them only in a process that does nothing else, because they change torch.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -29,7 +32,7 @@ def _answer(value: Any) -> Callable[..., Any]:
 
 
 def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """`nn.Module._apply` with new parameters in place of old ones."""
+    """Replace `nn.Module._apply`: put new parameters in place of the old ones."""
     for child in self.children() if recurse else ():
         child._apply(fn)  # type: ignore[no-untyped-call]
     for name, parameter in self._parameters.items():
@@ -45,7 +48,7 @@ def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
 
 
 def _constructor(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return `torch.tensor` that makes tensors on the host first, then moves them."""
+    """Return a `torch.tensor` that makes tensors on the host first, then moves them to the device."""
 
     def tensor(data: Any, *, device: Any = None, requires_grad: bool = False, **rest: Any) -> Tensor:
         value = make(data, **rest)
@@ -59,9 +62,9 @@ def _new_tensor(self: Tensor, data: Any, *, dtype: Any = None, device: Any = Non
 
 
 def _by_tensor(ask: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an indexing function that makes tensors of lists.
+    """Return an indexing function that turns lists in the index into tensors.
 
-    Those torch would copy to the device without asking any mode.
+    torch itself would copy lists to the device without asking any mode.
     """
 
     def index(self: Tensor, places: Any, *value: Any) -> Any:
@@ -77,7 +80,7 @@ def _tensors(places: Any) -> Any:
 
 
 def _address(ask: Callable[[Any], int]) -> Callable[[Any], int]:
-    """Return `data_ptr` of a storage or tensor. One without memory has a number all the same, and views share it."""
+    """Return a `data_ptr` that also works for a storage or tensor without memory. Views share its number."""
 
     def data_ptr(self: Any) -> int:
         fake = isinstance(self, FakeTensor) or self.device.type == "meta"
@@ -127,7 +130,7 @@ def torch_patches() -> list[Patch]:
 
 
 class Progress:
-    """A record of whether an optimizer has made a step, which decides what an adapter's values would say."""
+    """A record of whether an optimizer has made a step. LoRA adapters are 0 until the first step, and not after."""
 
     stepped = False
 
@@ -136,9 +139,9 @@ class Progress:
 
 
 def project_patches(progress: Progress) -> list[Patch]:
-    """Return patches for questions about values whose true answer is known without them.
+    """Return patches of this project's checks that would fail on made-up values.
 
-    The questions are asked all the same.
+    The checks still run, but their results are replaced by those of a sound run.
     """
 
     def without_values(*args: Any, **named: Any) -> float:
@@ -174,7 +177,7 @@ def project_patches(progress: Progress) -> list[Patch]:
 
 @contextmanager
 def pretended_cuda() -> Iterator[None]:
-    """Apply all patches inside the block."""
+    """Apply all patches inside the block, so that torch believes in a CUDA device."""
     progress = Progress()
     hook = register_optimizer_step_post_hook(progress.note)
     with ExitStack() as stack:

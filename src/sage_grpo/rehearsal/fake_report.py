@@ -1,4 +1,4 @@
-"""What a rehearsal without values found, as it travels from its process to the reader."""
+"""The report of a rehearsal on a fake device, and how it passes from its process to the caller as JSON."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any

@@ -1,4 +1,4 @@
-"""Two whole iterations of a recipe on a device without values, with a resume between, by the trainer as shipped."""
+"""Two whole iterations of a recipe on a fake device without values, with a resume between, by the real trainer."""
 
 import inspect
 from collections import defaultdict
@@ -39,7 +39,10 @@ AGAIN = "resume, second iteration"
 
 
 def phases(model: Any) -> dict[CodeType, str]:
-    """Return the phase that each function of the project begins, by its code."""
+    """Return the name of a run's phase by the code of the function of this project that begins the phase.
+
+    `model` is the class of the model, whose `decode` begins a phase.
+    """
     named: dict[Callable[..., Any], str] = {
         Trainer.__init__: "load",
         Trainer._resume: "resume",
@@ -66,7 +69,11 @@ def phases(model: Any) -> dict[CodeType, str]:
 
 
 def smallest(config: RecipeConfig, small: RecipeConfig, record: Rehearsal) -> RecipeConfig:
-    """Return the shrunk recipe on the device, smaller still: without values, one batch shows what many would."""
+    """Return the recipe at toy size, made smaller still and put on the fake device.
+
+    Without values, one batch shows as much as many. What replaces something, such as processes, is written into
+    `record`.
+    """
     values, replicas = small.model_dump(mode="json"), small.parallel.replicas
     policy = {
         "prompts_per_iteration": max(replicas // 2, 1),
@@ -88,7 +95,7 @@ def smallest(config: RecipeConfig, small: RecipeConfig, record: Rehearsal) -> Re
 
 
 class DevicePlacementCheck(Callback):
-    """A callback that finds weights, copies and optimizer state on the host, if the recipe did not ask for that."""
+    """A callback that finds weights, copies and optimizer state on the host that should be on the device."""
 
     def __init__(self, config: RecipeConfig, gauge: Callable[[], dict[str, Any]]) -> None:
         self.offloaded, self.gauge = config.tuning.offload_copies, gauge
@@ -126,9 +133,10 @@ class DevicePlacementCheck(Callback):
 def act_out(
     source: str, overrides: Sequence[str], folder: Path, emit: Callable[[str], None], processes: int | None = None
 ) -> FakeCudaReport:
-    """Rehearse a recipe in this process, and return the report.
+    """Rehearse a recipe on the fake device, in this process, and return the report.
 
-    Faults of the recipe, and whatever a run raises, become errors of the report.
+    Every exception, from the recipe or from the run, becomes one of the report's `errors`. `processes` is the size of
+    the layout; None for two on each axis of the recipe's layout.
     """
     report, record, ledger = FakeCudaReport(source), Rehearsal(source), Ledger({})
     try:
@@ -150,7 +158,10 @@ def act_out(
 
 
 def _sentence(error: Exception) -> str:
-    """Add the place to a message, unless it is for a user or names it already."""
+    """Return an error as text, with the line of this project where it was raised.
+
+    A `UserError` is returned without a line, because it is written for users or names the line itself.
+    """
     if isinstance(error, UserError):
         return str(error)
     return f"{place_of_error(error)}: {type(error).__name__}: {error}"
@@ -158,7 +169,7 @@ def _sentence(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Stage:
-    """What both iterations share."""
+    """The recipe, rewards, prompts and report that both iterations of a rehearsal share."""
 
     small: RecipeConfig
     rewards: Sequence[Reward]
@@ -166,7 +177,10 @@ class Stage:
     report: FakeCudaReport
 
     def iterate(self, iterations: int) -> None:
-        """Train to this iteration with a new trainer, as a new process would, and report faults and counts."""
+        """Train up to iteration number `iterations` with a new trainer, as a new process would.
+
+        Errors and counts are added to the report.
+        """
         run = self.small.run.model_copy(update={"iterations": iterations})
         config = self.small.model_copy(update={"run": run})
         trainer = Trainer(config=config, rewards=self.rewards, prompts=self.prompts, console=Console(quiet=True))

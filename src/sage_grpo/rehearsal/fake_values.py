@@ -1,4 +1,4 @@
-"""Values where tensors have none: those that follow from the host alone are kept, all others are made up."""
+"""Values for tensors of the fake device: small ones that follow from the host alone are kept, others made up."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -33,9 +33,9 @@ FILLS = {
 
 
 def made_up(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return made-up values that are finite, positive and not all alike, for rewards that never differ teach nothing.
+    """Return made-up values that are finite, positive and not all alike, because equal rewards teach nothing.
 
-    Masks keep everything.
+    Masks and integers other than uint8 are all True or 1.
     """
     count = torch.Size(shape).numel()
     if dtype.is_floating_point or dtype.is_complex:
@@ -46,7 +46,11 @@ def made_up(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def values_of(x: Tensor) -> Tensor | None:
-    """Return the values of a small tensor, if they are known and nothing was written to it since; else None."""
+    """Return the values of a tensor, or None if they are not known.
+
+    They are known for tensors of at most `SMALL` elements that follow from the host alone and were not written to
+    since.
+    """
     if not isinstance(x, FakeTensor):
         return x if x.numel() <= SMALL and not x.is_meta else None
     version, values = getattr(x, "kept", (None, None))
@@ -54,15 +58,15 @@ def values_of(x: Tensor) -> Tensor | None:
 
 
 def answer(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return what the host gets when it asks for a tensor of the device: its values if known, else made-up ones."""
+    """Return what the host gets if it reads a tensor of the device: its values if known, else made-up ones."""
     values = values_of(x)
     return made_up(x.shape, dtype or x.dtype) if values is None else values.to(dtype or x.dtype, copy=True)
 
 
 def keep_values(func: Any, args: Sequence[Any], named: Mapping[str, Any], leaves: Sequence[Any], out: Any) -> None:
-    """Keep the values of a small tensor of the device, if all that it was made of is known.
+    """Keep the values of the result `out` of an operation on the device, if it is small and its inputs are known.
 
-    They are made for real on the host, by the same operation.
+    The values are computed on the host, by the same operation.
     """
     if not isinstance(out, FakeTensor) or out.numel() > SMALL:
         return
@@ -86,14 +90,17 @@ def _plain(func: Any) -> bool:
 
 
 class Origin(NamedTuple):
-    """Where a tensor of the host comes from."""
+    """The place in the program where a tensor of the host was made, or where it left the device."""
 
     place: Place
     left: bool  # the device, there; otherwise it was made there
 
 
 def signed(out: Any, parents: Sequence[Any] = (), *, left: bool = False) -> Any:
-    """Return a tensor of the host that remembers its origin, as it may be found where none should be."""
+    """Return a result on the host with a note of its origin, for messages about tensors that must not be there.
+
+    If one of its `parents` had left the device, it has the origin of that parent.
+    """
     if isinstance(out, Tensor) and out.dim():
         known = (getattr(x, "origin", None) for x in parents if isinstance(x, Tensor))
         out.origin = next((o for o in known if o and o.left), None) or Origin(here(), left)  # type: ignore[attr-defined]
@@ -101,7 +108,7 @@ def signed(out: Any, parents: Sequence[Any] = (), *, left: bool = False) -> Any:
 
 
 def described(x: Tensor) -> str:
-    """Return a tensor's type, size, side and origin, for messages."""
+    """Return a text about a tensor for messages: type, size, whether it is of host or device, and origin."""
     text = f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
     if isinstance(x, FakeTensor):
         return f"{text} of the device"

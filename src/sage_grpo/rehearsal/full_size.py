@@ -1,7 +1,7 @@
-"""A recipe's network at its real size on this computer: random weights, a tiny video, memory and seconds by stage.
+"""A rehearsal at full size on this computer: real networks with random weights, on tiny videos.
 
-Each stage is a process of its own, as in a real run: its memory is the system's count, less what the interpreter and
-its libraries take. It is compared with the plan of the same recipe.
+Memory and seconds are measured by stage. Each stage is a separate process, as in a real run. The memory of a stage is
+the system's count, less what the interpreter and its libraries take. It is compared with the plan of the same recipe.
 """
 
 import json
@@ -28,7 +28,10 @@ RECIPE, ROOM = "recipe.yaml", 1.3  # of the planned memory: loading and the inte
 
 @dataclass
 class Stage:
-    """Seconds by step, and bytes of memory beyond the interpreter's at the fullest moment of loading and working."""
+    """The measurements of one stage: seconds by step, and the peaks of memory in bytes while it loads and works.
+
+    `interpreter` is what Python and its libraries take. The peaks do not include it.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
     interpreter: int = 0
@@ -51,12 +54,18 @@ class FullSize:
 
     @property
     def ratio(self) -> float:
-        """Planned over measured, at the fullest moment of an iteration. A resume holds what it reads as well."""
+        """Planned peak of memory over the measured peak of training.
+
+        The stage that resumes is left out, because it also holds the checkpoint that it reads.
+        """
         return self.planned_peak / self.stages["train"].working
 
 
 def at_full_size(config: RecipeConfig, folder: Path, record: Rehearsal) -> RecipeConfig:
-    """Return the toy recipe with the real network: its own adapters, texts and precision, on one process."""
+    """Return the recipe at toy size on one process, but with the real network, adapters, texts and precision.
+
+    What is reduced is written into `record`.
+    """
     adapter = resolve_model(config.model.type)
     if not build.resizable(adapter):
         raise ConfigError(f"--full-size: {config.model.type} is small; `sage-grpo train` runs it as it is")
@@ -83,17 +92,17 @@ def planned_memory(config: RecipeConfig) -> Memory:
 
 
 def working(plan: Memory) -> dict[str, int]:
-    """Return the planned bytes of an iteration by phase; nothing is encoded here."""
+    """Return the planned bytes of each phase of an iteration, except encoding, which is not rehearsed."""
     return {name: size for name, size in plan.phases.items() if name != "encode"}
 
 
 def rehearse_full_size(
     source: str | Path, overrides: Sequence[str], folder: Path, emit: Callable[[str], None] = print
 ) -> FullSize:
-    """Make a checkpoint of the real size, train, resume and export, and return what was measured and planned.
+    """Make a checkpoint of the real size, train, resume and export. Return what was measured and planned.
 
     Raises:
-        ConfigError: If this computer has not the room, the folder is not empty, or a stage fails.
+        ConfigError: If this computer has too little memory or disk space, the folder is not empty, or a stage fails.
     """
     config, record = load_recipe(source, overrides), Rehearsal(str(source))
     load_plugins(config)
@@ -132,7 +141,7 @@ def check_room(config: RecipeConfig, planned: int, folder: Path) -> None:
 
 
 def cached_bytes() -> int:
-    """Return the bytes of files that the system keeps in memory and gives back when needed."""
+    """Return the bytes of files that the system keeps in memory and gives back when needed; 0 if it does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

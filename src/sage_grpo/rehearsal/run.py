@@ -1,4 +1,4 @@
-"""`rehearse`: a recipe acted out as it would run, from loading to export and sample videos."""
+"""`sage-grpo rehearse`: a recipe at toy size, run from loading to export and sample videos."""
 
 import json
 from collections.abc import Sequence
@@ -26,10 +26,10 @@ def rehearse(
     emit: Emit = print,
     processes: int | None = None,
 ) -> Rehearsal:
-    """Run two iterations with a restart between them, then export and sample, and return a record of it.
+    """Run a recipe at toy size: two iterations with a resume between them, export and sample. Return a record of it.
 
-    It raises what a real run would raise. `processes` of this machine share the work; None means the axes of the
-    recipe's own layout, two on each.
+    What a real run would raise is raised here. `folder` must be new or empty. `processes` is the number of processes on
+    this computer; None for two on each axis of the recipe's layout.
     """
     config, record = load_recipe(source, overrides), Rehearsal(str(source))
     load_plugins(config)
@@ -81,9 +81,9 @@ def _launch(config: RecipeConfig, small: RecipeConfig, folder: Path, record: Reh
 
 
 def _load_export(config: RecipeConfig, folder: Path) -> str:
-    """Load what was exported as a user would, and say how.
+    """Load the export as a user would, and return in words how it was loaded.
 
-    A whole checkpoint is loaded by its path, adapters are loaded into the base checkpoint.
+    A whole checkpoint is loaded by its path. Adapters are loaded into the base checkpoint.
     """
     adapter = resolve_model(config.model.type)
     if not build.resizable(adapter):

@@ -1,4 +1,4 @@
-"""One stage of a rehearsal at full size, in a process of its own: `-m sage_grpo.rehearsal.stage_worker NAME FOLDER`."""
+"""One stage of a rehearsal at full size, in a separate process: `-m sage_grpo.rehearsal.stage_worker NAME FOLDER`."""
 
 import gc
 import json
@@ -31,14 +31,14 @@ POOL = 2**22  # random numbers that weights are filled with, over and over: spee
 
 
 def resident() -> int:
-    """Return the bytes of memory that this process holds."""
+    """Return the bytes of memory that this process holds now. Systems without /proc tell only the peak."""
     with suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     return most()
 
 
 def most() -> int:
-    """Return the most bytes of memory since the start, or since `forget_most`."""
+    """Return the peak memory of this process in bytes, since its start or the last `forget_most`."""
     with suppress(OSError):
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
@@ -46,7 +46,7 @@ def most() -> int:
 
 
 def forget_most() -> None:
-    """Let `most` begin again, where the system can. Elsewhere it includes what came before."""
+    """Reset the peak that `most` returns. Where the system cannot do this, the peak includes what came before."""
     gc.collect()
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
@@ -60,9 +60,9 @@ def timed(stage: Stage, name: str) -> Iterator[None]:
 
 
 def random_weights(part: nn.Module) -> None:
-    """Fill a network in place with numbers as a fresh one has them, in no time.
+    """Fill a network in place with random weights like those of a new network, but much faster.
 
-    Norms are 1, biases 0, matrices small.
+    Weights of norms are 1, biases are 0, and matrices are small.
     """
     pool = 0.02 * torch.randn(POOL, generator=torch.Generator().manual_seed(0))
     part.to_empty(device=HOST)
@@ -76,7 +76,10 @@ def random_weights(part: nn.Module) -> None:
 
 
 def make_checkpoint(config: RecipeConfig, folder: Path, released: str | None) -> None:
-    """Write a checkpoint of the same classes: networks and decoder at the size of the release, encoders tiny."""
+    """Write a checkpoint with random weights and the classes of the recipe's model into `folder`.
+
+    Networks and decoders have the size of the checkpoint `released`; encoders are tiny.
+    """
     adapter: Any = resolve_model(config.model.type)
     pipe, outline = adapter.tiny(), adapter.outline(released, **storage_dtypes(config.tuning))
     for name in (*adapter.denoisers, *adapter.decoders):
@@ -90,7 +93,10 @@ def make_checkpoint(config: RecipeConfig, folder: Path, released: str | None) ->
 
 
 def random_conditions(model: Any) -> Any:
-    """Return a function to replace `encode`. Its conditions are as large as real ones, and equal for equal prompts."""
+    """Return a function to replace `model.encode`. It makes random conditions as large as real ones.
+
+    Equal prompts get equal conditions.
+    """
 
     def encode(prompts: Sequence[Prompt]) -> dict[str, Tensor]:
         blank = model.blank_condition(1)

@@ -1,7 +1,7 @@
-"""A recipe at toy size: what is shrunk, what stands in for what cannot be had here, and a record of both.
+"""Recipes at toy size: what is shrunk, what replaces things that this computer lacks, and a record of both.
 
-Sizes, counts and the checkpoint are shrunk. The model's classes, training mode, precision, guidance, the trust region,
-averaging and optimizer are not; nor are rewards and prompts where they can be had.
+Sizes, counts and the checkpoint are shrunk. The model's classes, training mode, precision, guidance, trust region,
+averaging and optimizer stay the same. So do rewards and prompts, if they are available here.
 """
 
 import time
@@ -37,7 +37,7 @@ PROCESSES = 4  # the most that a rehearsal starts
 
 @dataclass
 class Rehearsal:
-    """The record of a rehearsal, in words and seconds."""
+    """The record of a rehearsal: seconds by phase, what was reduced or replaced, and facts about the run."""
 
     recipe: str
     covered: dict[str, float] = field(default_factory=dict)  # phase → seconds
@@ -57,7 +57,10 @@ class Rehearsal:
 
 
 class StandIn(Reward):
-    """A reward of brightness, under the names of one that cannot run here: it exercises the loop, it judges nothing."""
+    """A reward that takes the place of one that cannot run here: it returns brightness under the same names.
+
+    It exercises the loop, and judges nothing.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -68,9 +71,11 @@ class StandIn(Reward):
 
 
 def toy_layout(layout: ParallelConfig, processes: int | None = None) -> ParallelConfig:
-    """Return a layout with two processes on each axis that the recipe's has, as far as `processes` suffice, or four.
+    """Return a layout with two processes on each axis that the recipe's layout uses, as far as they suffice.
 
-    A shared video comes first, then copies of the weights, then shards: weights are cut over those of a video, too.
+    `processes` is the number of processes in the new layout; None for the recipe's, but at most `PROCESSES`. Processes
+    that share a video come first, then copies of the weights, then shards. Weights are also cut over the processes of a
+    video.
     """
     room = processes or min(layout.processes, PROCESSES)
     sequence = 2 if layout.sequence > 1 and room % 2 == 0 else 1
@@ -82,7 +87,11 @@ def toy_layout(layout: ParallelConfig, processes: int | None = None) -> Parallel
 
 
 def shrink(config: RecipeConfig, folder: Path, record: Rehearsal, processes: int | None = None) -> RecipeConfig:
-    """Return the same recipe at toy size. Every change that leaves something out is written into `record`."""
+    """Return the recipe at toy size, with its run in `folder`.
+
+    Every change that leaves something out is written into `record`. `processes` is the size of the layout, as in
+    `toy_layout`.
+    """
     values = config.model_dump(mode="json")
     layout = toy_layout(config.parallel, processes)
     _describe_layout(config.parallel, layout, record)
@@ -205,7 +214,10 @@ def find_prompts(config: RecipeConfig, folder: Path, record: Rehearsal) -> Any:
 
 
 def find_rewards(config: RecipeConfig, record: Rehearsal) -> tuple[list[Reward], tuple[float, ...]]:
-    """Return the rewards and their weights: the recipe's own where they can be built here, else stand-ins."""
+    """Return one reward per entry of the recipe, and the weights of all their scores.
+
+    A reward that cannot be built on this computer is replaced by a `StandIn`, and `record` says so.
+    """
     parts: list[Reward] = []
     weights: list[float] = []
     for entry in config.rewards:
@@ -227,7 +239,10 @@ def find_rewards(config: RecipeConfig, record: Rehearsal) -> tuple[list[Reward],
 
 
 def find_monitors(config: RecipeConfig, record: Rehearsal) -> RecipeConfig:
-    """Return the recipe without the monitors that cannot be built here. They are written into `record`."""
+    """Return the recipe without the monitors that cannot be built on this computer.
+
+    `record` gets the monitors that are left out.
+    """
     buildable = []
     for entry in config.monitors:
         try:

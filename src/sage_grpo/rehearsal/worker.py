@@ -1,4 +1,7 @@
-"""What each process of a rehearsal does: one iteration, a resume, another. A launcher starts it with `python -m`."""
+"""One process of a rehearsal: an iteration, a resume, and a second iteration.
+
+A launcher starts it with `python -m` if there are several processes.
+"""
 
 import json
 import sys
@@ -28,9 +31,10 @@ def run_iterations(
     emit: Callable[[str], None],
     console: Console,
 ) -> None:
-    """Run two iterations with a restart between them, in this process and those that were started with it.
+    """Train two iterations with a resume between them. Every process of a rehearsal calls this function.
 
-    Facts are written into `record`. A rehearsal that changed no weight is refused.
+    `config` is the real recipe and `small` the one at toy size. Facts are written into `record`. A rehearsal whose
+    updates changed no weight is refused.
     """
     prompts = find_prompts(config, folder, record)
     rewards, weights = find_rewards(config, record)
@@ -70,7 +74,10 @@ def run_iterations(
 
 
 def main() -> None:
-    """Run one of several processes. The folder has the recipes to run, and gets the record."""
+    """Run one process of a rehearsal with several processes.
+
+    The command line has the folder of the recipes to run. The first process writes the record of the rehearsal into it.
+    """
     folder, rank = Path(sys.argv[1]), launched_rank()
     quiet_libraries()
     record = Rehearsal("")

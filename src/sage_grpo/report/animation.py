@@ -1,4 +1,4 @@
-"""Make an animated picture of what changed: each prompt above its videos before and after, marked as met or missed."""
+"""Make an animated picture of what training changed: videos of each prompt before and after, with a tick or a cross."""
 
 import io
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ HOLD = 700  # milliseconds of the last frame
 
 @dataclass(frozen=True)
 class Shown:
-    """One prompt with its videos before and after, of equal seed, and whether each is what the prompt asks for."""
+    """One prompt with its videos before and after training, of equal seed, and whether each meets the prompt."""
 
     prompt: str
     before: Frames | Tensor
@@ -47,7 +47,7 @@ def _mark(draw: ImageDraw.ImageDraw, right: int, top: int, side: int, met: bool)
 
 
 def _still(shown: Sequence[Shown]) -> tuple[Image.Image, list[tuple[Frames, tuple[int, int], tuple[int, int]]]]:
-    """Return a sheet with all that does not move, and the videos with their places and sizes."""
+    """Return the picture without its videos, and each video with its place and size in the picture, in pixels."""
     first = as_frames(shown[0].before)
     columns = 1 if first.shape[2] > 2 * first.shape[1] else 2  # wide videos need all of the width
     column = (WIDTH - (columns + 1) * MARGIN) // columns
@@ -77,7 +77,10 @@ def _still(shown: Sequence[Shown]) -> tuple[Image.Image, list[tuple[Frames, tupl
 
 
 def before_after(shown: Sequence[Shown], fps: float = DEFAULT_FPS) -> bytes:
-    """Return an animated WebP of all prompts, which browsers and README pages play without a player."""
+    """Return the bytes of an animated WebP with the videos of all prompts, before and after training.
+
+    Browsers and README pages show such a file without a video player.
+    """
     if not shown:
         raise ValueError("an animation before and after needs at least one prompt")
     sheet, videos = _still(shown)

@@ -13,7 +13,10 @@ MISSING = object()
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that are drawn as one: a single run, or one experiment with several seeds. `look` is its colour and dash."""
+    """Runs that are drawn as one curve: a single run, or one experiment with several seeds.
+
+    `look` is the number of its colour and dash.
+    """
 
     name: str
     runs: Sequence[RunRecord]
@@ -36,7 +39,7 @@ def value_text(key: str, value: Any) -> str:
 
 
 def presentable(key: str, value: Any) -> Any:
-    """Return the value of a setting with secrets in it hidden.
+    """Return the value of the setting `key`, with secrets in it hidden.
 
     A page may be passed on to others.
     """
@@ -44,9 +47,9 @@ def presentable(key: str, value: Any) -> Any:
 
 
 def effective(run: RunRecord, key: str) -> Any:
-    """Return the value of a setting that a run was trained with.
+    """Return the value of the setting `key` that a run was trained with.
 
-    A setting that an older file lacks has today's default, or is `MISSING` if there is no default.
+    If the file of an older run lacks the setting, return today's default, or `MISSING` if there is no default.
     """
     return run.settings.get(key, DEFAULTS.get(key, MISSING))
 
@@ -65,7 +68,10 @@ def same(run: RunRecord, other: RunRecord, key: str) -> bool:
 
 
 def cell(run: RunRecord, key: str) -> str:
-    """Return the value of a setting as text, with a note if it is the default or if the run's own file lacks it."""
+    """Return the value of a setting as text for a table, or a dash if the run has no such setting.
+
+    The text says if the value is the default, or if the run's own file lacks the setting.
+    """
     value = effective(run, key)
     if value is MISSING:
         return "–"
@@ -76,7 +82,7 @@ def cell(run: RunRecord, key: str) -> str:
 
 
 def changed(run: RunRecord) -> list[str]:
-    """Return the names of the settings that are not the defaults."""
+    """Return the names of a run's settings that differ from today's defaults, without those that name folders."""
     return [
         key
         for key in all_keys([run])
@@ -85,7 +91,7 @@ def changed(run: RunRecord) -> list[str]:
 
 
 def changed_on_resume(run: RunRecord) -> dict[str, tuple[str, str]]:
-    """Return the settings that a later start of the same run changed, with their values before and after."""
+    """Return the settings that changed when the run was resumed, with their values before and after, as text."""
     before, after = run.earlier, run.settings
     keys = [key for key in dict.fromkeys([*before, *after]) if key not in PLACES and before.get(key) != after.get(key)]
     return {key: (value_text(key, before.get(key)), value_text(key, after.get(key))) for key in keys}

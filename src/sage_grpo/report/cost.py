@@ -1,4 +1,4 @@
-"""Compute what a run took: the time at work, the pauses that are not counted, and the price."""
+"""Compute the cost of a run: the time at work, the pauses that are not counted, and the price."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ SHORTEST_GAP = 60.0  # seconds; less may be a slow disk
 
 @dataclass(frozen=True)
 class Gap:
-    """A pause before an iteration that is not counted as work."""
+    """A pause before the iteration `before`, which is not counted as work."""
 
     before: int
     seconds: float
@@ -21,9 +21,10 @@ class Gap:
 
 @dataclass(frozen=True)
 class Cost:
-    """The time and the price of a run.
+    """The time at work and the price of a run.
 
-    Seconds are wall time, `hours` and `total` are of all processes, and `price` is that of one process hour.
+    `seconds` is the wall time at work. `hours` and `total` are sums over all processes, and `price` is that of one
+    process hour.
     """
 
     seconds: float
@@ -43,7 +44,9 @@ class Cost:
 
 
 def usual(spans: Column, sampled: Column) -> Column:
-    """Return the median time of each iteration's kind: those that also make sample videos are longer.
+    """Return, for each iteration, the median seconds of all iterations of its kind: with or without sample videos.
+
+    If fewer than three of a kind have a known time, it is the median of all iterations.
 
     Args:
         spans: Seconds of each iteration.
@@ -57,9 +60,9 @@ def usual(spans: Column, sampled: Column) -> Column:
 
 
 def cost_of(run: RunRecord, price: float) -> Cost:
-    """Return the cost of a run, from the times in its log and of its starts.
+    """Return the cost of a run, from the times at which its iterations were logged and the run was started or resumed.
 
-    Work that a kill undid was logged nowhere, so it is not counted. `price` is that of one process hour.
+    Work that was lost when the run was killed is in no log, so it is not counted. `price` is that of one process hour.
     """
     if not len(run.steps):
         return Cost(0.0, run.processes, price)

@@ -1,4 +1,7 @@
-"""Make curves of runs: smoothed with the raw values behind, in few enough points to draw, and pooled over seeds."""
+"""Make the curves of a report from the logs of runs.
+
+A curve is smoothed with the raw values behind it, has few enough points to draw, and is pooled over seeds.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +23,10 @@ X = Callable[[RunRecord], Column]  # where on the axis a run's iterations lie
 
 @dataclass(frozen=True)
 class Plot:
-    """The columns of the log that belong in one picture, as keys with their names, and how they are drawn."""
+    """The columns of the log that are drawn in one chart, and how they are drawn.
+
+    `keys` has the name of the curve for each column.
+    """
 
     title: str
     unit: str
@@ -74,7 +80,7 @@ DRIFT = {
 
 
 def plots_of(runs: Sequence[RunRecord]) -> list[Plot]:
-    """Return a plot of everything that at least one of the runs logged, without columns that are always 0."""
+    """Return the plots to draw, with the columns that at least one run has logged, without those that are always 0."""
     keys = list(dict.fromkeys(key for run in runs for key in run.columns if run.has(key)))
     parts = [key for key in keys if key.startswith("reward/") and key[7:] not in ("mean", "std", "failed")]
     scores = [key for key in keys if key.startswith("held_out/")]
@@ -114,16 +120,25 @@ def plots_of(runs: Sequence[RunRecord]) -> list[Plot]:
 
 
 def always_zero(runs: Sequence[RunRecord]) -> list[str]:
-    """Return the columns that have no value but 0 in any of the runs. They are listed instead of drawn."""
+    """Return the log columns, of those in `FIXED`, whose values are 0 in all runs.
+
+    The report lists their names instead of drawing them.
+    """
     keys = [key for plot in FIXED for key in plot.keys]
     logged = [key for key in keys if any(run.has(key) for run in runs)]
     return [key for key in logged if not any(np.nan_to_num(run.column(key)).any() for run in runs)]
 
 
 def smoothed(values: Column, steps: Column, decay: float) -> Column:
-    """Return the exponential mean of the finite values; others stay nan.
+    """Return, at each finite value, the exponential mean of the values up to it; other places stay nan.
 
-    Weights fall by `decay` per iteration and are normalised, so that the first value does not pull on the rest.
+    Weights fall by the factor `decay` per iteration and are normalised, so that the first value does not pull on the
+    rest.
+
+    Args:
+        values: The values, (iterations,).
+        steps: The number of each iteration.
+        decay: The factor, from 0 for no smoothing to 1.
     """
     out = np.full(len(values), math.nan)
     total, weight, before = 0.0, 0.0, 0.0
@@ -135,9 +150,10 @@ def smoothed(values: Column, steps: Column, decay: float) -> Column:
 
 
 def thin(x: Column, values: Column, most: int = POINTS) -> list[tuple[float, float]]:
-    """Return a line as few points (x, value) that keep every peak.
+    """Return a line with few points (x, value) that keep every peak.
 
-    These are the smallest and largest of each stretch, in their order. A line of up to `most` points stays as it is.
+    The points are the smallest and the largest value of each of `most` stretches, in their order. A line of up to
+    `most` points stays as it is.
     """
     if len(x) <= most:
         return [(float(a), float(b)) for a, b in zip(x, values, strict=True)]
@@ -158,9 +174,9 @@ def mean_of(values: Column, where: Column) -> float:
 
 
 def band_of(rows: Column) -> tuple[Column, Column, Column]:
-    """Return the mean over seeds, which are rows, and both ends of its 95 % interval by Student's t.
+    """Return the mean over seeds, and the lower and the upper end of its 95 % interval by Student's t.
 
-    For two seeds, the ends are those of their range.
+    `rows` has a row per seed. For two seeds, the ends are the smaller and the larger value.
     """
     mean, n = rows.mean(0), len(rows)
     if n == 2:
@@ -170,7 +186,19 @@ def band_of(rows: Column) -> tuple[Column, Column, Column]:
 
 
 def curve_of(group: Group, key: str, plot: Plot, decay: float, x: X, name: str, look: int | None) -> Curve | None:
-    """Return one column of a group as a curve; None if a run lacks it, or the runs share no iteration."""
+    """Return the log column `key` of a group of runs as a curve, the mean over its seeds.
+
+    Return None if a run of the group lacks the column, or the runs share no iteration.
+
+    Args:
+        group: The runs to pool.
+        key: The log column.
+        plot: How the column is drawn.
+        decay: Factor by which weights fall per iteration in the smoothing; 0 for none.
+        x: Gives the x value of each iteration of a run.
+        name: Name of the curve.
+        look: Number of its colour and dash; None takes its place in the chart.
+    """
     if not all(run.has(key) for run in group.runs):
         return None
     steps = group.runs[0].steps
@@ -207,7 +235,10 @@ def curve_of(group: Group, key: str, plot: Plot, decay: float, x: X, name: str, 
 
 
 def limits_of(plot: Plot, groups: Sequence[Group]) -> list[tuple[str, float]]:
-    """Return the limits of the drift gauge for a plot, as (name, value), once where the runs agree."""
+    """Return the limits of the drift gauge to draw in a plot, as (name, value).
+
+    A limit that several runs share is there once.
+    """
     if not plot.limit:
         return []
     by_limit: dict[float, list[str]] = {}
@@ -238,10 +269,16 @@ def chart_of(plot: Plot, title: str, curves: Sequence[Curve], groups: Sequence[G
 
 
 def charts_of(groups: Sequence[Group], decay: float, x: X, x_label: str) -> list[Chart]:
-    """Return the charts of all groups.
+    """Return the charts of all groups of runs.
 
     A single group has one chart per plot, of all columns in it. Several groups have one chart per column, in which each
     group keeps its colour.
+
+    Args:
+        groups: The groups to draw.
+        decay: Factor by which weights fall per iteration in the smoothing; 0 for none.
+        x: Gives the x value of each iteration of a run.
+        x_label: The label of the x axis.
     """
     charts = []
     for plot in plots_of([run for group in groups for run in group.runs]):

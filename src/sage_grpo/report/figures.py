@@ -25,7 +25,10 @@ MAPS = (
 
 @dataclass(frozen=True)
 class Trend:
-    """A column at the start and at the end: means over a few iterations, with the standard deviation among them."""
+    """The values of a log column at the start and at the end of a run: means over `window` iterations at each end.
+
+    The standard deviations are over the same iterations.
+    """
 
     first: float
     first_std: float
@@ -39,7 +42,10 @@ class Trend:
 
 
 def trend_of(run: RunRecord, key: str) -> Trend:
-    """Return the trend of a column, over a fifth of the run at each end and ten iterations at most."""
+    """Return the trend of the log column `key`: its mean over the first and over the last fifth of its values.
+
+    At each end, ten values at most are used. The means are nan if the run has no finite value.
+    """
     values = run.column(key)
     values = values[np.isfinite(values)]
     if not len(values):
@@ -57,7 +63,10 @@ def last_of(run: RunRecord, key: str) -> float:
 
 @dataclass(frozen=True)
 class Alarms:
-    """A limit that stayed crossed from one measurement to the next. `worst` is the value farthest beyond it."""
+    """A limit of the drift gauge that stayed crossed from the iteration `first` to `last`.
+
+    `times` is the number of measurements in between, and `worst` the value farthest beyond the limit.
+    """
 
     measure: str
     first: int
@@ -83,7 +92,10 @@ def beyond(value: float, limit: float) -> float:
 
 
 def alarms_of(run: RunRecord) -> list[Alarms]:
-    """Return the alarms that the gauge gave, from its measures in the log and the limits of the run's recipe."""
+    """Return the alarms of the drift gauge in a run, the earliest first.
+
+    They are computed from the gauge's measures in the log and the limits in the run's recipe.
+    """
     gauge = gauge_of(run)
     measured = {name: run.column(f"drift/{name}") for name in LIMITS if run.has(f"drift/{name}")}
     open_now: dict[str, Alarms] = {}
@@ -105,7 +117,10 @@ def alarms_of(run: RunRecord) -> list[Alarms]:
 
 
 def grid_of(run: RunRecord, series: str) -> tuple[list[int], Grid] | None:
-    """Return timesteps, and the values (timesteps, iterations) of a series; None if nothing was logged."""
+    """Return the timesteps of a log series, and its values (timesteps, iterations); None if the run has not logged it.
+
+    If there are more than 100 timesteps, 100 are chosen evenly.
+    """
     keys = sorted(key for key in run.columns if key.startswith(f"steps/{series}/") and key.rsplit("/")[-1].isdigit())
     if not keys or not len(run.steps):
         return None
@@ -114,9 +129,9 @@ def grid_of(run: RunRecord, series: str) -> tuple[list[int], Grid] | None:
 
 
 def heat_maps(runs: Sequence[RunRecord]) -> list[HeatMap]:
-    """Return each map for each of the first runs.
+    """Return a heat map per kind of value and run, for the first four runs.
 
-    Maps of one kind share their range of colours, so that they can be compared.
+    Heat maps of comparable values share their range of colours.
     """
     drafts = []
     for series, title, unit, log, kind in MAPS:

@@ -1,4 +1,4 @@
-"""Draw heat maps of timestep × iteration: one pixel per cell inside an SVG with axes and legend, and a table."""
+"""Draw heat maps of timestep × iteration as SVG, with axes and a legend of colours, and as a table."""
 
 import io
 import math
@@ -25,9 +25,9 @@ COLOURS = "cividis"  # one hue scale from dark to bright for all kinds of colour
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A heat map of cells (timestep, column), with nan where nothing was measured.
+    """A heat map of values by timestep and iteration: `cells` (timesteps, columns), nan where nothing was measured.
 
-    A column is the mean of some iterations.
+    A column is the mean over the iterations from its `first` to its `last`. The colours range from `low` to `high`.
     """
 
     title: str
@@ -42,7 +42,7 @@ class HeatMap:
     log: bool = False
 
     def in_words(self) -> str:
-        """Describe what the picture shows, for those who cannot see it."""
+        """Return a description of what the heat map shows, for readers who cannot see it."""
         known = np.isfinite(self.cells)
         if not known.any():
             return f"{self.title}: nothing was measured."
@@ -57,7 +57,7 @@ class HeatMap:
         )
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Return the same values in few columns, as header and rows of text."""
+        """Return the header and the rows of a table of text: means over at most eight ranges of iterations."""
         parts = np.array_split(np.arange(len(self.first)), min(TABLE_COLUMNS, len(self.first)))
         ends = [(self.first[p[0]], self.last[p[-1]]) for p in parts]
         header = ["timestep", *(f"{a}–{b}" if a != b else str(a) for a, b in ends)]
@@ -72,7 +72,7 @@ def mean_text(values: Grid) -> str:
 
 
 def buckets(count: int, most: int) -> list[npt.NDArray[np.intp]]:
-    """Split the first `count` indices into at most `most` stretches of equal length, the last one shorter."""
+    """Split the indices 0 to `count` − 1 into at most `most` stretches of equal length; the last can be shorter."""
     size = max(math.ceil(count / most), 1)
     return [np.arange(i, min(i + size, count)) for i in range(0, count, size)]
 
@@ -82,7 +82,7 @@ def gather(values: Grid, iterations: Grid, most: int = COLUMNS) -> tuple[Grid, l
 
     Args:
         values: Values (rows, logged iterations).
-        iterations: The iteration of each of their columns.
+        iterations: The iteration of each column of `values`.
         most: Most stretches.
 
     Returns:
@@ -102,9 +102,9 @@ def gather(values: Grid, iterations: Grid, most: int = COLUMNS) -> tuple[Grid, l
 
 
 def span_of(grids: Sequence[Grid], log: bool) -> tuple[float, float]:
-    """Return the range of the colours for all maps that are compared.
+    """Return the lowest and the highest value of the colours that all `grids` share, so that they can be compared.
 
-    It begins above zero if it is logarithmic, else at zero or below.
+    With `log`, the lowest is the smallest value above 0. Otherwise it is 0, or the smallest value if that is below 0.
     """
     known = np.concatenate([g[np.isfinite(g)] for g in grids] or [np.zeros(0)])
     known = known[known > 0] if log else known
@@ -122,7 +122,10 @@ def palette() -> npt.NDArray[np.uint8]:
 
 
 def shades(values: Grid, low: float, high: float, log: bool) -> Grid:
-    """Return each value's place along the colours, from 0 to 1. Values outside have the colour of that end."""
+    """Return each value's place along the colours, from 0 for `low` to 1 for `high`.
+
+    Values outside have the colour of the nearest end.
+    """
     if log:
         with np.errstate(invalid="ignore"):
             values = np.log(np.where(values > low, values, np.where(np.isfinite(values), low, math.nan)))
@@ -131,9 +134,9 @@ def shades(values: Grid, low: float, high: float, log: bool) -> Grid:
 
 
 def picture(cells: Grid, low: float, high: float, log: bool) -> str:
-    """Return a PNG with one pixel per cell as a data URI.
+    """Return a heat map's cells as a PNG with one pixel per cell, as a data URI.
 
-    Empty cells are transparent, so that the page shines through.
+    Cells that are nan are transparent, so that the page shines through.
     """
     shade = shades(cells, low, high, log)
     known = np.isfinite(shade)
@@ -151,7 +154,7 @@ def image(cells: Grid, box: tuple[float, float, float, float], low: float, high:
 
 
 def draw_heat(heat: HeatMap, key: str) -> Markup:
-    """Return the map as SVG, with its axes and the legend of its colours. `key` begins its ids."""
+    """Return a heat map as SVG, with its axes and the legend of its colours. Ids of its elements begin with `key`."""
     rows = len(heat.cells)
     row = max(ROW, 110.0 / max(rows, 1))
     bottom = TOP + row * rows

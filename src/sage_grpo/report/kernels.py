@@ -1,4 +1,4 @@
-"""Draw the noise of every kernel, step by step, in the three regimes of the paper's Figure 9."""
+"""Draw the noise that each kernel adds per step, in the three regimes of the paper's Figure 9."""
 
 from pathlib import Path
 
@@ -20,7 +20,10 @@ STYLE = {
 
 
 def regimes(sigmas: Tensor) -> dict[str, Tensor]:
-    """Return the schedule in three forms, by title: each is a way to keep away from the singular σ = 1."""
+    """Return the noise schedule in three forms, by title.
+
+    Each form is a way to keep away from σ = 1, where kernels are singular.
+    """
     return {
         "(a) FlowGRPO's schedule: σ₀ = σ₁": sigmas.clamp(max=sigmas[1].item()),
         f"(b) clamped at σ ≤ 1 − {CLAMP:g}": sigmas.clamp(max=1 - CLAMP),
@@ -29,7 +32,13 @@ def regimes(sigmas: Tensor) -> dict[str, Tensor]:
 
 
 def draw_regimes(sigmas: Tensor, eta: float, path: Path) -> None:
-    """Write a picture with one panel per regime and one line per kernel."""
+    """Write a picture with one panel per regime and one line per kernel: the noise that it adds at each step.
+
+    Args:
+        sigmas: The noise schedule from 1 to 0, (steps + 1,).
+        eta: The noise level.
+        path: The picture to write.
+    """
     steps = range(len(sigmas) - 1)
     said = f"{len(steps)} steps from σ = 1 over σ₁ = {sigmas[1].item():.4f} to 0, η = {eta:g}"
     with drawn(path, 4.0, f"Exploration noise of each kernel: {said}") as figure:

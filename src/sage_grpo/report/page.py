@@ -1,6 +1,6 @@
 """Write a report as one HTML file: numbers, curves, heat maps, videos, tables.
 
-It needs no network and no other files.
+The file needs no network and no other files.
 """
 
 import re
@@ -64,7 +64,7 @@ if (button) {
 
 @dataclass(frozen=True)
 class Headline:
-    """A number that the reader should remember."""
+    """A number to remember, shown in large letters at the top of the page, with a title and a note."""
 
     title: str
     value: str
@@ -73,7 +73,7 @@ class Headline:
 
 @dataclass(frozen=True)
 class VideoPair:
-    """One prompt's videos before and after, as the bytes of mp4 files."""
+    """Two videos of one prompt, such as before and after training, as the bytes of mp4 files."""
 
     prompt: str
     before: bytes
@@ -93,7 +93,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class PageTable:
-    """Rows of text under a header; the first cell names its row."""
+    """A table of a page: rows of text under a header. The first cell of a row is its name."""
 
     title: str
     header: Sequence[str]
@@ -107,14 +107,17 @@ class PageTable:
             raise ValueError(f"table {self.title!r} needs {need}: row {wrong[0]} has {len(self.rows[wrong[0]])}")
 
     def numeric(self, column: int) -> bool:
-        """Return whether a column holds numbers, which are compared along their right edge."""
+        """Return whether all cells of a column are numbers. The page aligns such a column at the right.
+
+        Empty cells and dashes do not count. The first column is never numeric.
+        """
         cells = [row[column] for row in self.rows if row[column].strip(" –—")]
         return column > 0 and bool(cells) and all(NUMBER.match(cell) for cell in cells)
 
 
 @dataclass(frozen=True)
 class Clip:
-    """One video of a strip, as the bytes of an mp4 file."""
+    """One video of a `VideoStrip`: its label, and the bytes of an mp4 file."""
 
     label: str
     mp4: bytes
@@ -122,9 +125,9 @@ class Clip:
 
 @dataclass(frozen=True)
 class VideoStrip:
-    """The videos of one prompt and seed over time, in rows.
+    """The videos of one prompt and seed over the iterations of training, with a row per run.
 
-    Each row has a name, which is empty for a single row.
+    A row has the name of its run, which is empty if there is only one run.
     """
 
     prompt: str
@@ -144,7 +147,7 @@ Item = Chart | Details | HeatMap | PageTable | VideoPair | VideoStrip
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page with a heading; neighbours of one kind share a grid."""
+    """A part of the page with a heading. Neighbouring items of one kind are laid out as one grid."""
 
     key: str  # its address in the page
     title: str
@@ -160,7 +163,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """The content of a report. An empty list hides its section, and `sections` come after the others."""
+    """The content of a report.
+
+    A part whose list is empty is left out. `sections` come after the videos, charts and tables.
+    """
 
     title: str
     summary: str
@@ -187,7 +193,7 @@ def as_uri(content: bytes, kind: str = "video/mp4") -> str:
 
 
 def render_page(page: Page) -> str:
-    """Return the report as HTML. The same page gives the same text."""
+    """Return a page as the text of an HTML file. The same page always gives the same text."""
     room = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     numbers = count(1)
     room.filters["uri"] = as_uri
@@ -206,7 +212,7 @@ def render_page(page: Page) -> str:
 
 
 def write_page(page: Page, path: Path) -> None:
-    """Write the report whole or not at all: a reader never meets half a file."""
+    """Write a page to `path` as an HTML file, whole or not at all: a reader never meets half a file."""
     # a lone surrogate has no UTF-8: as a character reference the browser shows its replacement sign
     content = render_page(page).encode("utf-8", errors="xmlcharrefreplace")
     atomic_write(path, content)

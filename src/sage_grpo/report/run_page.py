@@ -1,4 +1,4 @@
-"""Make the report of one or several runs: everything in their folders, on one page and as figures."""
+"""Make the report of one or several runs: everything in their folders, as one page and as plain data."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -40,10 +40,11 @@ def make_report(
     """Return the report of one or several runs.
 
     Args:
-        price: That of one process hour.
-        smooth: Weight of the past in a curve, per iteration; 0 for none.
-        megabytes: Most that the videos may add to the page.
-        by_hours: Draw curves over the hours of all processes instead of iterations.
+        runs: The runs to report.
+        price: Price of one process hour, in dollars.
+        smooth: Weight of the past in the exponential mean of a curve, per iteration, below 1; 0 for no smoothing.
+        megabytes: Most megabytes of videos on the page.
+        by_hours: Whether to draw curves over the hours of all processes instead of iterations.
     """
     groups, notices = grouped(runs)
     several = len(runs) > 1
@@ -99,7 +100,10 @@ def summary_of(summaries: Sequence[RunSummary], groups: Sequence[Group]) -> str:
 
 
 def notices_of(t: RunSummary, several: bool) -> list[str]:
-    """Return a notice for everything that is wrong or odd in one run's folder."""
+    """Return a sentence for everything that is odd in a run's folder: unreadable lines, settings changed on a resume.
+
+    If the report is on `several` runs, each sentence begins with the name of the run.
+    """
     run, notices = t.run, []
     who = f"{run.name}: " if several else ""
     if run.torn:
@@ -170,7 +174,7 @@ def commands_of(runs: Sequence[RunRecord]) -> str:
 def figures_of(
     summaries: Sequence[RunSummary], groups: Sequence[Group], page: Page, videos: VideoSelection
 ) -> dict[str, Any]:
-    """Return all that the page shows as plain data, for programs."""
+    """Return the numbers, curves and heat maps of the report as plain data, for programs."""
     runs = [t.run for t in summaries]
     items = [item for section in page.sections for item in section.items]
     return {

@@ -86,7 +86,11 @@ def seeds_table(summaries: Sequence[RunSummary], pooled: Sequence[Group]) -> Pag
 
 
 def alarm_parts(summaries: Sequence[RunSummary]) -> tuple[list[PageTable], str]:
-    """Return the table of alarms and no note; if there are no alarms, no table and a sentence."""
+    """Return the table of crossed limits of the drift gauge, and a note.
+
+    If no limit was crossed, there is no table, and the note says so or that nothing was measured. Otherwise the note is
+    empty.
+    """
     alarms = [(t.run.name, alarm) for t in summaries for alarm in t.alarms]
     if not alarms:
         measured = any(key.startswith("drift/") for t in summaries for key in t.run.columns)
@@ -130,9 +134,9 @@ def cost_tables(summaries: Sequence[RunSummary]) -> list[PageTable]:
 
 
 def throughput_tables(summaries: Sequence[RunSummary]) -> list[PageTable]:
-    """Return the table of how well the machines were used.
+    """Return the table of how well the machines were used, with a column per run.
 
-    There is no table if all runs are too old to have logged it.
+    The list is empty if no run has logged its throughput.
     """
     listed = [throughput_of(t.run) for t in summaries]
     names = list(dict.fromkeys(name for cells in listed for name in cells))
@@ -145,7 +149,10 @@ def throughput_tables(summaries: Sequence[RunSummary]) -> list[PageTable]:
 
 
 def throughput_of(run: RunRecord) -> dict[str, str]:
-    """Return what a run's log says of its throughput, by name, as text."""
+    """Return a run's goodput, MFU, peak memory and slowest processes, as text, by name.
+
+    Only what the run has logged is included.
+    """
     cells: dict[str, str] = {}
     if run.has("speed/goodput"):
         goodput = run.column("speed/goodput")

@@ -21,14 +21,14 @@ class VideoSelection:
 
 
 def evenly(values: Sequence[int], most: int) -> list[int]:
-    """Return the first and last of the values and others evenly between them, at most `most`."""
+    """Return at most `most` of the values: the first, the last, and others spread evenly between them."""
     if len(values) <= most:
         return list(values)
     return [values[i] for i in np.linspace(0, len(values) - 1, most).round().astype(int)]
 
 
 def subjects(run: RunRecord) -> dict[tuple[str, int], int]:
-    """Return the number of each sample video of a run, by prompt and seed."""
+    """Return the number of each sample video of a run, as in its file name, by (prompt, seed)."""
     count = max((len(videos) for videos in run.samples.values()), default=0)
     return {(run.prompts[i] if i < len(run.prompts) else f"video {i}", i): i for i in range(count)}
 
@@ -39,7 +39,7 @@ def file_of(run: RunRecord, iteration: int, number: int) -> Path | None:
 
 
 def rows_of(runs: Sequence[RunRecord], subject: tuple[str, int], iterations: Sequence[int]) -> Rows:
-    """Return the files of one prompt and seed, with a row for each run that has any."""
+    """Return the videos of one prompt and seed: a row for each run that has any, with its files by iteration."""
     rows = []
     for run in runs:
         number = subjects(run).get(subject)
@@ -49,7 +49,7 @@ def rows_of(runs: Sequence[RunRecord], subject: tuple[str, int], iterations: Seq
 
 
 def choose(runs: Sequence[RunRecord], megabytes: float) -> VideoSelection:
-    """Choose as many prompts and iterations as fit on a page.
+    """Choose the sample videos for a page: as many prompts and iterations as fit into `megabytes` and 72 videos.
 
     If not all fit, prompts are left out first, down to two, and then iterations, down to two. Only then are more
     prompts left out.

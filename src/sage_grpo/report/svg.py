@@ -22,8 +22,8 @@ class Curve:
     """A line and, with `low` and `high`, the band of its uncertainty; a value that is not finite is a gap.
 
     Attributes:
-        behind: Points of a faint line, such as the values that the line smooths.
-        look: Number of its colour and dash; None takes its place in the chart.
+        behind: Points (x, y) of a faint line behind the curve, such as the values before smoothing.
+        look: Number of the curve's colour and dash; None takes its place in the chart.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Curve:
             raise ValueError(f"curve {self.name!r} needs lists of one length, got {sizes}: pad the missing with nan")
 
     def drawable(self, log: bool) -> list[bool]:
-        """Return for each point whether it has a place on the axes."""
+        """Return, for each point, whether it can be drawn: if it is finite and, with `log`, its value is above 0."""
         return [plottable(s) and plottable(v, log) for s, v in zip(self.steps, self.values, strict=True)]
 
 
@@ -63,7 +63,7 @@ class Chart:
         return [i if curve.look is None else curve.look for i, curve in enumerate(self.curves)]
 
     def in_words(self) -> str:
-        """Describe what the chart shows, for those who cannot see it."""
+        """Return a description of what the chart shows, for readers who cannot see it."""
         words = f"{self.y_label}{' (logarithmic)' if self.log_y else ''} against {self.x_label}."
         for c in self.curves:
             drawn = [v for v, ok in zip(c.values, c.drawable(self.log_y), strict=True) if ok]
@@ -76,7 +76,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Axis:
-    """A mapping from a range of data to a length of the picture, from `start` to `end`."""
+    """A mapping from values between `low` and `high` to positions between `start` and `end` in the picture."""
 
     low: float
     high: float
@@ -92,15 +92,18 @@ class Axis:
 
 
 def plottable(value: float, log: bool = False) -> bool:
-    """Return whether a value has a place on an axis.
+    """Return whether a value can be drawn: it is finite and, on a logarithmic axis, above 0.
 
-    It must not be nan, and be within what spans and logarithms can carry.
+    A value so large or so small that spans or logarithms cannot carry it is not drawn.
     """
     return abs(value) < 1e150 and (value > 1e-150 or not log)
 
 
 def extent(values: Iterable[float], log: bool = False) -> tuple[float, float] | None:
-    """Return the range of what can be drawn, widened if it is a single value; None if nothing can be drawn."""
+    """Return the smallest and the largest value that can be drawn; None if none can be drawn.
+
+    If both are the same, the range is widened.
+    """
     drawable = [v for v in values if plottable(v, log)]
     if not drawable:
         return None
@@ -112,9 +115,9 @@ def extent(values: Iterable[float], log: bool = False) -> tuple[float, float] | 
 
 
 def linear_ticks(low: float, high: float, count: int, whole: bool = False) -> list[tuple[float, str]]:
-    """Return at most `count` + 1 round values inside the range, with their text.
+    """Return at most `count` + 1 round values between `low` and `high`, each with its label.
 
-    With `whole`, all of them are whole numbers.
+    With `whole`, all values are whole numbers.
     """
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
@@ -125,7 +128,11 @@ def linear_ticks(low: float, high: float, count: int, whole: bool = False) -> li
 
 
 def log_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
-    """Return powers of ten inside the range, with twos and fives between them where the range is short."""
+    """Return the powers of ten between `low` and `high`, each with its label.
+
+    If these are too few, twos and fives are added, or the ticks are those of a linear axis. If they are too many, some
+    are left out.
+    """
     powers = [10.0**e for e in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
     for digits in ((1,), (1, 2, 5)):
         values = [v for p in powers for d in digits if low * (1 - 1e-9) <= (v := d * p) <= high * (1 + 1e-9)]
@@ -135,7 +142,11 @@ def log_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
 
 
 def number(value: float, step: float, biggest: float) -> str:
-    """Format a value to the precision of `step`, times a power of ten where the axis is tiny or vast."""
+    """Return a tick's value as text, with as many decimals as the `step` between ticks needs.
+
+    If `biggest`, the largest absolute value on the axis, is below 0.001 or at least a million, the text has a power of
+    ten.
+    """
     places = -math.floor(math.log10(step) + 1e-9)
     if value == 0 or 1e-3 <= biggest * (1 + 1e-9) < 1e6:
         return f"{value:,.{max(0, places)}f}".replace("-", "−") if value else "0"
@@ -145,13 +156,16 @@ def number(value: float, step: float, biggest: float) -> str:
 
 
 def breadth(text: str) -> float:
-    """Estimate the width of a text, rather too wide: there is no font to measure it with."""
+    """Estimate the width of a text in units of the picture, rather too wide.
+
+    There is no font to measure it with.
+    """
     full = (c in "MWmw%…" or unicodedata.east_asian_width(c) in "WF" for c in text)
     return EM * sum(1.0 if wide else 0.78 if c.isupper() else 0.62 for c, wide in zip(text, full, strict=True))
 
 
 def tag(kind: str, content: str = "", /, **attributes: str | float) -> Markup:
-    """Return an element with everything escaped.
+    """Return an SVG or HTML element. Text in it and in its attributes is escaped; content that is markup is kept.
 
     In attributes, `class_` stands for class and `fill_opacity` for fill-opacity.
     """
@@ -163,9 +177,9 @@ def tag(kind: str, content: str = "", /, **attributes: str | float) -> Markup:
 
 
 def text(x: float, y: float, content: str, anchor: str = "start", kind: str = "label") -> Markup:
-    """Return a text that stays inside the picture, shortened where it must be.
+    """Return an SVG text element, shortened to fit inside the picture.
 
-    The description keeps the text whole.
+    The picture's <desc> has the full text.
     """
     if breadth(content) > WIDTH:
         content = content[: int(len(content) * WIDTH / breadth(content)) - 1] + "…"
@@ -183,14 +197,14 @@ def line(x1: float, y1: float, x2: float, y2: float, **attributes: str) -> Marku
 
 
 def runs(flags: Iterable[bool]) -> list[list[int]]:
-    """Return the indices of each unbroken stretch of true flags."""
+    """Return the indices of each unbroken stretch of true flags, one list per stretch."""
     return [[i for i, _ in group] for flag, group in groupby(enumerate(flags), key=lambda pair: pair[1]) if flag]
 
 
 def marks(curve: Curve, index: int, x: Axis, y: Axis) -> Markup:
-    """Draw band and line of one curve, cut where a value is missing.
+    """Return the band and the line of a curve as SVG, cut where a value is missing.
 
-    A value alone between gaps is a dot.
+    A single value between two gaps is a dot. `index` is the number of the colour and dash.
     """
     low, high, flags = curve.low or (), curve.high or (), curve.drawable(y.log)
 
@@ -213,7 +227,7 @@ def marks(curve: Curve, index: int, x: Axis, y: Axis) -> Markup:
 
 
 def faint(curve: Curve, index: int, x: Axis, y: Axis) -> Markup:
-    """Draw the points behind a curve as a thin line with gaps."""
+    """Return the points behind a curve as SVG: a faint line, cut where a point cannot be drawn."""
     out = Markup("")
     for run in runs(plottable(a) and plottable(b, y.log) for a, b in curve.behind):
         points = " ".join(f"{x.place(a):.1f},{y.place(b):.1f}" for a, b in curve.behind[run[0] : run[-1] + 1])
@@ -222,7 +236,10 @@ def faint(curve: Curve, index: int, x: Axis, y: Axis) -> Markup:
 
 
 def frame(chart: Chart, x: Axis, y: Axis, y_ticks: list[tuple[float, str]], whole: bool) -> Markup:
-    """Draw grid, ticks, labels and the edge of the plot."""
+    """Return the grid, ticks, labels and edge of the plot as SVG.
+
+    With `whole`, the ticks of the x axis are whole numbers.
+    """
     out = Markup("")
     for value, label in y_ticks:
         h, kind = y.place(value), "grid" if value else "zero"
@@ -239,9 +256,9 @@ def frame(chart: Chart, x: Axis, y: Axis, y_ticks: list[tuple[float, str]], whol
 
 
 def beside(chart: Chart, x_range: tuple[float, float], y: Axis) -> list[tuple[float, float]] | None:
-    """Return the height of each line's end at the right edge, and the height of its name next to it.
+    """Return two heights for each curve at the right edge of the plot: where its line ends, and where its name stands.
 
-    Return None if the names would be too close to each other, or do not fit.
+    Return None if the names do not fit there: they are too long or too close, or a line ends before the edge.
     """
     ends, nearly = [], x_range[1] - 0.02 * (x_range[1] - x_range[0])
     for curve in chart.curves:
@@ -258,7 +275,7 @@ def beside(chart: Chart, x_range: tuple[float, float], y: Axis) -> list[tuple[fl
 
 
 def limit_lines(chart: Chart, x: Axis, y: Axis) -> Markup:
-    """Draw limits across the plot.
+    """Return the chart's limits as SVG: a dashed line across the plot for each, with its name.
 
     The name is above its line or, at the top of the plot, below.
     """
@@ -271,7 +288,7 @@ def limit_lines(chart: Chart, x: Axis, y: Axis) -> Markup:
 
 
 def legend(chart: Chart) -> Markup:
-    """Return the names under the chart, as a list that wraps at any width."""
+    """Return an HTML list of the curves' names, with a sample of each line. It wraps at any width."""
     items = Markup("")
     for i, curve in zip(chart.looks(), chart.curves, strict=True):
         sample = line(0, 5, 34, 5, stroke_width="2.6", stroke_dasharray=DASHES[i % len(DASHES)], **ink(i))
@@ -280,9 +297,9 @@ def legend(chart: Chart) -> Markup:
 
 
 def draw_chart(chart: Chart, key: str) -> Markup:
-    """Return a chart as SVG. `key` begins its ids.
+    """Return a chart as SVG. Ids of its elements begin with `key`.
 
-    Names are next to the lines' ends or, where they do not fit, in a list below.
+    The names of curves are next to the ends of their lines or, if they do not fit there, in a list below the chart.
     """
     labels, view = f"{key}-title {key}-desc", f"0 0 {WIDTH:g} {HEIGHT:g}"
     head = {"class_": "chart", "viewBox": view, "role": "img", "aria_labelledby": labels}

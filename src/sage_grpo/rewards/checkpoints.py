@@ -1,4 +1,4 @@
-"""What scorers with a checkpoint of their own share: reading others' pickles, writing complete folders, and devices."""
+"""Helpers of scorers with a checkpoint of their own: reading pickles safely, writing folders, moving to a device."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ from sage_grpo.rewards.errors import MissingWeights, RewardError
 
 
 def unpickle_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the dictionary of tensors in a pickle, and nothing else: what would run code is refused before it can.
+    """Return the tensors in a pickle by name, on the host. A pickle that would run code is refused before it can.
 
     Raises:
         RewardError: The file cannot be read, or it holds more than tensors.
@@ -37,9 +37,16 @@ def unpickle_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def not_loaded(scorer: str, source: str, needs: str, error: OSError) -> UserError:
-    """Return the error for a folder that is wrong, or for weights that are not on this computer.
+    """Return the exception to raise for a scorer whose weights could not be loaded.
 
-    The second is a `MissingWeights`: a rehearsal replaces such a scorer.
+    It is a `ConfigError` if `source` exists but is no such checkpoint. Otherwise it is a `MissingWeights`, and a
+    rehearsal replaces such a scorer.
+
+    Args:
+        scorer: Name of the scorer.
+        source: The folder or hub name that was to be loaded.
+        needs: What `source` should be, in words for the message.
+        error: The error of the loading library.
     """
     kind = ConfigError if Path(source).exists() else MissingWeights
     reason = str(error).splitlines()[0]
@@ -47,16 +54,20 @@ def not_loaded(scorer: str, source: str, needs: str, error: OSError) -> UserErro
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file that may be larger than the memory."""
+    """Return the SHA-256 of a file in hexadecimal. The file may be larger than the memory."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_places(state: Mapping[str, Tensor], network: nn.Module, missing: str = "are missing") -> None:
-    """Refuse a state that does not have exactly the network's tensors, each in its shape.
+    """Refuse tensors whose names and shapes are not exactly those of the network's `state_dict`.
 
     Args:
-        missing: What the message says of tensors that are not there.
+        state: The tensors by name.
+        missing: What the error message says of tensors that `state` lacks.
+
+    Raises:
+        RewardError: A tensor is missing, unknown or of another shape.
     """
     expected = {name: tuple(value.shape) for name, value in network.state_dict().items()}
     present = {name: tuple(value.shape) for name, value in state.items()}
@@ -71,7 +82,10 @@ def check_places(state: Mapping[str, Tensor], network: nn.Module, missing: str =
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Yield a new folder to fill. At the end it is renamed to `target` if nothing went wrong, and removed otherwise."""
+    """Yield a new temporary folder to fill.
+
+    After the block the folder is renamed to `target`, or removed if the block failed.
+    """
     work = target.with_name(f".{target.name}.{os.getpid()}.new")
     try:
         work.mkdir(parents=True)
@@ -82,7 +96,13 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def move(network: nn.Module, device: str | None, name: str) -> None:
-    """Move the network to the device that an option names. Without one it stays on the host."""
+    """Move the network to the device that a scorer's option `device` names.
+
+    If the option is None, the network stays on the host.
+
+    Args:
+        name: Name of the scorer, for the error message.
+    """
     try:
         network.to(torch.device(device) if device else None)
     except (RuntimeError, AssertionError) as error:

@@ -1,7 +1,7 @@
-"""Does the video sound like what the prompt asks for? The cosine of sound and text in CLAP's space.
+"""Does the video sound like what the prompt asks for? The cosine of CLAP's embeddings of sound and text.
 
-CLAP hears what kind of sound it is, not when it comes. It is gamed by one loop of the right sound, and by a voice that
-reads the prompt. It sees no picture: pair it with `synchrony` and a score of frames.
+CLAP recognises what kind of sound there is, not when it comes. The score is gamed by one loop of the right sound, and
+by a voice that reads the prompt. It ignores the frames: combine it with `synchrony` and a score of frames.
 """
 
 import tempfile
@@ -29,7 +29,7 @@ REVISION = (
 
 @reward("clap", extra="models")
 class CLAPReward(SoundScorer):
-    """CLAPScore: the cosine of text and sound, from −1 to 1; for a long sound the mean over its windows."""
+    """CLAPScore: the cosine of text and sound, from −1 to 1. A long sound is scored in windows, which are averaged."""
 
     names: tuple[str, ...] = ("clap",)
     device_bytes = 776_000_000  # of its weights: what a plan counts
@@ -45,7 +45,10 @@ class CLAPReward(SoundScorer):
         """Load a CLAP checkpoint.
 
         Args:
+            path: Folder or hub name of the checkpoint; by default `DEFAULT`.
+            revision: Branch or commit on the hub.
             column: Column of the prompt file that describes the sound; where it is empty, the prompt's text counts.
+            device: Where to score, by default on the host.
         """
         source, at = path or DEFAULT, revision or ("main" if path else REVISION)
         try:
@@ -76,7 +79,7 @@ class CLAPReward(SoundScorer):
         return [float(self.cosines(clip.mono(self.extractor.sampling_rate), bounded(described or prompt.text)).mean())]
 
     def cosines(self, wave: Tensor, text: str) -> Tensor:
-        """Return the cosine of a text and each window of a sound (samples,) at the extractor's rate, as (windows,)."""
+        """Return the cosines (windows,) of a text with each window of a sound (samples,) at the extractor's rate."""
         device = self.model.device
         tokens = self.tokenizer(text, truncation=True, max_length=self.text_tokens, return_tensors="pt")
         of_text = self.model.get_text_features(**tokens.to(device)).pooler_output.double()
@@ -86,9 +89,10 @@ class CLAPReward(SoundScorer):
         return torch.cosine_similarity(torch.cat(heard), of_text)
 
     def spectrograms(self, wave: Tensor) -> Iterator[Tensor]:
-        """Yield the spectrograms of as many windows as the sound (samples,) fills, spread over all of it.
+        """Yield the spectrogram of each window of a sound (samples,).
 
-        From a longer sound the extractor would cut out a random part, and the same video would have two scores.
+        The windows are as few as can cover all of the sound. Given a sound longer than a window, the extractor would
+        cut out a random part, and the same video would have two scores.
         """
         length, rate = self.extractor.nb_max_samples, self.extractor.sampling_rate
         for start in window_starts(len(wave), length, -(-len(wave) // length)):
@@ -104,7 +108,11 @@ class CLAPReward(SoundScorer):
 
 
 def make_tiny_checkpoint(folder: str | Path, **audio: Any) -> None:
-    """Write a checkpoint of CLAP's own classes at toy size, with a tokenizer that spells and windows of one second."""
+    """Write a checkpoint of CLAP's own classes at toy size, with one token per byte of text and windows of one second.
+
+    Args:
+        audio: Settings of the audio network that differ from the toy's.
+    """
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     words = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     text = {

@@ -1,7 +1,7 @@
-"""How well frames match the prompt in CLIP's space: CLIPScore and PickScore.
+"""How well frames match the prompt by CLIP's embeddings: CLIPScore and PickScore.
 
-CLIP reads words and ignores time. It is gamed by writing the prompt into the frame, and by a still of the right
-subject.
+CLIP reads words in a frame and ignores time. Both scores are gamed by writing the prompt into the frame, and by a still
+of the right subject.
 """
 
 import tempfile
@@ -27,7 +27,7 @@ except ImportError:
 
 @reward("clip", extra="models")
 class CLIPReward(VideoScorer):
-    """CLIPScore: `scale` times the cosine of text and frame, the mean over a few frames."""
+    """CLIPScore: `scale` times the cosine of text and frame embeddings, averaged over a few frames."""
 
     names: tuple[str, ...] = ("clip",)
     device_bytes = 1_710_000_000  # of its weights: what a plan counts
@@ -47,7 +47,10 @@ class CLIPReward(VideoScorer):
         """Load a CLIP checkpoint.
 
         Args:
-            processor: Where tokenizer and image sizes are, if not at `path`.
+            path: Folder or hub name of the checkpoint.
+            processor: Folder or hub name of the tokenizer and image processor, if they are not at `path`.
+            revision: Branch or commit on the hub.
+            frames: How many frames of a video are scored.
             scale: Factor of the score; CLIPScore as first published has 2.5.
             device: Where to score, by default the device of the videos.
         """
@@ -86,7 +89,7 @@ class CLIPReward(VideoScorer):
         return [float(self.cosines(frames[self.frame_indices(len(frames))], bounded(prompt.text)).mean())]
 
     def cosines(self, pictures: Tensor, text: str) -> Tensor:
-        """Return `scale` times the cosine of a text and each picture (N, H, W, 3), as (N,)."""
+        """Return `scale` times the cosine between a text and each picture (N, H, W, 3), as (N,)."""
         tokens = self.tokenizer(text, truncation=True, max_length=self.text_tokens, return_tensors="pt")
         pixels = self.processor(list(pictures.cpu().numpy()), return_tensors="pt", input_data_format="channels_last")
         device = self.model.device
@@ -103,7 +106,7 @@ class CLIPReward(VideoScorer):
 
 @reward("pickscore", extra="models")
 class PickScoreReward(CLIPReward):
-    """PickScore: exp(logit_scale) · cosine of a CLIP that was trained on preferences, divided by `divisor`."""
+    """PickScore: exp(logit_scale) · cosine by a CLIP that was trained on people's preferences, divided by `divisor`."""
 
     names = ("pickscore",)
     device_bytes = 3_940_000_000
@@ -123,7 +126,7 @@ class PickScoreReward(CLIPReward):
 def make_tiny_checkpoint(folder: str | Path) -> None:
     """Write a checkpoint of CLIP's own classes at toy size.
 
-    It has a tokenizer that spells, two layers, and pictures of 32 pixels.
+    It has one token per byte of text, two layers, and pictures of 32 pixels a side.
     """
     special = ["<|startoftext|>", "<|endoftext|>"]
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())

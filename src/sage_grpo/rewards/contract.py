@@ -1,4 +1,7 @@
-"""The contract of every scorer, checked on its tiny form: `check(MyScorer)`. The test-suite runs it by discovery."""
+"""Checks that each scorer must pass on its toy version: call `check(MyScorer)`.
+
+The test suite runs them for every built-in scorer.
+"""
 
 import math
 import time
@@ -35,9 +38,9 @@ def scorers() -> list[type[VideoScorer]]:
 
 
 def material() -> tuple[Tensor, list[Prompt]]:
-    """Return three videos that differ in text, colours, texture and motion, with their prompts.
+    """Return three test videos, uint8 (3, FRAMES, HEIGHT, WIDTH, 3), and their prompts.
 
-    They are uint8 (3, FRAMES, HEIGHT, WIDTH, 3).
+    The videos differ in text, colours, texture and motion.
     """
     videos = [_video(i, words) for i, words in enumerate(("open late", "good", ""))]
     columns = [{"number": i, "include": required} for i, required in enumerate(REQUIRED)]
@@ -45,7 +48,10 @@ def material() -> tuple[Tensor, list[Prompt]]:
 
 
 def heard(frames: Tensor, prompts: Sequence[Prompt]) -> Videos:
-    """Return the frames with a tone for each video: the larger its prompt's number, the later and higher it is."""
+    """Return the videos with sound, a tone per video.
+
+    The larger `number` in the columns of a video's prompt, the later and higher its tone.
+    """
     time = torch.arange(SAMPLE_RATE * FRAMES // FRAME_RATE) / SAMPLE_RATE
     tones = [
         torch.where(time >= number / FRAME_RATE, 0.5 * torch.sin(2 * math.pi * 220 * (number + 1) * time), 0)
@@ -55,7 +61,10 @@ def heard(frames: Tensor, prompts: Sequence[Prompt]) -> Videos:
 
 
 def scored(reward: Reward, frames: Tensor, prompts: Sequence[Prompt]) -> Scores:
-    """Return the scores as a run would get them. A scorer that does not use sound is given frames alone."""
+    """Return a reward's scores through `submit`, as a run gets them.
+
+    A reward that does not use sound gets frames alone.
+    """
     return reward.submit(heard(frames, prompts) if reward.uses_audio else Videos(frames), prompts)()
 
 
@@ -95,7 +104,7 @@ def check_names(reward: Reward) -> None:
 
 
 def check_scores(reward: Reward) -> None:
-    """Check shape and types, that each score is there for some video, and that not all videos score the same."""
+    """Check the scores' shapes and types, that each is valid for some video, and that not all videos score the same."""
     videos, prompts = material()
     scores = scored(reward, videos, prompts)
     well_formed(scores, reward, len(videos))
@@ -112,7 +121,7 @@ def check_repeats(reward: Reward) -> None:
 
 
 def check_batch(reward: Reward) -> None:
-    """Check that a video scores the same alone and with others."""
+    """Check that a video gets the same score alone as together with others."""
     videos, prompts = material()
     together = scored(reward, videos, prompts)
     alone = [scored(reward, videos[i : i + 1], prompts[i : i + 1]) for i in range(len(videos))]
@@ -120,7 +129,7 @@ def check_batch(reward: Reward) -> None:
 
 
 def check_order(reward: Reward) -> None:
-    """Check that scores follow their videos when the order changes."""
+    """Check that each video keeps its score when the order of the videos changes."""
     videos, prompts = material()
     straight, order = scored(reward, videos, prompts), [2, 0, 1]
     turned = scored(reward, videos[order], [prompts[i] for i in order])
@@ -128,7 +137,7 @@ def check_order(reward: Reward) -> None:
 
 
 def check_inputs(reward: Reward) -> None:
-    """Check that videos and prompts stay as they were."""
+    """Check that scoring does not change the videos or the prompts."""
     videos, prompts = material()
     before = videos.clone(), deepcopy(prompts)
     scored(reward, videos, prompts)
@@ -137,7 +146,7 @@ def check_inputs(reward: Reward) -> None:
 
 
 def check_small(reward: Reward) -> None:
-    """Check that videos of one frame, few pixels or none are masked or scored, and never crash the scorer."""
+    """Check that videos of one frame or few pixels raise no error, and that videos without frames are masked."""
     for frames, height, width in SMALL:
         prompts = material()[1][:2]
         scores = scored(reward, torch.full((2, frames, height, width, 3), 90, dtype=torch.uint8), prompts)
@@ -146,9 +155,10 @@ def check_small(reward: Reward) -> None:
 
 
 def check_broken(reward: Reward) -> None:
-    """Check that a video which fails or has no finite score is masked, and the others keep theirs.
+    """Check that a video whose scoring fails, or gives NaN, is masked, and that the other videos keep their scores.
 
-    A failure of all is raised by a scorer that has never scored a video, and masked by one that has.
+    If scoring fails for all videos, a scorer that has never scored a video must raise the error. A scorer that has
+    scored one must mask them all.
     """
     videos, prompts = material()
     whole = scored(reward, videos, prompts)
@@ -183,7 +193,7 @@ def check_broken(reward: Reward) -> None:
 
 
 def check_long_prompt(reward: Reward) -> None:
-    """Check that a prompt of a megabyte is masked or scored like any other. It must not stop or delay the others."""
+    """Check that a prompt of a megabyte is masked or scored, without changing or delaying the other videos' scores."""
     videos, prompts = material()
     started = time.monotonic()
     whole = scored(reward, videos, prompts)
@@ -202,7 +212,7 @@ def check_long_prompt(reward: Reward) -> None:
 
 
 def check_frames(reward: Reward) -> None:
-    """Check that frames which the scorer says it does not need change nothing: a fleet is sent only the others."""
+    """Check that scores depend only on the frames in `frame_indices`, because a fleet of scorers is sent only these."""
     videos, prompts = material()
     needed = reward.frame_indices(FRAMES)
     if needed is not None:
@@ -214,7 +224,7 @@ def check_frames(reward: Reward) -> None:
 
 
 def check_silent(reward: Reward) -> None:
-    """Check that a video without sound is masked by scorers of sound, and that sound changes nothing for the others."""
+    """Check that scorers of sound mask videos without sound, and that all other scorers ignore sound."""
     videos, prompts = material()
     with_sound, without = (reward.submit(v, prompts)() for v in (heard(videos, prompts), Videos(videos)))
     if reward.uses_audio:
@@ -239,7 +249,7 @@ CHECKS: Sequence[Callable[[Reward], None]] = (
 
 
 def check(scorer: type[Any]) -> list[str]:
-    """Run the whole contract, and return the names of the checks."""
+    """Run all checks on a scorer's class, and return their names."""
     for run_check in CHECKS:
         run_check(scorer.tiny())
     return [run_check.__name__ for run_check in CHECKS]

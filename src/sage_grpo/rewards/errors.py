@@ -1,12 +1,12 @@
-"""The exceptions of scorers: what can be wrong before they have scored anything."""
+"""The exceptions that scorers raise if they cannot be made, or cannot score any of the videos."""
 
 from sage_grpo.errors import UserError
 
 
 class RewardError(UserError, ValueError):
-    """Raised when a scorer's checkpoint, options or videos are wrong for all videos alike.
+    """Raised when a scorer's checkpoint or options are wrong, or when something is wrong with all videos alike.
 
-    It says what is wrong and the nearest fix.
+    The message says what is wrong and the nearest fix.
     """
 
 

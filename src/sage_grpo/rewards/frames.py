@@ -1,4 +1,4 @@
-"""What scorers share: the choice of frames, and masks, so that the failure of one video does not affect the others."""
+"""Helpers of scorers: the choice of frames, and a base class that masks a failed video without affecting the others."""
 
 import logging
 import math
@@ -22,12 +22,12 @@ class Unscorable(ValueError):
 
 
 def frame_numbers(total: int, count: int | None = None, fps: float | None = None, video_fps: float = 16) -> list[int]:
-    """Return the indices of frames spread evenly from the first to the last of `total`.
+    """Return the indices of frames that are spread evenly from the first to the last of `total` frames.
 
     Args:
-        count: How many; by default all.
+        count: How many frames to take; None for all.
         fps: Frames to take per second of the video, in place of `count`.
-        video_fps: Frames that the video has per second.
+        video_fps: Frames per second of the video; only used with `fps`.
     """
     frame_count = count if fps is None else round(total / video_fps * fps)
     frame_count = total if frame_count is None else min(max(frame_count, 1), total)
@@ -36,9 +36,9 @@ def frame_numbers(total: int, count: int | None = None, fps: float | None = None
 
 
 def shrunk(frames: Tensor, side: int) -> Tensor:
-    """Return uint8 frames (F, H, W, 3) as floats (F, 3, h, w) from 0 to 255, the shorter side at most `side` pixels.
+    """Return uint8 frames (F, H, W, 3) as floats (F, 3, h, w) from 0 to 255, their shorter side at most `side` pixels.
 
-    Frames are shrunk one by one, because a whole video in floats at its full size is large.
+    Frames are shrunk one by one, because a whole video in floats at its full size would take much memory.
     """
     scale = min(1.0, side / min(frames.shape[1:3]))
     size = [max(1, round(n * scale)) for n in frames.shape[1:3]]
@@ -47,9 +47,9 @@ def shrunk(frames: Tensor, side: int) -> Tensor:
 
 
 def bounded(text: str) -> str:
-    """Return `text`, or raise `Unscorable` if it is too long.
+    """Return `text`, or raise `Unscorable` if it has more than `LONGEST` characters.
 
-    A text of a megabyte would take a scorer's memory or time away from all the others.
+    A text of a megabyte would take so much memory or time that other videos could not be scored.
     """
     if len(text) > LONGEST:
         raise Unscorable(f"its text has {len(text)} characters, more than {LONGEST}")
@@ -64,12 +64,15 @@ class VideoScorer(Reward, ABC):
 
     @abstractmethod
     def score_video(self, frames: Tensor, prompt: Prompt) -> Sequence[float | None]:
-        """Return one number per name for uint8 frames (F, H, W, 3), or None where this video has no such score."""
+        """Return the scores of one video, uint8 frames (F, H, W, 3), one for each entry of `names`.
+
+        A score is None if this video has no such score.
+        """
 
     @classmethod
     @abstractmethod
     def tiny(cls) -> Self:
-        """Return a scorer that downloads nothing, for the contract."""
+        """Return a toy version of the scorer that downloads nothing, for the checks in `rewards/contract.py`."""
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scores:
         if videos.dtype != torch.uint8 or videos.dim() != 5 or videos.shape[-1] != 3 or len(videos) != len(prompts):
@@ -86,13 +89,15 @@ class VideoScorer(Reward, ABC):
         return self.one_by_one(alone, prompts)
 
     def one_by_one(self, score: Callable[[int], Sequence[float | None]], prompts: Sequence[Prompt]) -> Scores:
-        """Return the scores of all videos; one that fails is masked.
+        """Return the scores of all videos. A video that fails is masked.
 
-        If all fail alike and this scorer has never scored one, the scorer is broken, and the error is raised. Later it
-        is the videos that may be broken; `policy.max_failed_rewards` stops a run with too many of them.
+        If all videos fail with the same type of error and this scorer has never scored one, the scorer is broken, and
+        the error is raised. After a first success the videos may be broken instead, and all are masked.
+        `policy.max_failed_rewards` then stops a run in which too many are masked.
 
         Args:
-            score: Returns the numbers of a video from its index, one per name.
+            score: Function from a video's index to its scores, one number per name.
+            prompts: The prompt of each video.
         """
         values = torch.full((len(prompts), len(self.names)), math.nan, dtype=torch.float64)
         failures: list[Exception] = []
@@ -126,7 +131,10 @@ class VideoScorer(Reward, ABC):
         return type(self).__name__
 
     def _tell(self, number: int | None, prompt: Prompt, reason: Exception) -> None:
-        """Keep a video's reason in `reasons`, and log each reason only once, because a run has thousands of videos."""
+        """Keep the reason why a video is masked in `reasons`.
+
+        Log each reason only once, because a run has thousands of videos.
+        """
         key = f"{type(reason).__name__}: {reason}"
         if number is not None:
             self.reasons = {**self.reasons, number: str(reason) if isinstance(reason, Unscorable) else key}
@@ -143,7 +151,10 @@ class VideoScorer(Reward, ABC):
 
 
 def groups(prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Return the indices of videos by group: those made of the same text and, if there is one, the same image."""
+    """Return the groups of a batch of videos, each as a list of indices.
+
+    A group is the videos made from the same text and, if there is one, the same image.
+    """
     by_prompt: dict[tuple[str, str], list[int]] = {}
     for i, prompt in enumerate(prompts):
         by_prompt.setdefault((prompt.text, str(prompt.columns.get("image"))), []).append(i)

@@ -14,11 +14,14 @@ from sage_grpo.core.scores import Scores
 
 
 class FunctionReward(Reward):
-    """`f(videos, prompts, **columns) → list of float or None`; None, NaN and infinity are failures.
+    """A reward computed by a Python function: `f(videos, prompts, **columns)` returns a list with a number per video.
 
-    `videos` are uint8 frames (B, F, H, W, 3), `prompts` their texts. A column of the prompt file arrives by name if
-    every prompt of the batch has it and the function takes it. One that takes `sound` is given (B, channels, samples)
-    from -1 to 1, and `sample_rate` and `frame_rate` if it takes those.
+    `videos` are uint8 frames (B, F, H, W, 3), `prompts` their texts. None, NaN and infinity in the list are failures,
+    and mask the video. A column of the prompt file is passed by its name if every prompt of the batch has it and the
+    function takes it. It is a list with a value per prompt.
+
+    A function that takes `sound` gets the audio (B, channels, samples) from -1 to 1, and videos without audio are
+    masked. It can also take `sample_rate` and `frame_rate`.
     """
 
     def __init__(self, function: Callable[..., Sequence[float | None]], name: str | None = None) -> None:
@@ -50,7 +53,7 @@ class FunctionReward(Reward):
 
 
 def parameters(function: Callable[..., Any]) -> tuple[set[str], set[str], bool]:
-    """Return the names of the first two parameters, those of the others, and whether there is a `**columns`."""
+    """Return the names of a function's first two parameters, those of its others, and whether it takes `**columns`."""
     try:
         known = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # some functions of C have none
@@ -60,7 +63,11 @@ def parameters(function: Callable[..., Any]) -> tuple[set[str], set[str], bool]:
 
 
 def in_any(parts: Iterable[Sequence[int] | None]) -> list[int] | None:
-    """Return the indices of frames that at least one part needs, sorted, or None if one of them needs all."""
+    """Return the indices of frames that at least one reward needs, sorted, or None if any reward needs all frames.
+
+    Args:
+        parts: What `frame_indices` of each reward returns.
+    """
     numbers: set[int] = set()
     for part in parts:
         if part is None:
@@ -70,7 +77,7 @@ def in_any(parts: Iterable[Sequence[int] | None]) -> list[int] | None:
 
 
 class CompositeReward(Reward):
-    """Several rewards side by side; their scores are weighted and summed later."""
+    """Several rewards as one. Its scores are those of all its rewards; they are weighted and summed elsewhere."""
 
     def __init__(self, rewards: Sequence[Reward]) -> None:
         self.rewards = list(rewards)
@@ -93,9 +100,9 @@ class CompositeReward(Reward):
         return self.submit(Videos(videos), prompts)()
 
     def submit(self, videos: Videos, prompts: Sequence[Prompt]) -> Callable[[], Scores]:
-        """Start all rewards side by side, and return a function that waits for their scores.
+        """Start all rewards, and return a function that waits for their scores.
 
-        Rewards that work elsewhere start now, the others when their scores are read.
+        Rewards on other machines start now. The others compute when the returned function is called.
         """
         begun = [reward.submit(videos, prompts) for reward in self.rewards]
 
@@ -109,10 +116,13 @@ class CompositeReward(Reward):
         return answer
 
     def frame_indices(self, frames: int) -> list[int] | None:
-        """Return the indices of frames that any of the rewards needs, or None if one of them needs all."""
+        """Return the indices of frames that at least one of the rewards needs, or None if any reward needs all."""
         return in_any(reward.frame_indices(frames) for reward in self.rewards)
 
     @property
     def reasons(self) -> Mapping[int, str]:  # type: ignore[override] # read-only here: the parts keep them
-        """The first reason that any reward gives, by the index of its video."""
+        """Why videos of the last call are masked, by index.
+
+        Of several reasons for a video, that of the first reward counts.
+        """
         return {i: why for reward in reversed(self.rewards) for i, why in reward.reasons.items()}

@@ -1,12 +1,12 @@
 """HPSv3: how much people would prefer the frames, as pictures of the prompt, judged by Qwen2-VL-7B.
 
-The model reads a picture and an instruction that ends with a token of its own. A small network on that token's hidden
-state gives the mean and the spread of the preference, and the mean is the score. It is not normalised, so compare it
-within a prompt. The score is averaged over a few frames. Gamed by glossy stills; motion is not seen.
+The model reads a picture and an instruction that ends with a special token. A small network on that token's hidden
+state gives the mean and the spread of the preference. The score is the mean, averaged over a few frames. Scores are not
+normalised, so compare them within a prompt. They are gamed by glossy stills; motion is not seen.
 
-It needs files that are not shipped here: HPSv3.safetensors (MizzenAI/HPSv3), tokenizer and sizes of
-Qwen2-VL-7B-Instruct, and the instruction, which is read out of a wheel of the package `hpsv3` (MIT). The wheel is not
-installed: it would bring an old transformers, and packages named `evaluate` and `generate`.
+The scorer needs files that are not shipped here: HPSv3.safetensors (MizzenAI/HPSv3), tokenizer and sizes of
+Qwen2-VL-7B-Instruct, and the instruction. The instruction is read out of a wheel of the package `hpsv3` (MIT). The
+wheel is not installed: it would bring an old transformers, and packages named `evaluate` and `generate`.
 """
 
 import ast
@@ -47,12 +47,11 @@ log = logging.getLogger(__name__)
 
 
 def read_instruction(source: str | None, near: Path) -> str:
-    """Return the instruction from a wheel of the package `hpsv3`, its data_collator_qwen.py or a text file.
-
-    The file is read, never run.
+    """Return the instruction that HPSv3 adds to each picture, with places for the prompt and for its special token.
 
     Args:
-        source: The file, by default the first hpsv3-*.whl in the folder `near`.
+        source: A wheel of the package `hpsv3`, the file data_collator_qwen.py of that package, or a text file. The file
+            is read, never run. By default the first hpsv3-*.whl in the folder `near`.
     """
     path = Path(source).expanduser() if source else next(iter(sorted(near.glob("hpsv3-*.whl"))), None)
     if path is None or not path.is_file():
@@ -81,7 +80,7 @@ def read_instruction(source: str | None, near: Path) -> str:
 
 
 def sort_tensors(saved: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Split saved tensors into those of the network, under today's names, and those of the head."""
+    """Split the tensors of HPSv3's checkpoint into those of Qwen2-VL, under current names, and those of the head."""
     network, head = {}, {}
     for name, value in saved.items():
         if name.startswith(HEAD):
@@ -92,7 +91,11 @@ def sort_tensors(saved: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[s
 
 
 def make_head(tensors: Mapping[str, Tensor], width: int) -> nn.Sequential:
-    """Return a head of three layers on hidden states of `width`, the inner ones as wide as their tensors say."""
+    """Return the network of three layers that turns a hidden state (width,) into mean and spread of the preference.
+
+    Args:
+        tensors: Weights and biases of the layers, which also give the widths of the inner layers.
+    """
     inner = [len(tensors.get(f"{i}.bias", ())) for i in (0, 3)]
     with torch.device("meta"):  # without random weights to begin with
         first, middle, last = nn.Linear(width, inner[0]), nn.Linear(inner[0], inner[1]), nn.Linear(inner[1], 2)
@@ -106,12 +109,14 @@ def make_head(tensors: Mapping[str, Tensor], width: int) -> nn.Sequential:
 
 @reward("hpsv3", extra="models")
 class HPSv3Reward(VideoScorer):
-    """HPSv3's mean preference, averaged over a few frames.
+    """HPSv3's mean preference for the frames as pictures of the prompt, averaged over a few frames.
 
     Args:
         path: HPSv3.safetensors or its folder.
         base: Folder of Qwen2-VL-7B-Instruct, for tokenizer and sizes.
-        instruction: A wheel of hpsv3 or a file out of it, by default hpsv3-*.whl next to the weights.
+        instruction: A wheel of the package hpsv3 or a file out of it, by default hpsv3-*.whl next to the weights.
+        frames: How many frames of a video are scored.
+        device: Where to score, by default on the host.
         dtype: Precision of the network; the original's is bfloat16.
     """
 
@@ -194,7 +199,10 @@ class HPSv3Reward(VideoScorer):
         return [float(torch.stack(means).mean())]
 
     def preference(self, picture_CHW: Tensor, text: str) -> Tensor:
-        """Return mean and spread (2,) of the preference for one picture (C, H, W), its sides in whole cells."""
+        """Return the mean and the spread of the preference for one picture as an image of `text`, as (2,).
+
+        The picture is (3, H, W) from 0 to 255, with sides that are multiples of `CELL` pixels.
+        """
         pixels, grid = patches(picture_CHW.expand(FRAMES_OF_PATCH, -1, -1, -1))  # a picture is a video that stands
         tokens = self._tokens(text, len(pixels) // MERGE**2).to(self.device)[None]
         length = tokens.shape[1]
@@ -217,7 +225,10 @@ class HPSv3Reward(VideoScorer):
 
 
 def make_tiny_release(folder: Path) -> None:
-    """Write the released file and its base at toy size: names and layers as they are, numbers random."""
+    """Write HPSv3's checkpoint, its Qwen2-VL folder and an instruction at toy size.
+
+    Names and layers are those of the release, numbers are random.
+    """
     words = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Qwen2Tokenizer(

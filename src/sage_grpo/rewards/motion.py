@@ -1,8 +1,8 @@
-"""Motion without a trained network: does something move, is it even, does the shot hold, is the light steady?
+"""Motion, measured without a trained network: does something move, evenly, in one shot, in steady light?
 
-How each score is gamed: `dynamic` by shaking and by noise that stay inside the band; `acceleration`, `cut` and
-`flicker` by a static video, and a little by blur. `cut` is also gamed by a crossfade. So never use one alone:
-`combined` pays evenness only as far as something moves.
+The scores are gamed in different ways: `dynamic` by shaking and by noise of a moderate speed; `acceleration`, `cut` and
+`flicker` by a static video, and a little by blur. `cut` is also gamed by a crossfade. So never use one alone. The
+option `combined` gives one score, which rewards evenness only as far as something moves.
 """
 
 from typing import Self
@@ -27,7 +27,10 @@ CLEAR_CUT = 0.15  # mean jump of the thumbnails, of the whole range, that is cer
 
 
 def moved(picture: Tensor, flow: Tensor) -> Tensor:
-    """Return pictures (N, C, h, w) sampled at x + flow(x); flows are (N, 2, h, w) in pixels, x first."""
+    """Return pictures (N, C, h, w) whose value at each pixel x is that of `picture` at x + flow(x).
+
+    Flows are (N, 2, h, w) in pixels, the horizontal part first.
+    """
     height, width = picture.shape[2:]
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     position = torch.stack([x, y]).to(flow) + flow
@@ -36,9 +39,9 @@ def moved(picture: Tensor, flow: Tensor) -> Tensor:
 
 
 def optical_flow(first: Tensor, second: Tensor) -> Tensor:
-    """Return the flow (N, 2, h, w): how far each pixel of `first` (N, 1, h, w) has moved in `second`.
+    """Return how far each pixel of the grey pictures `first` has moved in `second`, as (N, 2, h, w) in pixels.
 
-    The method is Lucas-Kanade on a pyramid.
+    Both are (N, 1, h, w). The method is Lucas-Kanade on a pyramid.
     """
     levels = [(first, second)]
     while min(levels[0][0].shape[2:]) >= 2 * SMALLEST:
@@ -53,9 +56,9 @@ def optical_flow(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _improved(flow: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return the flow plus the least-squares shift of each window.
+    """Return the flow plus the shift between the windows of `a` and `b`, by least squares: a step of Lucas-Kanade.
 
-    Places without texture take the flow of those around them.
+    Places without texture take the flow of the places around them.
     """
     middle = F.pad((a + b) / 2, (1, 1, 1, 1), mode="replicate")
     dx, dy = (middle[..., 1:-1, 2:] - middle[..., 1:-1, :-2]) / 2, (middle[..., 2:, 1:-1] - middle[..., :-2, 1:-1]) / 2
@@ -69,22 +72,26 @@ def _improved(flow: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _around(x: Tensor) -> Tensor:
-    """Return the mean of each window, computed in two passes."""
+    """Return for each pixel the mean of the window around it, computed in two passes."""
     half = WINDOW // 2
     rows = F.avg_pool2d(x, (1, WINDOW), 1, (0, half), count_include_pad=False)
     return F.avg_pool2d(rows, (WINDOW, 1), 1, (half, 0), count_include_pad=False)
 
 
 def most(lengths: Tensor) -> Tensor:
-    """Return the mean (N,) of the longest few lengths of each frame (N, h, w), because small things may move too."""
+    """Return for each frame of `lengths` (N, h, w) the mean of its largest values, a share `MOVING` of all, as (N,).
+
+    The rest is left out, because a small thing that moves must count too.
+    """
     flat = lengths.flatten(1)
     return flat.topk(max(1, round(MOVING * flat.shape[1])), 1).values.mean(1)
 
 
 def shot_cut(thumbnails: Tensor) -> float:
-    """Return how far one jump between thumbnails (F, 3, g, g) in [0, 1] stands above twice its neighbours, from 0 to 1.
+    """Return how certain a cut is, from 0 to 1, in a video of thumbnails (F, 3, g, g) in [0, 1].
 
-    In fast motion the jump and its neighbours are alike.
+    The measure is how far the change from one frame to the next exceeds twice the changes before and after. The largest
+    excess counts. In fast motion all changes are alike, and the result is 0.
     """
     jumps = thumbnails.diff(dim=0).abs().mean((1, 2, 3))
     around = torch.stack([F.pad(jumps, (1, 0))[:-1], F.pad(jumps, (0, 1))[1:]]).amax(0)
@@ -93,9 +100,12 @@ def shot_cut(thumbnails: Tensor) -> float:
 
 @reward("motion")
 class MotionReward(VideoScorer):
-    """`dynamic` from 0 to 1; `acceleration`, `cut` and `flicker` from 0, the best, downwards.
+    """The scores `dynamic`, from 0 to 1, and `acceleration`, `cut` and `flicker`, which are 0 or below; 0 is best.
 
-    Speeds are in shorter sides per frame: `dynamic` rises to 1 at `low`, and falls from `high` on to 0 at twice that.
+    Args:
+        low: Speed at which `dynamic` has risen to 1, in shorter sides of the frame per frame.
+        high: Speed above which `dynamic` falls again, to 0 at twice that speed.
+        combined: Whether to give one score, `motion`, in place of the four.
     """
 
     names: tuple[str, ...] = ("dynamic", "acceleration", "cut", "flicker")

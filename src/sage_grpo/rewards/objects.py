@@ -1,8 +1,8 @@
 """Objects by GenEval's rules: is each thing there, in the right number, with its colour and in its place?
 
-A prompt brings its requirements in the columns `include` and `exclude`, as GenEval's own file does. OWLv2 finds the
-things by name. Gamed by cut-outs side by side on nothing: beauty and motion are not seen. Combine it with a score of
-the scene.
+A prompt file lists the requirements of each prompt in the columns `include` and `exclude`, as GenEval's own file does.
+OWLv2 finds the things by name. The score is gamed by cut-outs side by side on an empty ground, because beauty and
+motion are not seen. Combine it with a score of the scene.
 """
 
 import json
@@ -41,7 +41,10 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom; all that is
 
 @dataclass(frozen=True)
 class Line:
-    """One requirement of `include`, or one of `exclude`, where `count` things are already too many."""
+    """One requirement: in `include` at least `count` things of this name, in `exclude` fewer than `count` of them.
+
+    It can also require a colour, and a place relative to other things.
+    """
 
     name: str
     count: int = 1
@@ -64,16 +67,20 @@ class Line:
 
 @dataclass(frozen=True)
 class Thing:
-    """One thing that was found, with its colour if that was required."""
+    """One thing that was found in a picture: its box, and its colour, which is None unless a requirement needs it."""
 
     box: Box
     colour: str | None = None
 
 
 def requirements(prompt: Prompt) -> tuple[list[Line], list[Line]]:
-    """Return what must be there and what must not, from the columns `include` and `exclude`.
+    """Return what must be in the video and what must not, read from the prompt's columns `include` and `exclude`.
 
-    A prompt file that knows no lists has them as JSON.
+    The columns hold lists, or JSON texts where the format of the prompt file has no lists.
+
+    Raises:
+        Unscorable: The prompt requires nothing.
+        RewardError: A requirement is malformed.
     """
     lines: dict[str, list[Line]] = {}
     for column in ("include", "exclude"):
@@ -98,10 +105,11 @@ def requirements(prompt: Prompt) -> tuple[list[Line], list[Line]]:
 
 
 def places(box: Box, other: Box) -> set[str]:
-    """Return on which sides of `other` a box stands, such as "left of".
+    """Return the sides of `other` on which a box stands: none, one or two of left of, right of, above and below.
 
-    It stands on a side if its centre is further off in that direction than half the distance of the centres. A tenth of
-    both sizes is taken off first, so boxes whose centres nearly meet stand on no side.
+    The box stands on a side if its centre is further off in that direction than half the distance of the centres. From
+    how far it is off, a tenth of the sizes of both boxes is first subtracted. So boxes whose centres nearly meet stand
+    on no side.
     """
     dx, dy = ((box[i] + box[i + 2] - other[i] - other[i + 2]) / 2 for i in (0, 1))
     width, height = (MARGIN * (box[i + 2] - box[i] + other[i + 2] - other[i]) for i in (0, 1))
@@ -112,10 +120,11 @@ def places(box: Box, other: Box) -> set[str]:
 def judge(
     include: Sequence[Line], exclude: Sequence[Line], found: Mapping[str, Sequence[Thing]]
 ) -> tuple[float, float]:
-    """Return the share of the requirements that is met, and GenEval's verdict: 1 if all of them are, else 0.
+    """Return the share of requirements that a picture meets, and GenEval's verdict: 1 if it meets all, else 0.
 
     Args:
-        found: Things by name, the surest first. If there are more than required, the surest count, as in GenEval.
+        found: The things in the picture by name, the most certain first. Of more things than `include` requires, only
+            the most certain count. Things that `exclude` forbids lower the share.
     """
     chosen = [found.get(line.name, ())[: line.count] for line in include]
     met = []
@@ -135,7 +144,10 @@ def judge(
 
 
 def distinct(boxes: Tensor) -> list[int]:
-    """Return the indices of boxes (N, 4) that do not show the same thing again. The surest box comes first."""
+    """Return the indices of those boxes (N, 4) that show different things.
+
+    Of boxes that overlap much, the first is kept. Boxes must be in order of certainty, the most certain first.
+    """
     kept, rest = [], torch.arange(len(boxes))
     areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
     while len(rest):
@@ -150,7 +162,7 @@ def distinct(boxes: Tensor) -> list[int]:
 
 @reward("objects", extra="models")
 class ObjectsReward(VideoScorer):
-    """Share of what a prompt requires that OWLv2 finds, from 0 to 1, the mean over a few frames."""
+    """Share of a prompt's requirements that OWLv2 finds met, from 0 to 1, averaged over a few frames."""
 
     names: tuple[str, ...] = ("objects",)
     device_bytes = 620_000_000  # of its weights: what a plan counts
@@ -170,6 +182,9 @@ class ObjectsReward(VideoScorer):
         """Load OWLv2.
 
         Args:
+            path: Folder or hub name of the checkpoint.
+            revision: Branch or commit on the hub.
+            frames: How many frames of a video are scored.
             threshold: Confidence above which a thing counts as found.
             strict: Give GenEval's verdict as a second score, `objects_all`.
             device: Where to score, by default the device of the videos.
@@ -210,7 +225,10 @@ class ObjectsReward(VideoScorer):
         return torch.tensor(scores, dtype=torch.float64).mean(0).tolist()[: len(self.names)]
 
     def find(self, picture: Tensor, include: Sequence[Line], exclude: Sequence[Line]) -> dict[str, list[Thing]]:
-        """Return the things of each name in a picture (H, W, 3), the surest first; with colours where required."""
+        """Return the things found in a picture (H, W, 3) by name, the most certain first.
+
+        If a requirement gives a colour to a name, each thing of that name has the colour that was seen.
+        """
         names = list(dict.fromkeys(line.name for line in (*include, *exclude)))
         palette = list(dict.fromkeys((*COLOURS, *(line.colour for line in include if line.colour))))
         coloured = list(dict.fromkeys(line.name for line in include if line.colour))
@@ -231,10 +249,10 @@ class ObjectsReward(VideoScorer):
         return found
 
     def look(self, picture: Tensor, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return a logit for each patch and text (patches, texts), and the corners of each patch's box (patches, 4).
+        """Return OWLv2's logits (patches, texts) for a picture (H, W, 3), and a box for each patch, (patches, 4).
 
-        OWLv2 sees a square with the picture in its corner. Boxes are in sides of that square, so a pixel is as wide as
-        it is high, whatever the picture's shape.
+        A box is left, top, right and bottom. OWLv2 sees a square with the picture in its corner. Boxes are in sides of
+        that square, so a pixel is as wide as it is high, whatever the picture's shape.
         """
         tokens = self.tokenizer(
             list(texts), padding="max_length", truncation=True, max_length=self.text_tokens, return_tensors="pt"
@@ -255,7 +273,7 @@ class ObjectsReward(VideoScorer):
 def make_tiny_checkpoint(folder: str | Path) -> None:
     """Write a checkpoint of OWLv2's own classes at toy size.
 
-    It has a tokenizer that spells, two layers, and pictures of 32 pixels in 16 patches.
+    It has one token per byte of text, two layers, and pictures of 32 pixels a side in 16 patches.
     """
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     # As in the released one: it pads with the first, and ends with the last, where the text is read off.

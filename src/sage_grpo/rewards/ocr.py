@@ -1,6 +1,6 @@
 """Text rendering: does the video show the words that the prompt asks for?
 
-Gamed by a poster: large flat letters and nothing else. Combine it with a score of the scene.
+The score is gamed by a poster: large flat letters and nothing else. Combine it with a score of the scene.
 """
 
 import re
@@ -37,7 +37,10 @@ QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|«([^»]+)»|「([^」]+)」|
 
 
 def wanted_text(prompt: Prompt, column: str = "text") -> str | None:
-    """Return the text to be shown: the prompt's column, or else all that the prompt quotes, or None."""
+    """Return the text that the video should show: the prompt's `column`, or else all words that it quotes.
+
+    None if the prompt has neither.
+    """
     value = prompt.columns.get(column)
     if value is not None and str(value).strip():
         return bounded(str(value))
@@ -46,14 +49,14 @@ def wanted_text(prompt: Prompt, column: str = "text") -> str | None:
 
 
 def fold(text: str) -> str:
-    """Return the text without what OCR cannot be blamed for: case, spaces, full-width forms."""
+    """Return the text in lower case, without spaces and full-width forms, because OCR is not to be blamed for these."""
     return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def edit_distance(reading: str, target: str, anywhere: bool = False) -> int:
-    """Return how many letters to change, add or drop.
+    """Return how many letters to change, add or drop to turn `reading` into `target`.
 
-    With `anywhere`, only the part of `reading` that fits best is compared, and the rest does not count.
+    With `anywhere`, only the part of `reading` that fits `target` best is compared, and the rest does not count.
     """
     row = [0] * (len(reading) + 1) if anywhere else list(range(len(reading) + 1))
     for i, letter in enumerate(target, 1):
@@ -64,9 +67,9 @@ def edit_distance(reading: str, target: str, anywhere: bool = False) -> int:
 
 
 def similarity(reading: str, target: str, anywhere: bool = False) -> float:
-    """Return 1 − edit distance over the longer length: 1 for the same text, 0 for none of it.
+    """Return 1 − edit distance / length of the longer text: 1 for equal texts, 0 for nothing in common.
 
-    With `anywhere`, the length is that of `target`.
+    With `anywhere`, the best part of `reading` is compared, and the length is that of `target`.
     """
     reading, target = fold(reading), fold(target)
     longest = len(target) if anywhere else max(len(reading), len(target))
@@ -75,7 +78,7 @@ def similarity(reading: str, target: str, anywhere: bool = False) -> float:
 
 @reward("ocr", extra="ocr")
 class OCRReward(VideoScorer):
-    """Similarity of the text that PP-OCRv4 reads to the text wanted, the best or the mean of a few frames."""
+    """Similarity of the text that PP-OCRv4 reads to the wanted text, from 0 to 1: best or mean of a few frames."""
 
     names = ("ocr",)
 
@@ -114,9 +117,9 @@ class OCRReward(VideoScorer):
         return [max(scores) if self.over == "best" else sum(scores) / len(scores)]
 
     def read(self, picture: Any) -> str:
-        """Return all text of an RGB picture (H, W, 3), from top to bottom.
+        """Return all text in an RGB picture (H, W, 3), from top to bottom.
 
-        Without detection the picture is taken for one line.
+        With the option `detect` off, the whole picture is read as one line.
         """
         lines, _ = self.engine(np.ascontiguousarray(picture[..., ::-1]), use_det=self.detect)
         return " ".join(line[-2] for line in lines or [])  # place where detected, text, confidence

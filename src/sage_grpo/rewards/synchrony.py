@@ -1,7 +1,7 @@
 """Does a sound begin when something begins to move? Compares onsets of motion and sound, without a trained network.
 
-It is gamed by one flash with one bang, and by noise and flicker that both begin with the video. It says nothing of what
-is heard; pair it with a score of pictures and one of sound.
+The score is gamed by one flash with one bang, and by noise and flicker that both begin with the video. It ignores what
+is seen and heard: combine it with a score of pictures and one of sound.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ TOLERANCE = (0.25, 0.5, 0.25)  # an onset counts half if it comes a frame early 
 
 
 def onsets(curve: Tensor) -> Tensor:
-    """Return how far each value of a curve (T,) rises above the one before, spread a little over neighbours, as (T,).
+    """Return how far each value of a curve (T,) rises above the value before, smoothed over neighbours, as (T,).
 
-    Before the first value there is 0.
+    A fall counts as 0. The value before the first is taken to be 0.
     """
     rises = F.pad(curve, (1, 0)).diff().clamp_min(0)
     return F.conv1d(rises[None, None], curve.new_tensor(TOLERANCE)[None, None], padding=1)[0, 0]
@@ -33,7 +33,7 @@ def onsets(curve: Tensor) -> Tensor:
 
 @reward("synchrony")
 class SynchronyReward(SoundScorer):
-    """Cosine of the rises of motion and of loudness, from 0 to 1; 0 for a video that is still or silent."""
+    """Cosine between the onsets of motion and those of sound, from 0 to 1; 0 for a video that is still or silent."""
 
     names: tuple[str, ...] = ("synchrony",)
 

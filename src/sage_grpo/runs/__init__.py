@@ -1,1 +1,1 @@
-"""Read a run folder as plain data: the names of its files, its log, its alarms. Nothing here needs torch."""
+"""Run folders as plain data: files, logs, alarms and locks, and the removal of secrets. Nothing here needs torch."""

@@ -1,6 +1,6 @@
-"""The limits of the drift gauge: which are crossed, by how much, in words.
+"""Alarms of the drift gauge: which limits a run crosses, and by how much, in words.
 
-It needs no torch, so that a run's log can be read without it.
+This module does not need torch, so that a run's log can be judged on a machine without torch.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from sage_grpo.config import GaugeConfig
 
 @dataclass(frozen=True)
 class Alarm:
-    """A measure beyond its limit; `text` is the sentence that people see."""
+    """A measure of the drift gauge that has crossed its limit; `text` is the sentence about it that people see."""
 
     measure: str
     value: float
@@ -43,7 +43,10 @@ LIMITS = {
 
 
 def crossed(config: GaugeConfig, now: Mapping[str, float]) -> list[Alarm]:
-    """Return an alarm for every limit that a measure crosses. A measure that is missing crosses none."""
+    """Return one alarm per limit in `config` that the measures `now` cross.
+
+    A measure that is missing, or whose limit is None, raises no alarm.
+    """
     alarms = []
     for name, (upper, words) in LIMITS.items():
         limit, value = getattr(config, name), now.get(name)

@@ -1,4 +1,4 @@
-"""The layout of a run folder: the one place that knows where each of its files is."""
+"""The layout of a run folder. The path of every file in it is defined here, and nowhere else."""
 
 import re
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class SampleFolder:
 
     @property
     def scores(self) -> Path:
-        """Return the file with the monitors' scores of the videos."""
+        """Return the path of the file with the scores that monitors gave the videos."""
         return self.path / "scores.json"
 
     @property
@@ -43,7 +43,7 @@ class RunFolder:
 
     @property
     def recipe(self) -> Path:
-        """Return the recipe of the run's first part; a resumed run has more of them, see `parts`."""
+        """Return the path of the recipe of the run's first start. `parts` returns those of all starts."""
         return self.path / RECIPE
 
     @property
@@ -52,12 +52,12 @@ class RunFolder:
 
     @property
     def speeds(self) -> Path:
-        """Return the file with the speeds that devices reached at the start, written with `run.check_gpus`."""
+        """Return the path of the file with the measured speeds of all devices. Runs with `run.check_gpus` write it."""
         return self.path / "devices.json"
 
     @property
     def end(self) -> Path:
-        """Return the file that says how the run ended. It does not exist while the run is active."""
+        """Return the path of the file that says how the run ended. This file does not exist while the run is active."""
         return self.path / "end.json"
 
     @property
@@ -70,17 +70,17 @@ class RunFolder:
 
     @property
     def conditions(self) -> Path:
-        """Return the folder of encoded prompts."""
+        """Return the folder in which the run stores encoded prompts, unless `tuning.conditions` names another."""
         return self.path / "conditions"
 
     @property
     def hangs(self) -> Path:
-        """Return the folder with the stacks of processes that stood still."""
+        """Return the folder with the stacks of processes that hung, and the tracebacks of processes that failed."""
         return self.path / "hang"
 
     @property
     def lock(self) -> Path:
-        """Return the lock file, which is held by the run that writes here."""
+        """Return the path of the lock file. The run that writes into this folder holds this lock."""
         return self.path / ".lock"
 
     @property
@@ -91,14 +91,14 @@ class RunFolder:
         return SampleFolder(self.path / "samples" / f"{iteration:06d}")
 
     def samples(self) -> dict[int, SampleFolder]:
-        """Return the folders of sample videos by iteration."""
+        """Return the folders with sample videos, by iteration."""
         folders = sorted((self.path / "samples").glob("[0-9]*"))
         return {int(path.name): SampleFolder(path) for path in folders if path.name.isdigit()}
 
     def part(self, name: str, number: int) -> Path:
-        """Return a file of which each start of the run writes its own: config.yaml, config-1.yaml, …
+        """Return the path of a file that each start of the run writes for itself: config.yaml, config-1.yaml, ….
 
-        `number` is 0 for the first start.
+        `name` is the file of the first start, and `number` counts the starts from 0.
         """
         stem, dot, ending = name.partition(".")
         return self.path / (f"{stem}-{number}{dot}{ending}" if number else name)
@@ -110,18 +110,18 @@ class RunFolder:
         return [by_number[i] for i in sorted(by_number)]
 
     def checkpoints(self, config: RecipeConfig) -> str:
-        """Return where the checkpoints are: `run.checkpoints` if the recipe sets it, else a folder inside this one.
+        """Return the folder or URL of the checkpoints: `run.checkpoints` if the recipe sets it, else a folder in here.
 
-        This folder may have been moved since the run; a place that the recipe sets has not.
+        The folder in here is found even if the run folder has been moved since the run.
         """
         return config.run.checkpoints or str(self.path / CHECKPOINTS)
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a path is a run folder or a checkpoint of one, and not a recipe."""
+    """Return whether `path` is a run folder or has the name of a checkpoint in one. A recipe is neither."""
     return RunFolder(path).exists or path.name.startswith(STEP)
 
 
 def split(path: Path) -> tuple[RunFolder, str | None]:
-    """Return the run folder of a path, and the checkpoint's name if the path is one of its checkpoints, else None."""
+    """Return the run folder of `path`, and the checkpoint's name if `path` is a checkpoint in the folder, else None."""
     return (RunFolder(path.parent.parent), path.name) if path.name.startswith(STEP) else (RunFolder(path), None)

@@ -1,6 +1,6 @@
-"""A lock, with which one process at a time works in a folder.
+"""A file lock, with which only one process at a time works in a folder.
 
-The system frees a lock when its holder ends, however it ends.
+The operating system frees the lock when the process that holds it ends, even by a crash.
 """
 
 import fcntl
@@ -14,7 +14,10 @@ from sage_grpo.config import ConfigError
 
 
 def take(path: Path) -> int | None:
-    """Take a lock and return its descriptor, to be closed; None if another process holds it."""
+    """Take the lock `path` and return its file descriptor; None if another process holds the lock.
+
+    Closing the descriptor frees the lock. On a file system without locks, the lock is always free.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR)
     try:
@@ -31,16 +34,18 @@ def take(path: Path) -> int | None:
 def locked(
     path: Path, refusal: str, *, patience: float = 0.0, waiting: Callable[[], None] = lambda: None
 ) -> Iterator[int]:
-    """Hold a lock inside the block and yield its descriptor. Processes that are given it hold the lock too.
+    """Hold the lock `path` inside the block, and yield its file descriptor.
+
+    A process that inherits the descriptor holds the lock too.
 
     Args:
-        path: The file that stands for the lock; it stays.
-        refusal: What is wrong, and what to do, if another process keeps it.
-        patience: Seconds to wait for that process.
+        path: The lock file. It is not removed at the end.
+        refusal: Message of the error if another process keeps the lock: what is wrong, and what to do.
+        patience: Seconds to wait for the lock.
         waiting: Called once, when waiting begins.
 
     Raises:
-        ConfigError: With `refusal`.
+        ConfigError: Another process still holds the lock after `patience` seconds. The message is `refusal`.
     """
     began, descriptor = time.monotonic(), take(path)
     if descriptor is None and patience:

@@ -1,4 +1,4 @@
-"""Read a run folder as plain data: settings, columns of the log, samples, state."""
+"""Reading of a run folder as plain data: settings, columns of the log, sample videos, and state of the run."""
 
 import json
 import math
@@ -36,7 +36,7 @@ PLACES = {"run.out", "run.checkpoints", "tuning.conditions"}  # where files lie,
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The content of one run folder. In columns, a value that is missing or not finite is nan."""
+    """The content of one run folder. In the columns of the log, a value that is missing or not finite is nan."""
 
     name: str
     folder: Path
@@ -82,13 +82,13 @@ class RunRecord:
 
     @cached_property
     def starts(self) -> list[float]:
-        """Return when each part of the run began, in seconds, as far as that was recorded."""
+        """Return the recorded times at which the run was started and resumed, in seconds since 1970, sorted."""
         moments = [moment(facts.get("started")) for facts in self.environments]
         return sorted(t for t in moments if math.isfinite(t))
 
     @cached_property
     def state(self) -> tuple[str, str]:
-        """Return what became of the run, in one word and in a sentence."""
+        """Return the state of the run in one word (failed, stopped, finished, running or silent), and in a sentence."""
         reached = f"{self.iterations} of {self.wanted} iterations"
         if self.end.get("error"):
             return "failed", f"Failed after {reached}: {self.end['error']}"
@@ -106,7 +106,10 @@ class RunRecord:
 
 
 def flatten(values: Any, key: str = "") -> Settings:
-    """Return nested settings by dotted key: lists of mappings by their places, other lists as they are."""
+    """Return nested settings as one dictionary with dotted keys, such as `kl.anchor`.
+
+    In a list of mappings each place is part of the key, such as `rewards.0.type`. Any other list is one value.
+    """
     if isinstance(values, Mapping) and (values or not key):
         return {k: v for name, part in values.items() for k, v in flatten(part, f"{key}.{name}".strip(".")).items()}
     if isinstance(values, list) and values and all(isinstance(part, Mapping) for part in values):
@@ -135,16 +138,17 @@ def duration(seconds: float) -> str:
 
 
 def current_metric(name: str) -> str:
-    """Return today's name of a metric of the log."""
+    """Return the current name of a metric, for its name in the log of this or an earlier version."""
     if name.startswith("steps/kl/"):
         return name.replace("steps/kl/", "steps/kl_penalty/")
     return RENAMED_METRICS.get(name, name)
 
 
 def read_log(path: Path) -> tuple[Column, Column, dict[str, Column], int]:
-    """Return steps, times and columns of a log, and how many lines were torn.
+    """Return steps, times in seconds since 1970, columns by metric, and the number of unreadable lines of a log.
 
-    All arrays are (steps,). If a step is there twice, the last counts.
+    All arrays are (steps,), with one value per logged step in rising order. A missing value is nan. If a step occurs
+    twice, its last line counts.
     """
     rows: dict[int, dict[str, Any]] = {}
     torn = 0
@@ -178,9 +182,9 @@ def read_json(path: Path) -> Any:
 
 
 def read_recipe(path: Path) -> tuple[Settings, str]:
-    """Return the settings of a recipe by dotted key, and its text.
+    """Return the settings of a recipe by dotted key, and the text of the recipe.
 
-    Keys are not checked, because a run of another version may have other keys. Renamed keys have today's names.
+    Keys are not checked, because a run of another version may have other keys. Renamed keys get their current names.
 
     Raises:
         ConfigError: The file is damaged.
@@ -200,7 +204,7 @@ def read_recipe(path: Path) -> tuple[Settings, str]:
 
 
 def read_samples(folder: RunFolder) -> tuple[dict[int, list[Path]], list[str]]:
-    """Return the sample videos by iteration, and the prompts of the newest."""
+    """Return the paths of the sample videos by iteration, and the prompts of the newest iteration, one per video."""
     by_iteration = {}
     prompts: list[str] = []
     for iteration, sample in folder.samples().items():
@@ -213,12 +217,12 @@ def read_samples(folder: RunFolder) -> tuple[dict[int, list[Path]], list[str]]:
 
 
 def read_run(folder: Path, name: str = "", now: float | None = None) -> RunRecord:
-    """Read everything in a run folder, which may have been moved since the run.
+    """Return the content of a run folder, which may have been moved since the run.
 
     Args:
         folder: The run folder.
         name: Name of the run in reports; by default that of the folder.
-        now: Time of the report, in seconds; by default the current time.
+        now: Time of the report, in seconds since 1970; by default the current time.
 
     Raises:
         ConfigError: The folder is not a run, or its recipe is damaged.
@@ -249,7 +253,7 @@ def read_run(folder: Path, name: str = "", now: float | None = None) -> RunRecor
 
 
 def check(folder: Path) -> None:
-    """Refuse a folder that is not a run, and say where one is."""
+    """Raise a ConfigError if `folder` is not a run folder. The message names a run nearby, if there is one."""
     if RunFolder(folder).exists:
         return
     inside = [str(path) for path in nearby(folder)]
@@ -269,15 +273,15 @@ def check(folder: Path) -> None:
 
 
 def nearby(folder: Path) -> Iterator[Path]:
-    """Yield a few of the runs directly inside a folder."""
+    """Yield the first 8 run folders directly inside `folder`, sorted by name."""
     recipes = sorted(folder.glob(f"*/{RECIPE}")) if folder.is_dir() else []
     yield from (path.parent for path in recipes[:8])
 
 
 def read_runs(folders: Sequence[Path], now: float | None = None, emit: EmitProgress = no_count) -> list[RunRecord]:
-    """Read several runs and give each a name of its own.
+    """Return the content of several run folders, each under a name of its own.
 
-    This is the name of its folder, with as many of those above it as tell the runs apart.
+    A name is that of the folder, after the names of as many folders above it as are needed to tell the runs apart.
     """
     paths = [folder.resolve() for folder in folders]
     for i, path in enumerate(paths):

@@ -1,4 +1,5 @@
-"""Remove the names of people and secrets from what is shown of a run. Nothing here needs torch."""
+"""Removal of secrets and users' names from commands, settings and texts of a run before they are shown. Nothing here
+needs torch."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -36,9 +37,9 @@ OPTION = re.compile(r"-{0,2}[\w.-]+")
 
 
 def clean_command(arguments: Sequence[str]) -> list[str]:
-    """Return a command line that is fit to be shown.
+    """Return a command line that is safe to publish.
 
-    Secrets are hidden, home folders are ~, and the program has its name only.
+    Each secret is replaced by `***`, each home folder by `~`, and the path of the program by its name.
     """
     out: list[str] = []
     hide_next = False
@@ -58,9 +59,13 @@ def clean_command(arguments: Sequence[str]) -> list[str]:
 
 
 def clean_settings(value: Any, key: str = "") -> Any:
-    """Return settings that are fit to be shown.
+    """Return settings that are safe to publish.
 
-    A value is hidden if its key names a secret, or if it looks like one.
+    A value is replaced by `***` if its key names a secret, such as `api_key`, or if the value looks like a secret.
+
+    Args:
+        value: A setting, or nested mappings and lists of settings.
+        key: Key of `value` in the settings around it; empty for none.
     """
     if _is_secret(key) and value is not None and not isinstance(value, bool):
         is_count = COUNT.search(key) and isinstance(value, int | float)
@@ -77,12 +82,12 @@ def clean_settings(value: Any, key: str = "") -> Any:
 
 
 def clean_recipe(text: str) -> str:
-    """Return the text of a recipe with secrets hidden and home folders as ~."""
+    """Return the text of a recipe with each secret replaced by `***`, and each home folder by `~`."""
     return _clean_yaml(text, flow=False)
 
 
 def clean_text(text: str) -> str:
-    """Return a text with secrets hidden and home folders as ~."""
+    """Return a text with each secret replaced by `***`, and each home folder by `~`."""
     home = str(Path.home())
     text = PAIR.sub(_hide, LINE.sub(_hide, VALUE.sub(HIDDEN, text)))
     text = text.replace(home, "~") if len(home) > 1 else text  # "/" as home is no one's name

@@ -1,1 +1,1 @@
-"""Scorers as a service."""
+"""A service that scores videos for training runs: scorers behind an HTTP gate."""

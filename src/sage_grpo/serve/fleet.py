@@ -1,7 +1,7 @@
-"""A fleet on Ray Serve: a gate that answers HTTP, and for each scorer the replicas that the configuration asks for.
+"""A fleet on Ray Serve: a gate that answers HTTP, and for each scorer as many replicas as the configuration says.
 
-Between a trainer and the gate go JSON and safetensors. Inside the cluster Ray moves the same bytes in its own way,
-which trusts every machine of the cluster: keep Ray's ports closed to others.
+Trainers and gate exchange JSON and safetensors. Inside the cluster, Ray moves the same bytes in its own format, which
+trusts every machine of the cluster: keep Ray's ports closed to others.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ def deployment_name(kind: str) -> str:
 
 
 def scorer_deployment(entry: ScorerConfig, config: FleetConfig) -> Any:
-    """Return the deployment of one scorer. Each of its replicas puts requests together into calls."""
+    """Return the Ray Serve deployment of one scorer. Each of its replicas combines several requests into one call."""
 
     class Replica:
         def __init__(self) -> None:
@@ -85,7 +85,10 @@ def scorer_deployment(entry: ScorerConfig, config: FleetConfig) -> Any:
 
 
 def is_gone(error: Exception) -> bool:
-    """Return whether a replica died or has no room, which is not the request's fault; else the scorer itself failed."""
+    """Return whether the error means that a replica died or is too busy, so that the request can be sent again.
+
+    It is False if the scorer itself failed.
+    """
     gone = (RayActorError, BackPressureError, DeploymentUnavailableError)
     return isinstance(error, gone) and not isinstance(error, RayTaskError)
 
@@ -100,9 +103,9 @@ async def call(method: Any, *arguments: Any) -> Any:
 
 
 def gate_deployment(config: FleetConfig, token: str) -> Any:
-    """Return the deployment of the gate, which answers HTTP, with every scorer behind it.
+    """Return the Ray Serve deployment of the gate, which answers HTTP, with the deployments of all scorers.
 
-    `token` is the fingerprint of the token.
+    `token` is the fingerprint of the token that requests must carry.
     """
     scorers = {entry.type: scorer_deployment(entry, config) for entry in config.scorers}
     limits, seconds, types = limits_of(config), config.seconds, list(scorers)
@@ -139,7 +142,11 @@ def looking(handle: Any) -> LooksAt:
 
 
 def check(config: FleetConfig) -> str:
-    """Refuse a fleet that cannot run, before anything is started. Return the token's fingerprint."""
+    """Refuse a fleet that cannot run, before anything is started, and return the fingerprint of its token.
+
+    Raises:
+        ConfigError: A scorer appears twice, a scorer is unknown, or the environment variable of the token is not set.
+    """
     types = [entry.type for entry in config.scorers]
     twice = {name for name in types if types.count(name) > 1}
     if twice:
@@ -156,7 +163,7 @@ def check(config: FleetConfig) -> str:
 
 
 def start(config: FleetConfig, address: str | None = None) -> str:
-    """Start the fleet here or on the Ray cluster at `address`, wait until it answers, and return its URL."""
+    """Start the fleet on this machine or on the Ray cluster at `address`, wait until it answers, and return its URL."""
     token = check(config)
     if address is None:
         check_port(config)
@@ -189,9 +196,9 @@ def start(config: FleetConfig, address: str | None = None) -> str:
 
 
 def start_proxies(config: FleetConfig, everywhere: bool, logging_config: dict[str, Any], tries: int = 3) -> None:
-    """Start Serve's controller and the processes that listen, on every machine of the cluster or on this one.
+    """Start the controller of Ray Serve and its HTTP proxies, on every machine of the cluster or only on this one.
 
-    Ray waits a minute for them. Another try finds those that came up meanwhile.
+    Ray waits a minute for the proxies. A further try, of at most `tries`, finds the proxies that came up meanwhile.
     """
     for left in reversed(range(tries)):
         try:
@@ -223,7 +230,7 @@ def check_port(config: FleetConfig) -> None:
 
 
 def check_room(config: FleetConfig) -> None:
-    """Refuse scorers for which the cluster has no room: Ray would wait for ever."""
+    """Refuse scorers that need more CPUs or GPUs than the cluster has: Ray would wait for them for ever."""
     has = ray.cluster_resources()
     for kind, field in (("CPU", "cpus"), ("GPU", "gpus")):
         needed = sum(getattr(entry, field) * entry.replicas for entry in config.scorers)
@@ -235,7 +242,7 @@ def check_room(config: FleetConfig) -> None:
 
 
 def _last_words() -> str:
-    """Return what a scorer that could not be made said: its error is the last line of a trace."""
+    """Return the name of a scorer that failed to start, with its error message; empty if no scorer failed."""
     for name, state in serve.status().applications[APPLICATION].deployments.items():
         errors = [line for line in state.message.splitlines() if re.match(r"[\w.]+: ", line)]
         if state.status == "DEPLOY_FAILED" and errors:
@@ -245,13 +252,13 @@ def _last_words() -> str:
 
 
 def replicas() -> dict[str, int]:
-    """Return the number of running replicas of each deployment."""
+    """Return the number of running replicas of each deployment, by name."""
     states = serve.status().applications[APPLICATION].deployments
     return {name: int(state.replica_states.get("RUNNING", 0)) for name, state in states.items()}
 
 
 def stop(address: str | None = None) -> None:
-    """Stop the fleet. On a Ray cluster at `address` only the fleet ends, and the cluster stays."""
+    """Stop the fleet. A Ray cluster at `address` continues to run; a Ray that was started here ends too."""
     if address is not None and ray.is_initialized():
         serve.delete(APPLICATION)
     ray.shutdown()

@@ -1,4 +1,7 @@
-"""The gate of a fleet: who may ask, how much, and for how long. Bytes that are not a request get no further."""
+"""The gate of a fleet: an HTTP application that checks token, size and duration of requests to the scorers.
+
+Bytes that are not a valid request never reach a scorer.
+"""
 
 import asyncio
 import hashlib
@@ -23,7 +26,7 @@ LooksAt = Callable[[int], Awaitable[Sequence[int] | None]]  # frames of a video 
 
 
 class Busy(RuntimeError):
-    """Raised when no scorer can answer now; another try may help."""
+    """Raised when no scorer can answer now; a later try may succeed."""
 
 
 class Refused(Exception):
@@ -33,7 +36,7 @@ class Refused(Exception):
 
 
 def fingerprint(token: str) -> str:
-    """Return the hash of a token, which is all that a gate knows of it."""
+    """Return the SHA-256 hash of a token. A gate knows only this hash, not the token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -43,7 +46,7 @@ async def all_frames(frames: int) -> None:
 
 @dataclass(frozen=True)
 class ScorerEndpoint:
-    """A scorer as the gate knows it."""
+    """A scorer as the gate sees it: the names of its scores, what it needs, and functions that call it."""
 
     names: Sequence[str]
     groupwise: bool
@@ -55,7 +58,11 @@ class ScorerEndpoint:
 class Gate:
     """The HTTP application in front of a fleet's scorers.
 
-    `find` returns the scorers by name; it is called with the first request, when they are up.
+    Args:
+        token: Fingerprint of the token that requests must carry.
+        limits: Limits of a request, such as its megabytes.
+        seconds: Seconds after which a request is given up.
+        find: Returns the scorers by name. It is called at the first request, when the scorers are up.
     """
 
     def __init__(
@@ -127,7 +134,7 @@ class Gate:
         return Response(pack_answer(scores, names, ids), media_type="application/octet-stream")
 
     async def read(self, request: Request) -> bytes:
-        """Return the body of a request. Refuse more bytes than are allowed, whatever the header says."""
+        """Return the body of a request. Refuse a body that is larger than allowed, whatever size its header gives."""
         most = int(self.limits.megabytes * 1e6)
         length = request.headers.get("content-length", "0")
         if not length.isdigit() or int(length) > most:

@@ -1,4 +1,4 @@
-"""One scorer of a fleet: requests as bytes in, answers as bytes out. It knows nothing of Ray or HTTP."""
+"""One scorer of a fleet, which turns requests as bytes into answers as bytes. It knows nothing of Ray or HTTP."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ SICK = 5  # calls in a row that failed
 
 
 class WrongScores(RuntimeError):
-    """Raised when the scorer returns something that cannot be assigned to the videos."""
+    """Raised when a scorer does not return one row per video and one column per name."""
 
 
 def _shape(videos: Videos) -> tuple[Any, ...]:
@@ -26,7 +26,7 @@ def _shape(videos: Videos) -> tuple[Any, ...]:
 
 
 class Scorer:
-    """A scorer that takes several requests in one call. If one of them fails, only that one gets the error."""
+    """A scorer that scores several requests in one call. If one request fails, only this request gets the error."""
 
     def __init__(self, reward: Reward, batch: int, seconds: float, limits: Limits | None = None) -> None:
         self.reward, self.batch, self.seconds, self.limits = reward, batch, seconds, limits or Limits()
@@ -36,9 +36,9 @@ class Scorer:
         self._since: float | None = None  # when the call under way began
 
     def frame_indices(self, frames: int) -> Sequence[int] | None:
-        """Return the indices of the frames that the scorer needs of so many, or None for all.
+        """Return the indices of the frames that the scorer needs of a video with `frames` frames, or None for all.
 
-        It is None where the scorer cannot say: what is wrong shows when it scores.
+        It is also None if the scorer raises an error here: the same error then shows when it scores.
         """
         try:
             return self.reward.frame_indices(frames)
@@ -46,7 +46,7 @@ class Scorer:
             return None
 
     def answer(self, requests: Sequence[bytes]) -> list[bytes | Exception]:
-        """Score requests, and return their answers in the same order; an exception where there is no answer."""
+        """Score requests, and return one answer per request in the same order: bytes, or an exception if it failed."""
         self._since = time.monotonic()
         try:
             read = [unpack_request(request, self.limits) for request in requests]
@@ -64,7 +64,7 @@ class Scorer:
         ]
 
     def _calls(self, shapes: Sequence[tuple[Any, ...]]) -> list[list[int]]:
-        """Return which requests are scored together: videos of one size, sound and rate, up to `batch` of them."""
+        """Return groups of requests, by index, to score together: of one size, sound and rate, up to `batch` videos."""
         if self.groupwise:
             return [[i] for i in range(len(shapes))]
         calls: list[list[int]] = []
@@ -101,7 +101,10 @@ class Scorer:
         return scores.on_host()
 
     def check_health(self) -> None:
-        """Raise if a fresh process would do better: many requests in a row failed, or a call takes too long."""
+        """Raise RuntimeError if the process should be replaced by a new one.
+
+        This is so if the last `SICK` requests failed, or a call has taken longer than `seconds`.
+        """
         if self._failures >= SICK:
             raise RuntimeError(f"{self._failures} requests in a row failed")
         since = self._since

@@ -1,4 +1,5 @@
-"""A watch on the attention kernel that really runs: seen in a run's first pass, not read from its settings."""
+"""A recorder of the attention kernels that really run, observed in a run's first forward pass instead of read from
+its settings."""
 
 # mypy: disable-error-code="no-untyped-call"
 import math
@@ -21,13 +22,19 @@ KERNELS = {  # by a part of an operation's name
 
 
 def kernel_named(operation: str) -> str | None:
-    """Return the name of the kernel behind an operation such as `aten._scaled_dot_product_flash_attention`, or None."""
+    """Return the name of the attention kernel behind a torch operation; None if the operation is no attention kernel.
+
+    For example, `aten._scaled_dot_product_flash_attention` is "FlashAttention 2, of torch".
+    """
     found = next((kernel for part, kernel in KERNELS.items() if part in operation), None)
     return "torch's kernel for CPUs" if found and operation.endswith("for_cpu") else found
 
 
 class AttentionWatch(TorchDispatchMode):
-    """A record of the attention kernels that run, with the largest query of each, (batch, heads, tokens, width)."""
+    """A torch dispatch mode that records which attention kernels run inside it.
+
+    `seen` has the shape of the largest query per kernel, such as (batch, heads, tokens, width).
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +52,10 @@ class AttentionWatch(TorchDispatchMode):
 
 
 def watch_first_pass(module: nn.Module, emit: Callable[[str], None]) -> None:
-    """Watch the first forward pass and `emit` a sentence about its attention kernels; later passes are not touched."""
+    """Record the attention kernels of the next forward pass of `module`, and call `emit` with a sentence about them.
+
+    The hooks for this are removed after that pass, so that later passes are not slower.
+    """
     hooks: list[Any] = []
     watch = AttentionWatch()
 

@@ -26,17 +26,20 @@ from sage_grpo.weights.prepare import initial_weights, prepare, reserve_copies, 
 
 
 def refuse_unknown(names: Iterable[str], known: set[str], sentence: str) -> None:
-    """Raise a ConfigError for the first name that is not known. Its message is `sentence`, with the name at `{}`."""
+    """Raise a ConfigError for the first of `names` that is not in `known`.
+
+    The message is `sentence` with this name in place of its `{}`, and a suggestion of a known name.
+    """
     for name in names:
         if name not in known:
             raise ConfigError(f"{sentence.format(name)}; {did_you_mean(name, known)}")
 
 
 def check_names(config: RecipeConfig, *, model: bool = True, rewards: bool = True) -> None:
-    """Refuse a recipe that names something unknown or has no rewards, before any weights are loaded.
+    """Raise a ConfigError if a recipe names something unknown or has no rewards. No weights are loaded for this.
 
     Built-in models and rewards are not imported, because their libraries may be on another machine. Set `model` or
-    `rewards` to False where objects were given in their place.
+    `rewards` to False if the run uses objects of the caller instead of the model or rewards that the recipe names.
     """
     registry.load_plugins(config)
     refuse_unknown([config.sampling.kernel], set(KERNELS), "sampling.kernel: there is no kernel {!r}")
@@ -52,7 +55,7 @@ def check_names(config: RecipeConfig, *, model: bool = True, rewards: bool = Tru
 
 
 def model_settings(config: ModelConfig) -> dict[str, Any]:
-    """Return the model's settings and options that the recipe sets, by name. Those left to the model are not there."""
+    """Return the model's settings and options that the recipe sets, by name, without the settings that are None."""
     settings = config.model_dump(exclude={"type", "path", "options"}, exclude_none=True)
     return settings | dict(config.options)
 
@@ -60,12 +63,12 @@ def model_settings(config: ModelConfig) -> dict[str, Any]:
 def build_model(
     config: RecipeConfig, processes: Processes | None = None, *, without_encoders: bool = False
 ) -> VideoModel:
-    """Return the recipe's model, ready for training, in eight steps.
+    """Build the recipe's model in eight steps, from loading its weights to sharding them, and return the model.
 
     Args:
         config: The recipe.
         processes: The processes that share the run; None for a single process.
-        without_encoders: Load no encoders until a prompt is not stored, if the model supports that.
+        without_encoders: Leave encoders on disk until a prompt has no stored embeddings, if the model supports that.
     """
     registry.load_plugins(config)
     model = load_model(config, processes, without_encoders=without_encoders)  # 1. load
@@ -78,7 +81,11 @@ def build_model(
 
 
 def load_model(config: RecipeConfig, processes: Processes | None, *, without_encoders: bool) -> VideoModel:
-    """Load the recipe's model from its checkpoint. With several processes, weights stay empty if the model allows."""
+    """Return the recipe's model, loaded from its checkpoint.
+
+    With several processes, a model that supports it is returned with empty weights. Each process reads its shards of
+    the weights later, in `share`.
+    """
     factory = resolve_model(config.model.type)
     settings, load = model_settings(config.model), getattr(factory, "from_pretrained", factory)
     known = accepted(factory, load)
@@ -108,9 +115,10 @@ def as_model(model: Any) -> VideoModel:
 
 
 def outline_model(config: RecipeConfig) -> VideoModel:
-    """Return the recipe's model at full size, prepared for training but not sharded.
+    """Return the recipe's model at full size, prepared for training but not sharded, to plan memory and time.
 
-    A resizable model, such as those of diffusers, has no weights. Any other is built with them.
+    A resizable model, such as those of diffusers, is returned without weights. Any other model is loaded with its
+    weights.
     """
     untouched = {"compile": None, "attention": None}  # they need the device, and change no size
     config = config.model_copy(update={"tuning": config.tuning.model_copy(update=untouched)})
@@ -126,7 +134,11 @@ def outline_model(config: RecipeConfig) -> VideoModel:
 
 
 def share(model: VideoModel, config: RecipeConfig, processes: Processes) -> None:
-    """Divide videos and weights among processes. The copies that the run will keep are sharded as well."""
+    """Prepare a model for several processes, in place.
+
+    Each video is divided among the processes that share it. The weights are sharded among all processes, and so are
+    the copies of the weights that the run will keep. Empty weights are read from the checkpoint.
+    """
     if processes.sp:
         share_video(model, config, processes.sp)
     reserve_copies(model, copies_of(config))
@@ -137,33 +149,39 @@ def share(model: VideoModel, config: RecipeConfig, processes: Processes) -> None
 
 
 def share_video(model: VideoModel, config: RecipeConfig, sp: SequenceParallel) -> None:
-    """Divide the tokens and heads of each video among the processes that share it."""
+    """Make the model divide the tokens and attention heads of each video among the processes that share the video.
+
+    Raises:
+        ConfigError: The recipe wants ring attention on CPUs, which have none.
+    """
     if config.parallel.ring > 1 and sp.device == HOST:
         raise ConfigError("parallel.ring: attention on the CPU cannot go round a ring; use parallel.ring=1")
     model.share_sequence(sp)
 
 
 def copies_of(config: RecipeConfig) -> list[str]:
-    """Return the names of the copies of the trained weights that a run keeps: anchor, old policy, average."""
+    """Return the names of the copies of trained weights that a run keeps: any of anchor, old policy and average."""
     copies = [ANCHOR] if config.kl.anchor != "none" else []
     copies += [OLD] if chosen_objective(config).averages else []
     return [*copies, EMA] if config.optimizer.ema else copies
 
 
 def resizable(factory: Any) -> bool:
-    """Return whether a model's factory can make it at toy size, and at full size without weights."""
+    """Return whether `factory` is a model class that offers a model of toy size, and of full size without weights."""
     return isinstance(factory, type) and issubclass(factory, VideoModel) and factory.resizable
 
 
 def accepted(factory: Any, load: Any) -> set[str]:
-    """Return the names of the settings that a model's loader and constructors accept, except for its path."""
+    """Return the names of the settings, except the path, that a model's loader and constructors accept."""
     return set(parameters(factory, load)) - {"pipe", "path", "directory"}
 
 
 def parameters(factory: Any, load: Any) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a loader by name, and those of the factory's constructors if it passes keywords on.
+    """Return the parameters that the function `load` accepts, by name.
 
-    Where several have a parameter of one name, the loader's comes first, then that of the nearest class.
+    If `load` has `**keywords` and `factory` is a class, the parameters of the constructors of `factory` and its base
+    classes are included. If several of these have a parameter of one name, that of `load` is returned, else that of the
+    class nearest to `factory`.
     """
     available = dict(inspect.signature(load).parameters)
     if any(p.kind is p.VAR_KEYWORD for p in available.values()) and isinstance(factory, type):
@@ -193,7 +211,11 @@ def _refuse_no_rewards(config: RecipeConfig) -> None:
 
 
 def build_rewards(config: RecipeConfig) -> tuple[Reward, tuple[float, ...]]:
-    """Return all rewards of the recipe as one, and the weight of each score. Refuse those that may only be monitors."""
+    """Return all rewards of the recipe as one reward, and one weight per score, in the order of the reward's `names`.
+
+    Raises:
+        ConfigError: The recipe has no rewards, or one that may only be a monitor.
+    """
     _refuse_no_rewards(config)
     for entry in config.rewards:
         reward = resolve_reward(entry.type)
@@ -216,7 +238,11 @@ def _makes_reward(factory: Any) -> bool:
 
 
 def find_reward(entry: RewardConfig) -> Any:
-    """Return the class or function that a reward entry names, with its options checked. It is not called yet."""
+    """Return the class or function that a reward entry names, without calling it.
+
+    Raises:
+        ConfigError: The name is unknown, or the class or function does not take the options of the entry.
+    """
     factory = resolve_reward(entry.type)
     if entry.type in registry.rewards():  # those of outside packages know their own options
         refuse_unknown(
@@ -238,7 +264,7 @@ def find_reward(entry: RewardConfig) -> Any:
 
 
 def reward_weights(entry: RewardConfig, reward: Reward) -> list[float]:
-    """Return the weights of a reward's scores, in the order of `reward.names`; 1 where the recipe gives none."""
+    """Return one weight per score of a reward, in the order of `reward.names`. A score without a weight gets 1."""
     weights = entry.weights
     if isinstance(weights, str):
         if weights not in reward.presets:
@@ -254,7 +280,10 @@ def reward_weights(entry: RewardConfig, reward: Reward) -> list[float]:
 
 
 def build_monitors(config: RecipeConfig) -> Reward | None:
-    """Return the scorers of the sample videos as one reward, or None. They are not trained on."""
+    """Return the recipe's monitors as one reward, or None if the recipe has no monitors.
+
+    Monitors score the sample videos; nothing is trained on their scores.
+    """
     parts = [build_reward(entry) for entry in config.monitors]
     for entry in config.monitors:
         if entry.weights:
@@ -265,19 +294,25 @@ def build_monitors(config: RecipeConfig) -> Reward | None:
 
 
 def model_class(name: str) -> type[VideoModel]:
-    """Return the class that a recipe names as its model, or the base class `VideoModel` where it names a function."""
+    """Return the model class that has this name in recipes, or `VideoModel` if the name belongs to a function."""
     factory = resolve_model(name)
     known = isinstance(factory, type) and issubclass(factory, VideoModel)
     return factory if known else VideoModel
 
 
 def own_prompts(name: str) -> list[str]:
-    """Return all prompts of the made-up world that a model is for, or an empty list. No weights are loaded."""
+    """Return all prompts that a model of the laboratory understands, by the model's name in recipes.
+
+    The list is empty for a model that takes any text. No weights are loaded.
+    """
     return list(model_class(name).own_prompts())
 
 
 def build_prompts(config: RecipeConfig, source: Any = None) -> PromptSource:
-    """Return the prompts of `source` if it is given, else of the recipe's file, else the model's own."""
+    """Return the prompts to train on: from `source` if given, else from the recipe's file, else the model's own.
+
+    `source` may be a path, a list of texts, a `datasets` object, a function or `Prompts`.
+    """
     chosen = source if source is not None else config.prompts.path
     if isinstance(chosen, Prompts):
         return chosen

@@ -24,7 +24,8 @@ PER_STEP = {"ratio": "ratio", "clip_frac": "clip_frac", "gradient": "gradient_ra
 
 
 def averaged(loop: Loop) -> AbstractContextManager[object]:
-    """Return a context with the averaged weights in place if the run keeps them, else with the current ones."""
+    """Return a context manager. Inside it the model has the run's averaged weights, or the current weights if the run
+    keeps no average."""
     return loop.bank.using(EMA) if EMA in loop.bank else nullcontext()
 
 
@@ -42,7 +43,10 @@ class WeightAverage(Callback):
 
 
 class Clock(Callback):
-    """The time at which the current iteration began. Placed last, when all callbacks are done with the one before."""
+    """A callback that stores when the current iteration began, for the log.
+
+    It must be the last callback: an iteration begins when all others are done with the previous one.
+    """
 
     def __init__(self) -> None:
         self.began, self.wait_seconds = time.perf_counter(), 0.0
@@ -97,7 +101,10 @@ class Log(Callback):
 
 
 class Samples(Callback):
-    """A callback that makes sample videos at fixed seeds, so that only the policy changes between them."""
+    """A callback that makes sample videos every few iterations, always from the same prompts and seeds.
+
+    So differences between two iterations come from the policy alone.
+    """
 
     def __init__(
         self,
@@ -122,7 +129,10 @@ class Samples(Callback):
             metrics |= self.write(loop)
 
     def write(self, loop: Loop) -> Metrics:
-        """Make and write the sample videos, and return their mean scores by the monitors, if any, as `held_out/…`."""
+        """Make and write the sample videos, and return the mean of each monitor score over them, as `held_out/NAME`.
+
+        The result is empty without monitors, and on all processes except the one that writes files.
+        """
         run = self.config.run
         prompts = [prompt for prompt in loop.prompts(0, run.samples) for _ in range(run.samples_each)]
         mine = rank_indices(len(prompts), loop.comm)

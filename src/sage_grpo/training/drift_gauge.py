@@ -1,7 +1,7 @@
-"""The drift gauge measures what a run does to its videos that the reward does not show. It works for any model.
+"""The drift gauge measures how a run changes its videos in ways that the reward does not show. It works for any model.
 
-Everything is measured on the policy's own rollouts. The first measurement, before any update, is that of the base model
-on its own samples. All later ones are relative to it.
+Everything is measured on the policy's own rollouts. The first measurement is made before any update, so it describes
+the base model. Later measurements are compared with the first one.
 """
 
 import math
@@ -26,32 +26,42 @@ RATIOS, DIFFERENCES = ("base_error", "diversity", "motion", "loudness"), ("satur
 
 
 def initial_kl(policy: Trajectory, base: Trajectory, reduction: Reduction) -> float:
-    """Return the mean KL(policy‖initial policy) over the points of a batch, from the velocities that both stored."""
+    """Return the mean KL(policy‖initial policy) over all videos and points of a batch.
+
+    Args:
+        policy: Trajectories with the velocities of the policy at each point.
+        base: The same points with the velocities of the initial policy.
+        reduction: Mean or sum over the elements of a latent.
+    """
     pairs = [(point, base.points[step]) for step, point in policy.points.items()]
     return sum(kl(a.stored, b.stored, a.k, reduction).mean().item() for a, b in pairs) / len(pairs)
 
 
 def noised_for_gauge(loop: Loop, trajectory: Trajectory) -> Trajectory:
-    """Return a batch with points at the gauge's noise levels. Their noise is the same at every measurement."""
+    """Return the videos of `trajectory` with fresh noise added at the gauge's noise levels: 0.3, 0.6 and 0.9.
+
+    The noise follows from the run's seed and the place of a video in the batch, so it is the same at every measurement.
+    """
     keys: list[Key] = [("gauge", loop.config.seed, i) for i in range(len(trajectory.x0))]
     return renoise(loop.model, trajectory, NOISE_LEVELS, keys)
 
 
 def base_error(base: Trajectory) -> float:
-    """Return the frozen base model's mean squared flow-matching error on noised samples, from its velocities in `base`.
+    """Return the mean squared flow-matching error of the frozen base model on the policy's videos.
 
-    It is large where the samples are unlike the model's own.
+    The error is large if these videos are unlike those of the base model. `base` has the videos with noise, and the
+    velocity of the base model at each point.
     """
     points = base.points.values()
     return sum((p.stored.float() - (p.noise - base.x0)).square().mean().item() for p in points) / len(points)
 
 
 def diversity(x0: Tensor, group: int) -> float:
-    """Return the mean distance of two rollouts of one prompt, per element.
+    """Return the mean Euclidean distance between two rollouts of the same prompt, divided by √(elements of a latent).
 
     Args:
         x0: Latents (B, …), ordered by prompt.
-        group: Rollouts per prompt. Where it does not divide B, all latents count as one group.
+        group: Rollouts per prompt. If B is not a multiple of this number, all latents count as one group.
     """
     flat = x0.flatten(1)
     groups = flat.view(-1, group, flat.shape[1]) if len(x0) % group == 0 else flat[None]
@@ -62,10 +72,13 @@ def diversity(x0: Tensor, group: int) -> float:
 
 
 def look(batches: Sequence[Tensor], comm: Comm | None = None) -> Metrics:
-    """Return saturation, exposure and motion of uint8 frames (B, F, H, W, 3), in batches.
+    """Return saturation, exposure and motion of videos, each as one number from 0 to 1.
 
-    Frames stay on their device and are measured one at a time. Sums are merged over the processes that share a video,
-    because each of them decoded other videos, and some perhaps none.
+    Saturation is the share of pixel values that are almost black or white. Exposure is the mean brightness. Motion is
+    the mean absolute change of a value from one frame to the next.
+
+    Each batch is (B, F, H, W, 3), uint8. Frames stay on their device and are measured one at a time. Sums are added up
+    over the processes that share a video, because each of these decoded other videos, or none.
     """
     ends, light, change = list[Tensor](), list[Tensor](), list[Tensor]()
     for videos in batches:
@@ -88,7 +101,11 @@ def look(batches: Sequence[Tensor], comm: Comm | None = None) -> Metrics:
 
 
 def listen(batches: Sequence[Videos], comm: Comm | None = None) -> Metrics:
-    """Return the loudness of the sound and its share at full scale; empty without sound. Merged as in `look`."""
+    """Return the loudness of the videos' sound (root mean square), and the share of its samples at full scale.
+
+    Both numbers are from 0 to 1. The result is empty if the videos have no sound. Sums are added up over processes as
+    in `look`.
+    """
     clipped, power, count = 0.0, 0.0, 0
     for sound in (batch.sound for batch in batches if batch.sound is not None):
         clipped += (sound.abs() >= FULL_SCALE).count_nonzero().item()
@@ -104,10 +121,10 @@ def _total(parts: Sequence[Tensor]) -> float:
 
 
 def window_place(loop: Loop) -> int | None:
-    """Return the first step of this iteration's window, or None where every prompt has a window of its own.
+    """Return the first step of this iteration's window, or None if every prompt has a window of its own.
 
-    A late window leaves rollouts little room to differ, and a short tail leaves noise in them. So they are only
-    compared with rollouts of the same window.
+    The gauge only compares rollouts of the same window, because the window changes what it measures. A late window
+    leaves rollouts little room to differ, and a short tail leaves noise in their videos.
     """
     return None if loop.config.sampling.window.per == "prompt" else loop.windows.starts(loop.iteration)[0]
 
@@ -151,12 +168,16 @@ class DriftGauge(Callback):
             self.latest = self.relative(raw) | {"kl_initial": raw["kl_initial"]}
 
     def relative(self, raw: Metrics) -> Metrics:
-        """Return measures as ratios to the first measurement, or as differences from it for those that are shares."""
+        """Return each measure relative to the first measurement.
+
+        `base_error`, `diversity`, `motion` and `loudness` are returned as ratios, `saturation`, `exposure` and
+        `clipping` as differences.
+        """
         ratios = {k: raw[k] / max(self.base[k], 1e-12) for k in RATIOS if k in raw}
         return ratios | {k: raw[k] - self.base[k] for k in DIFFERENCES if k in raw}
 
     def check(self, now: Metrics) -> list[str]:
-        """Return a sentence for every limit that is crossed."""
+        """Return one sentence per limit of the recipe that the measures in `now` cross."""
         return [alarm.text for alarm in crossed(self.config, now)]
 
     def on_iteration(self, loop: Loop, metrics: Metrics) -> None:

@@ -16,18 +16,20 @@ TURN = 16  # prompts of a process between two talks with the others: nobody wait
 
 
 def positions(config: RecipeConfig, prompts: Prompts) -> tuple[range, range]:
-    """Return the positions of the prompts that training needs, none twice, and those of the sample videos."""
+    """Return the positions in `prompts` that training uses, each once, and those that the sample videos use."""
     asked = config.run.iterations * config.policy.prompts_per_iteration
     samples = config.run.samples if config.run.sample_every else 0
     return range(min(asked, len(prompts))), range(min(samples, len(prompts)))
 
 
 def shares(processes: Processes | None) -> list[tuple[int, int]]:
-    """Return which prompts this process takes in each round, as (first, step).
+    """Return which prompts this process encodes, as one pair (first, step) per round.
 
-    The first round divides them among all processes. The second, if there are several nodes, divides them among those
-    of each node, which encode what their folder lacks. That is nothing if the nodes share the folder, else what other
-    nodes have made. If the launcher does not count the processes of a node, each process looks at everything.
+    In a round it encodes every `step`-th prompt from position `first` on. The first round divides the prompts among all
+    processes. If there are several nodes, a second round divides the prompts among the processes of each node, which
+    encode what their node's folder still lacks. If the nodes share a folder, it lacks nothing; otherwise, it lacks what
+    other nodes encoded. If the launcher does not count the processes of a node, each process checks all prompts in the
+    second round.
     """
     if processes is None:
         return [(0, 1)]
@@ -45,10 +47,10 @@ def encode_ahead(
     mark: Callable[[str], None],
     console: Console,
 ) -> None:
-    """Encode and store the prompts of a run that `model` lacks, and return when all processes have done so.
+    """Encode and store the prompts of a run that have no stored embeddings, and return when all processes are done.
 
-    Only a model whose encoders are left out needs this. The processes that find something to encode load the encoders,
-    and release them at the end. `mark` is called for every prompt, to show a watchdog that work continues.
+    A model whose encoders are in memory is left alone. A process loads the encoders only if it has a prompt to encode,
+    and releases them at the end. `mark` is called for every prompt, to show a watchdog that work continues.
     """
     if model.left_out is None:
         return

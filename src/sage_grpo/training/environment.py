@@ -1,4 +1,4 @@
-"""A record of what a run ran on. It travels with results, so it names neither a person nor a machine."""
+"""A record of the software and devices of a run. It is published with results, so it names no person and no machine."""
 
 import os
 import platform
@@ -34,7 +34,7 @@ PACKAGES = (
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return versions, devices, commit, command and start time of this process, ready for JSON.
+    """Return package versions, devices, git commit, command line and the current time as `started`, as values for JSON.
 
     The record has no tokens, no user or host name, and no environment variable except the allocator's.
     """

@@ -6,7 +6,10 @@ from sage_grpo.core.objectives import chosen_objective
 
 
 def inert_terms(config: RecipeConfig) -> list[str]:
-    """Return a sentence for each term without effect, with the setting that would give it one. They are no mistakes."""
+    """Return a sentence for each term of the loss that has no effect in this recipe, with a setting that changes that.
+
+    Such recipes are valid, so no error is raised.
+    """
     kl, policy, objective = config.kl, config.policy, chosen_objective(config, config.parallel.replicas)
     notes = []
     if not objective.renoised and (config.sampling.eta == 0 or config.sampling.kernel == "ode"):

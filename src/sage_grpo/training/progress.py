@@ -26,7 +26,7 @@ def _clock(seconds: float) -> str:
 
 
 def skipped(iteration: int, metrics: Metrics) -> str:
-    """Return the sentence that says why an iteration left the weights as they were."""
+    """Return a sentence that says why iteration `iteration` did not change the weights."""
     failed = f"{metrics['reward/failed']:.0%} of its rewards failed"
     return f"iteration {iteration} trained nothing: {failed}, and no group has a difference among the others"
 
@@ -36,9 +36,9 @@ def _number(value: float | None, form: str) -> str:
 
 
 class ProgressCallback(Callback):
-    """The progress display of a run, shown by the first replica only.
+    """A callback that shows the progress of a run. Only the first replica shows it.
 
-    `on_end` gives the terminal back. So does the exit of Python after an error.
+    `on_end` stops the display and shows the cursor again. If an error ends the run, Python's exit does this.
     """
 
     def __init__(self, total_iterations: int, rollouts_per_iteration: int, console: Console | None = None) -> None:
@@ -106,7 +106,7 @@ class ProgressCallback(Callback):
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def phase(self) -> str:
-        """Return the current phase and its time so far, or an empty text during its first seconds."""
+        """Return the current phase and its time so far, such as `update 0:00:12`, or "" in its first 3 seconds."""
         seconds = time.monotonic() - self._phase_began
         return f"{self._phase} {_clock(seconds)}" if self._phase and seconds >= LONG_PHASE else ""
 
@@ -121,9 +121,9 @@ class ProgressCallback(Callback):
         return f"{elapsed}, {_clock(left * pace - spent)} left"
 
     def numbers(self) -> str:
-        """Return reward, KL, clip fraction and speed as text, empty before the first iteration ends.
+        """Return reward, KL, clip fraction and videos per second as text; empty until the first iteration has ended.
 
-        It has at most 75 characters, whatever the values.
+        The text has at most 75 characters, whatever the values.
         """
         if not self._recent:
             return ""

@@ -1,4 +1,8 @@
-"""How well a run uses its machines: MFU, goodput, peak memory, and the slowest process of each phase."""
+"""Metrics of how well a run uses its machines: MFU, goodput, peak memory, and the slowest process of each phase.
+
+MFU is the share of the devices' peak speed that useful operations reach. Goodput is the share of the time since the
+start that was spent in iterations which the run kept.
+"""
 
 import json
 import time
@@ -22,25 +26,26 @@ class Work:
     """The planned operations of an iteration on all devices, and the peak speed of one device."""
 
     flops: float
-    """Floating-point operations of an iteration, without recomputation."""
+    """Floating-point operations of one iteration on all devices, without those of recomputed activations."""
     peak: float
-    """FLOPs per second of one device, as its maker states them."""
+    """Floating-point operations per second of one device, as its maker states them."""
 
 
 @dataclass(frozen=True)
 class Past:
-    """The times of a run's earlier parts that its goodput needs."""
+    """When a resumed run first began, and how long its earlier parts worked. The goodput is computed from both."""
 
     began: float
-    """When the first part began, as `time.time()`."""
+    """When the first part of the run began, in seconds since 1970."""
     finished: float = 0.0
-    """Seconds in the phases of logged iterations. Those that a resume repeats are no longer in the log."""
+    """Seconds in the phases of all logged iterations. Those that a resume repeats have been removed from the log."""
 
 
 def past_of(files: RunFolder) -> Past:
-    """Return the past of a run, read from the environment files and the log in its folder.
+    """Return when a run first began and how long it worked, read from the environment files and the log in its folder.
 
-    Read it once both are in place for the current part. A part killed before that leaves no past.
+    Call this function after both have been written or opened for the current start of the run. They then no longer have
+    entries of a start that was killed before its first checkpoint.
     """
     starts = [moment(json.loads(path.read_text()).get("started")) for path in files.parts(ENVIRONMENT)]
     rows = read_metrics(files.log) if files.log.exists() else []
@@ -49,16 +54,21 @@ def past_of(files: RunFolder) -> Past:
 
 
 def lateness(seconds: Tensor) -> tuple[float, int]:
-    """Return how many seconds the slowest process takes beyond the median, and its rank. `seconds` is (P,), by rank."""
+    """Return how many seconds the slowest process takes longer than the median, and the rank of the slowest process.
+
+    `seconds` (P,) has the time of each rank.
+    """
     slowest = int(seconds.argmax())
     return float(seconds[slowest] - seconds.median()), slowest
 
 
 class Throughput(Callback):
-    """A callback that adds `speed/…` to the metrics of an iteration, with one small message between hosts.
+    """A callback that adds metrics of speed to those of an iteration, as `speed/…`.
 
-    It must be placed before the log. `work` is called after each iteration until it returns a plan. Planning takes a
-    minute, and a run does not wait for it.
+    They are the goodput, the MFU, the peak memory in bytes, and by how many seconds the slowest process of each phase
+    is late. Processes exchange one small message per iteration. The callback must be placed before the log, which
+    writes the metrics. `work` is called after each iteration until it returns the planned work in place of None,
+    because planning takes a minute and the run does not wait.
     """
 
     def __init__(
@@ -97,6 +107,6 @@ class Throughput(Callback):
             metrics["speed/mfu"] = self.planned.flops / (whole * len(rows) * self.planned.peak)
 
     def _everyone(self, mine: Sequence[float]) -> Tensor:
-        """Return the rows (P, N) of all processes, each with N numbers."""
+        """Return the N values in `mine` of all processes, as (P, N) in rank order."""
         row = torch.tensor(mine, dtype=torch.float64)
         return self.processes.everyone(row) if self.processes else row[None]

@@ -1,4 +1,5 @@
-"""Trackers that record the metrics of a run. A resumed run continues the same curves, without doubled steps."""
+"""Trackers, which record the metrics of a run in a file or service. A resumed run continues its curves, and each step
+occurs once."""
 
 import io
 import json
@@ -34,7 +35,7 @@ class Tracker(Protocol):
 
 
 def _need(package: str, module: str = "") -> Any:
-    """Import a tracker's package only when a run asks for that tracker."""
+    """Return a tracker's package, or a module of it, imported only now because few runs need it."""
     try:
         return import_module(module or package)
     except ModuleNotFoundError as error:
@@ -62,14 +63,14 @@ def _rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a log as dictionaries, under today's names of metrics."""
+    """Return one dictionary per line of a log. Metrics from logs of earlier versions get their current names."""
     return [{current_metric(key): value for key, value in row.items()} for _, row in _rows(path)]
 
 
 class JsonlTracker:
-    """A log with one JSON object per line, readable during the run.
+    """A tracker that writes a file with one JSON object per iteration. The file can be read during the run.
 
-    An existing file is continued. Its lines from step `resume_at` on are dropped, because the run makes them again.
+    An existing file is continued. Its lines from step `resume_at` on are removed, because the run repeats these steps.
     """
 
     def __init__(self, path: Path, resume_at: int | None = None) -> None:
@@ -128,7 +129,10 @@ def _run_id(folder: Path, package: str) -> str:
 
 
 class WandbTracker:
-    """A log in wandb: online, offline or disabled as WANDB_MODE says. wandb drops steps that a resume repeats."""
+    """A tracker that logs to wandb: online, offline or disabled, as the environment variable WANDB_MODE says.
+
+    wandb itself ignores steps that a resumed run repeats.
+    """
 
     def __init__(self, folder: Path, project: str, name: str, config: dict[str, Any]) -> None:
         self._wandb = _need("wandb")
@@ -153,7 +157,10 @@ class WandbTracker:
 
 
 class TrackioTracker:
-    """A log in trackio's own local store, where `trackio show` looks, unless TRACKIO_SPACE_ID names a Space."""
+    """A tracker that logs to trackio: to its local store, which `trackio show` displays, by default.
+
+    If the environment variable TRACKIO_SPACE_ID names a Space of Hugging Face, trackio logs there.
+    """
 
     def __init__(self, folder: Path, project: str, name: str, config: dict[str, Any]) -> None:
         self._trackio = _need("trackio")
@@ -180,7 +187,18 @@ class TrackioTracker:
 def make_trackers(
     names: Sequence[str], folder: Path, *, config: dict[str, Any], name: str, resume_at: int | None
 ) -> list[Tracker]:
-    """Return the trackers of a run, `metrics.jsonl` always first. If one cannot be opened, the others are closed."""
+    """Open and return the trackers of a run. The first one writes `metrics.jsonl`, whatever `names` lists.
+
+    If a tracker cannot be opened, those that are open are closed again.
+
+    Args:
+        names: Kinds of trackers, such as tensorboard.
+        folder: The run folder.
+        config: Settings of the run, which online trackers show.
+        name: Name of the run in online trackers.
+        resume_at: First step that this start of the run will log. Steps from there on that an earlier start logged are
+            removed.
+    """
     for kind in names:
         if kind not in NAMES:
             raise ValueError(f"unknown tracker {kind!r}; {did_you_mean(kind, NAMES)}")

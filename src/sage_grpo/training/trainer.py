@@ -1,4 +1,4 @@
-"""The trainer a user meets: `Trainer(model=…, rewards=[…], config=…, prompts=…).train()`."""
+"""The trainer, which runs a recipe: `Trainer(model=…, rewards=[…], config=…, prompts=…).train()`."""
 
 import math
 import os
@@ -91,20 +91,22 @@ class Result:
 
 
 class Trainer:
-    """A training run: `Trainer(…).train()`. Model, rewards and prompts are objects, or what the recipe names.
+    """A training run: `Trainer(…).train()`. Model, rewards and prompts that are not given are those of the recipe.
 
     Args:
         model: A `VideoModel`.
-        rewards: `Reward`s, or plain functions `f(videos, prompts) → list of numbers`.
-        config: A recipe as `RecipeConfig`, settings, path, or the name of a shipped one.
+        rewards: `Reward`s, or plain functions `f(videos, prompts)` that return one number per video.
+        config: A recipe: a `RecipeConfig`, a mapping of settings, a path to a YAML file, or a shipped recipe's name.
         prompts: A path, list of texts, `datasets` object or function.
         callbacks: Called at every event of the run, in this order.
-        console: Shows progress and the summary.
+        console: Where progress and summary are printed; by default standard output.
     """
 
     loop_type: ClassVar[type[Loop]] = Loop
     work: Callable[[], Work | None] | None = None
-    """Returns the planned work of an iteration, for the MFU in the log. It is called until it returns some."""
+    """Function that returns the planned work of an iteration, or None while the plan is not ready.
+
+    The log needs this plan for the MFU. If `work` is None, the log has no MFU."""
 
     def __init__(
         self,
@@ -158,7 +160,7 @@ class Trainer:
         self._check_samples()
 
     def _check_gpus(self, recipe: RecipeConfig, console: Console) -> list[Speed]:
-        """Measure the devices of all processes, and name those that the others would wait for."""
+        """Return the speed of every process's device, and print a sentence about each slow one."""
         device = self.processes.device if self.processes else choose_device(recipe.tuning.device)
         speeds = measure_speeds(self.processes, device)
         if self.main:
@@ -172,7 +174,7 @@ class Trainer:
     def _rewards(
         self, rewards: Sequence[Reward | Callable[..., Any]] | None, recipe: RecipeConfig
     ) -> tuple[Reward, RecipeConfig]:
-        """Return all rewards as one, and the recipe with the weights of the rewards that it names."""
+        """Return all rewards as one reward, and the recipe with the weight of each score filled in."""
         if rewards is not None:
             return CompositeReward([build.as_reward(reward) for reward in rewards]), recipe
         reward, weights = build.build_rewards(recipe)
@@ -211,7 +213,7 @@ class Trainer:
             raise ConfigError(f"run.sample_frames, sample_height, sample_width: {error}") from error
 
     def train(self) -> Result:
-        """Train from the newest checkpoint of the run folder, or from the start, and return the outcome.
+        """Train from the newest checkpoint of the run folder, or from the start if there is none; return the outcome.
 
         Ctrl-C finishes the iteration, saves a checkpoint and ends the run.
         """
@@ -289,7 +291,7 @@ class Trainer:
         return result
 
     def _sharded(self, path: str) -> bool:
-        """Return whether a tensor of the saved state is sharded: weights, their copies and their moments are."""
+        """Return whether the tensor at `path` in the saved state is sharded: weights, their copies and moments are."""
         _, _, section, *rest = path.split("/")
         return section in ("bank", "optimizer") or (section == "model" and "/".join(rest) in self._parameters)
 

@@ -1,1 +1,1 @@
-"""A search for settings: many short runs, fewer longer ones, one whole."""
+"""A search for good settings by training runs: first many short ones, then fewer longer ones, one of full length."""

@@ -1,4 +1,4 @@
-"""What a search tries: the product of lists of values, each a recipe of its own."""
+"""The candidates of a search: all combinations of the values to try, each a set of overrides of the recipe."""
 
 import re
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class Candidate:
 
 
 def parse(tried: Sequence[str]) -> dict[str, list[str]]:
-    """Parse texts such as `optimizer.lr=1e-4,3e-4` into lists of values by key.
+    """Parse texts such as `optimizer.lr=1e-4,3e-4` into a dict from each setting to the list of its values.
 
     Commas inside brackets belong to a value.
     """
@@ -45,9 +45,9 @@ def parse(tried: Sequence[str]) -> dict[str, list[str]]:
 
 
 def make_candidates(source: str | Path, overrides: Sequence[str], tried: Sequence[str]) -> list[Candidate]:
-    """Return all combinations of the values to try, each checked as a recipe.
+    """Return one candidate for each combination of the values to try, each checked as a recipe.
 
-    Without any to try, they are nine learning rates around the recipe's.
+    If `tried` is empty, the candidates are nine learning rates around the learning rate of the recipe.
     """
     base = load_recipe(source, list(overrides))
     load_plugins(base)

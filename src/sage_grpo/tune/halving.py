@@ -1,6 +1,7 @@
-"""Successive halving: every candidate runs a little, the best third a little longer, until one has run whole.
+"""Successive halving: all candidates run briefly, the best third runs longer, and so on until one run has full length.
 
-Jamieson and Talwalkar (2016). A whole grid of nine costs nine runs; this costs two and a third.
+Jamieson and Talwalkar (2016). To run each of nine candidates at full length would cost nine full runs. This search
+costs two and a third.
 """
 
 import math
@@ -15,16 +16,16 @@ KEEP = 3  # one candidate in so many goes to the next rung
 
 @dataclass(frozen=True)
 class Rung:
-    """A level of the search: how many candidates reach it, and how much each has run by its end."""
+    """A level of the search: how many candidates take part, and how many forward passes each has run at its end."""
 
     candidates: int
     passes: float
 
 
 def rungs(candidates: int, whole: float, keep: int = KEEP) -> list[Rung]:
-    """Return the rungs from all candidates to one, which runs for `whole` passes.
+    """Return the rungs of a search, from all candidates down to a single one, which runs for `whole` forward passes.
 
-    A rung is `keep` times as long as the one before.
+    On each rung, one in `keep` candidates of the rung before continues, until it has run `keep` times as long.
     """
     counts = [candidates]
     while counts[-1] > 1:
@@ -33,32 +34,38 @@ def rungs(candidates: int, whole: float, keep: int = KEEP) -> list[Rung]:
 
 
 def cost(ladder: Sequence[Rung]) -> float:
-    """Return the passes of the whole search. A run that reaches the next rung is continued, not started again."""
+    """Return the forward passes of the whole search, over all runs.
+
+    A run that reaches the next rung is continued, not started again.
+    """
     first = ladder[0].candidates * ladder[0].passes
     return first + sum(after.candidates * (after.passes - before.passes) for before, after in pairwise(ladder))
 
 
 def whole_within(budget: float, candidates: int, keep: int = KEEP) -> float:
-    """Return the passes of the last run, if the whole search may take `budget`."""
+    """Return how many forward passes the last run may take if the whole search may take `budget` passes."""
     return budget / cost(rungs(candidates, 1.0, keep))
 
 
 def best(scores: Mapping[str, float], count: int) -> list[str]:
-    """Return the names of the `count` highest scores, best first; one without a score is never among them."""
+    """Return the names of the `count` highest scores, best first. Names without a finite score are left out."""
     known = [name for name, score in scores.items() if math.isfinite(score)]
     return sorted(known, key=lambda name: -scores[name])[:count]
 
 
 def tail_mean(rewards: Sequence[float]) -> float:
-    """Return the reward that a run has reached: the mean of its last third, of two iterations at least."""
+    """Return the reward that a run has reached, from one mean reward per iteration.
+
+    It is the mean over the last third of the iterations, and over at least two. It is NaN if none of these is finite.
+    """
     values = [value for value in rewards[-max(2, len(rewards) // 3) :] if math.isfinite(value)]
     return math.fsum(values) / len(values) if values else math.nan
 
 
 def search(ladder: Sequence[Rung], names: Sequence[str], run: Callable[[list[str], Rung], Scores]) -> list[Scores]:
-    """Search by successive halving, and return the scores of each rung.
+    """Search by successive halving, and return for each rung the scores of its candidates by name.
 
-    `run` brings the named candidates to the end of a rung, and returns their scores.
+    `run(names, rung)` must train the named candidates to the end of a rung, and return their scores.
     """
     done = [run(list(names), ladder[0])]
     for rung in ladder[1:]:

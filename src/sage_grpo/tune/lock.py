@@ -1,4 +1,4 @@
-"""One search in a folder at a time, and none while a run of a killed one still ends there."""
+"""The lock of a search's folder: one search at a time, and none while runs of a killed search are still ending."""
 
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -10,9 +10,13 @@ PATIENCE = 120.0  # seconds in which a run saves and ends
 
 
 def locked(folder: Path, emit: Emit, patience: float = PATIENCE) -> AbstractContextManager[int]:
-    """Lock the folder of a search inside the block. The block gets the descriptor of the lock.
+    """Lock the folder of a search inside the block, which gets the file descriptor of the lock.
 
-    Runs keep it open, so that it outlives a search that is killed.
+    Runs of the search keep the descriptor open, so that the lock lasts until they end, even if the search is killed.
+    Another search waits up to `patience` seconds for the lock.
+
+    Raises:
+        ConfigError: Another search still has the lock.
     """
     return lock.locked(
         folder / "lock",

@@ -1,4 +1,4 @@
-"""A search in one picture: every curve on its way, and what each value had earned at the end of a rung."""
+"""The picture of a search: the reward curves of all candidates, and their rewards at the end of each rung."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,7 +43,7 @@ def _curves(ax: Axes, found: Found, order: Sequence[Tried], colours: Mapping[str
 
 
 def _values(ax: Axes, found: Found, order: Sequence[Tried], colours: Mapping[str, tuple[float, ...]]) -> None:
-    """Reward at the end of each rung, by value; by name where there is no number to order them by."""
+    """Draw the candidates' rewards at the end of each rung, by value tried, or by name if values are not numbers."""
     numbers = [value for row in order if (value := number_of(row)) is not None and value > 0]
     ordered = len(numbers) == len(order)
     places = numbers if ordered else [float(i) for i in range(len(order))]
@@ -64,7 +64,7 @@ def _values(ax: Axes, found: Found, order: Sequence[Tried], colours: Mapping[str
 
 
 def number_of(row: Tried) -> float | None:
-    """Return the value of a candidate that differs in one number, else None."""
+    """Return the number that a candidate sets, if it overrides a single setting by a number; else None."""
     value = row.name.partition("=")[2]
     try:
         return float(value)
@@ -78,6 +78,6 @@ def rewards_of(row: Tried) -> list[float]:
 
 
 def smooth(values: Sequence[float]) -> np.ndarray:
-    """Return the means of each value and those before it, so that a curve ends where the run does."""
+    """Return the moving average of a curve: each value with those before it, so that it ends where the run does."""
     width = max(1, round(len(values) * SMOOTH))
     return np.array([np.nanmean(values[max(0, i + 1 - width) : i + 1]) for i in range(len(values))])

@@ -1,4 +1,4 @@
-"""The runs of a search. Their folders are its whole state, so a search that was killed continues from them."""
+"""The training runs of a search. Their folders are its whole state, so a search that was killed continues from them."""
 
 import math
 import os
@@ -24,12 +24,12 @@ from sage_grpo.tune.halving import tail_mean
 
 
 class Stopped(Exception):
-    """Raised when the search is to end; its runs have saved."""
+    """Raised to end a run early because the whole search ends; the run saves first."""
 
 
 @dataclass
 class CandidateRun:
-    """The run of one candidate, as far as it has come."""
+    """The training run of one candidate, up to the iteration that it has reached."""
 
     name: str
     config: RecipeConfig
@@ -48,26 +48,35 @@ class CandidateRun:
         return read_metrics(self.files.log) if self.files.log.exists() else []
 
     def ended(self, iterations: int) -> bool:
-        """Return whether so many iterations are done and saved.
+        """Return whether the run has ended, and at least `iterations` iterations are done and saved.
 
-        A run that is killed may have logged an iteration that it did not save.
+        The log alone does not show this: a killed run may have logged an iteration that it did not save.
         """
         return len(self.rows()) >= iterations and self.files.end.exists()
 
     def reward(self, iterations: int) -> float:
-        """Return the reward that the run had reached after so many iterations; NaN if it has not come so far."""
+        """Return the reward that the run had reached after `iterations` iterations; NaN if it has not done so many."""
         rewards = [number(row.get("reward/mean")) for row in self.rows()[:iterations]]
         return tail_mean(rewards) if len(rewards) >= iterations else math.nan
 
     def seconds_per_pass(self) -> float:
-        """Return the median seconds of a pass, without the first iteration, which warms up."""
+        """Return the median seconds per forward pass. The first iteration does not count, because it warms up."""
         seconds = [sum(number(row.get(f"seconds/{phase}")) for phase in PHASES) for row in self.rows()[1:]]
         return median(seconds) / self.passes_of_iteration
 
     def advance(self, iterations: int, stop: Event, lock: int, devices: Mapping[str, str] | None = None) -> None:
-        """Train until so many iterations are done, from wherever the run is.
+        """Train the run, from wherever it is, until `iterations` iterations are done.
 
-        A failure is kept in `failure`, and ends only this run.
+        If the run fails, the reason is stored in `failure`, and only this run ends.
+
+        Args:
+            iterations: Number of iterations, including those that are done already.
+            stop: An event that, when it is set, makes the run save and end.
+            lock: Descriptor of the search's lock, which the processes of the run keep open.
+            devices: Environment variables that choose the run's GPUs; None changes nothing.
+
+        Raises:
+            Stopped: `stop` was set.
         """
         if self.ended(iterations):
             return
@@ -91,5 +100,5 @@ class CandidateRun:
             self.failure = f"stopped after {done} of {iterations} iterations: {reason or 'nothing says why'}"
 
     def forget_weights(self) -> None:
-        """Delete the checkpoints of a run that is out, for they would fill the disk. Its curves stay."""
+        """Delete the checkpoints of a run that has dropped out, because they would fill the disk. Its log stays."""
         shutil.rmtree(self.folder / CHECKPOINTS, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""`sage-grpo tune`: which settings of a recipe earn the most reward, for a fraction of what a grid costs."""
+"""`sage-grpo tune`: a search for the settings of a recipe that earn the most reward, much cheaper than a full grid."""
 
 import json
 import math
@@ -32,7 +32,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of a candidate."""
+    """The result of one candidate: how far it ran, which rewards it reached, and why it failed, if it did."""
 
     name: str
     folder: str
@@ -49,7 +49,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a search."""
+    """The result of a search: all candidates, the rungs, the cost, and the file with the best recipe."""
 
     tried: list[Tried]  # best first
     ladder: list[Rung]
@@ -58,13 +58,13 @@ class Found:
     recipe: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the result as values for JSON, with None in place of NaN."""
+        """Return the result as plain values for JSON, with None in place of NaN."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)), parse_constant=lambda name: None)
         return plain
 
 
 class Search:
-    """The runs of one search, and how they climb from rung to rung."""
+    """The runs of one search, with methods that train them from rung to rung."""
 
     def __init__(self, runs: Sequence[CandidateRun], lock: int, stop: Event, workers: int, progress: Progress) -> None:
         self.runs = {run.name: run for run in runs}
@@ -78,7 +78,13 @@ class Search:
         return max(LEAST, round(rung.passes / self.runs[name].passes_of_iteration))
 
     def climb(self, names: list[str], rung: Rung) -> Scores:
-        """Bring the named runs to the end of a rung, and return their rewards. The others lose their checkpoints."""
+        """Train the named runs to the end of a rung, and return their rewards by name.
+
+        All other runs have dropped out, and their checkpoints are deleted.
+
+        Raises:
+            ConfigError: None of the named runs has a reward at the end of the rung.
+        """
         for name, run in self.runs.items():
             if name not in names:
                 run.forget_weights()
@@ -93,9 +99,10 @@ class Search:
         return scores
 
     def advance(self, goals: dict[str, int], what: str) -> None:
-        """Bring each run to its goal of iterations, as many at a time as there are workers.
+        """Train each run up to its number of iterations in `goals`, as many runs at a time as there are workers.
 
-        What ends the search is raised when all have saved.
+        `what` is the text of the progress display. An exception that ends the search is raised after all runs have
+        saved.
         """
         total = sum(goals.values())
         with self.progress(what) as emit, ThreadPoolExecutor(self.workers) as pool:
@@ -121,9 +128,9 @@ class Search:
             self.slots.put(devices)
 
     def seconds_per_pass(self) -> float:
-        """Return the seconds of a pass, from a few iterations of the first candidate.
+        """Return the median seconds per forward pass, timed in a few iterations of the first candidate.
 
-        They are the beginning of its run.
+        These iterations are the beginning of the candidate's run, so they are not lost.
         """
         run = next(iter(self.runs.values()))
         self.advance({run.name: TIMED}, "timing")
@@ -132,7 +139,7 @@ class Search:
         return run.seconds_per_pass()
 
     def outcome(self) -> list[Tried]:
-        """Return what became of each candidate: those that went further first, then those with more reward."""
+        """Return the result of each candidate: first those that reached more rungs, then those with more reward."""
         tried = [
             Tried(
                 name=run.name,
@@ -149,7 +156,13 @@ class Search:
 
 
 def shared_devices(workers: int, config: RecipeConfig) -> list[dict[str, str]]:
-    """Return the environment of each worker: GPUs that no other worker has, of those that this process may use."""
+    """Return the environment variables of each worker, which give it GPUs that no other worker has.
+
+    The GPUs are among those that this process may use. If runs use no GPU, the variables are empty.
+
+    Raises:
+        ConfigError: There are not enough GPUs for all workers.
+    """
     if choose_device(config.tuning.device) == HOST:
         return [{}] * workers
     count, processes = torch.accelerator.device_count(), config.parallel.processes
@@ -176,9 +189,20 @@ def tune(
     progress: Progress = no_progress,
     emit: Emit = lambda text: None,
 ) -> Found:
-    """Search for the best candidate, and write what was found into `folder`.
+    """Search for the best candidate, and write the results and the best recipe into `folder`.
 
-    The budget is that of the whole search. Without one, the last run is as long as the recipe's own.
+    Args:
+        source: Name or path of the recipe.
+        overrides: Settings that replace those of the recipe, for all candidates.
+        tried: Values to try, such as `optimizer.lr=1e-4,3e-4`; candidates are all combinations.
+        folder: Folder of the search. A search that was stopped continues from it.
+        passes: Budget of the whole search in forward passes. Without any budget, the last run has the recipe's own
+            length.
+        hours: Budget of the whole search in hours, in place of `passes`.
+        keep: One candidate in so many continues on the next rung.
+        workers: Number of runs at a time.
+        progress: Shows the progress of the search.
+        emit: Gets messages to show.
     """
     candidates = make_candidates(source, overrides, tried)
     runs = [CandidateRun(c.name, settings_of(source, overrides, c), folder / RUNS / c.folder) for c in candidates]
@@ -205,7 +229,11 @@ def tune(
 
 
 def checked(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """Return what an earlier call wrote into the folder, and refuse a folder with another search."""
+    """Return what an earlier call wrote about its search into the folder; empty if there was no call.
+
+    Raises:
+        ConfigError: The folder has a search of another recipe or other candidates.
+    """
     path = folder / SEARCH
     before: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     if before and any(before.get(key) != value for key, value in asked.items()):
@@ -214,7 +242,10 @@ def checked(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def whole_run(climbing: Search, iterations: int, passes: float | None, hours: float | None, keep: int) -> float:
-    """Return the passes of the run that wins, within the budget in passes or hours."""
+    """Return how many forward passes the last run of the search may take, within the budget in passes or hours.
+
+    Without a budget, it is the number of passes in `iterations` iterations.
+    """
     runs = list(climbing.runs.values())
     if hours is not None:
         passes = hours * 3600 * climbing.workers / climbing.seconds_per_pass()
@@ -224,7 +255,7 @@ def whole_run(climbing: Search, iterations: int, passes: float | None, hours: fl
 
 
 def check_first(ladder: Sequence[Rung], runs: Sequence[CandidateRun], keep: int) -> None:
-    """Refuse a budget whose first rung is too short to tell candidates apart."""
+    """Refuse a budget whose first rung would have too few iterations to tell candidates apart."""
     longest = max(run.passes_of_iteration for run in runs)
     if ladder[0].passes < LEAST * longest:
         unit = rungs(len(runs), 1.0, keep)
@@ -237,9 +268,9 @@ def check_first(ladder: Sequence[Rung], runs: Sequence[CandidateRun], keep: int)
 
 @contextmanager
 def stopping() -> Iterator[Event]:
-    """Let SIGTERM end a search inside the block as Ctrl-C does: its runs save first.
+    """Let SIGTERM end a search inside the block in the same way as Ctrl-C: its runs save first.
 
-    Yield the event that stops them.
+    Yield the event that stops the runs.
     """
     stop = Event()
     if current_thread() is not main_thread():

@@ -1,4 +1,7 @@
-"""One run of a search, in each of its processes: `python -m sage_grpo.tune.worker FOLDER PARENT`."""
+"""The program of a search's training run, in each of its processes: `python -m sage_grpo.tune.worker FOLDER PARENT`.
+
+FOLDER is the folder of the run, and PARENT the process id of the search.
+"""
 
 import os
 import signal
@@ -18,7 +21,7 @@ RECIPE = "recipe.yaml"
 
 
 class EndWithSearch(Callback):
-    """A callback that saves and ends the run when the search that started it was killed."""
+    """A callback that lets the run save and end if the search that started it no longer exists."""
 
     def __init__(self, parent: int) -> None:
         self.parent = parent

@@ -16,12 +16,13 @@ FILE = "pytorch_lora_weights.safetensors"  # where diffusers looks
 
 
 def export(model: VideoModel, folder: Path, *, merge: bool = False, dtype: torch.dtype | None = None) -> dict[str, Any]:
-    """Write the trained weights into `folder`, and return what was written.
+    """Write the trained weights into `folder`: the adapters alone, or the whole model if it has none or `merge` is set.
 
     Merged layers are float32 unless `dtype` says otherwise, because half precision would lose most of a small update.
 
     Returns:
-        `kind`, which is `lora` or `full`, and `update`: what survives of a merged update by precision, or None.
+        `kind`: "lora" if adapters alone were written, else "full". `update`: what rounding leaves of the merged update,
+        as `merge_adapters` returns it; None if nothing was merged.
     """
     written: dict[str, Any] = {"kind": "full", "update": None}
     if has_adapters(model.module) and not merge:
@@ -38,7 +39,10 @@ def export(model: VideoModel, folder: Path, *, merge: bool = False, dtype: torch
 
 
 def round_weights(part: nn.Module, dtype: torch.dtype) -> None:
-    """Round the weights of a network to `dtype` in place, as diffusers would load them in this precision."""
+    """Round the weights of a network to `dtype` in place, as diffusers would load them in this precision.
+
+    Weights that diffusers keeps in float32 stay float32.
+    """
     for name, weight in part.state_dict(keep_vars=True).items():
         if weight.is_floating_point():
             weight.data = weight.data.to(torch.float32 if kept_in_float32(part, name) else dtype)
@@ -65,7 +69,7 @@ def save_adapters(model: VideoModel, folder: Path, dtype: torch.dtype | None) ->
 
 
 def load_adapters(pipe: Any, folder: Path) -> None:
-    """Load the adapters that `save_adapters` wrote into a plain pipeline, by the library's own methods."""
+    """Load the adapters in `folder`, written by `save_adapters`, into a plain diffusers pipeline by its own methods."""
     if not hasattr(pipe, "load_lora_weights"):
         pipe.transformer.load_lora_adapter(str(folder), weight_name=FILE)
         return

@@ -1,4 +1,5 @@
-"""Low-rank adapters by peft. The policy is one adapter and the anchor another; without any, the base model runs."""
+"""Low-rank adapters (LoRA) by peft. The policy is one adapter and the anchor is another. Without an active adapter, the
+network computes as the base model."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,10 @@ def lora_layers(module: nn.Module) -> list[LoraLayer]:
 
 
 def add_lora(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
-    """Freeze the model and put fp32 adapters on its target layers; at the start they change nothing."""
+    """Freeze the model and add float32 adapters to its target layers, in place.
+
+    With their initial weights, which follow from `seed`, the adapters do not change what the model computes.
+    """
     targets, unused = list(config.targets or model.lora_targets), list(model.unused)
     check_targets(model.module, targets)
     model.module.requires_grad_(False)
@@ -40,9 +44,9 @@ def add_lora(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
 
 
 def initial_adapter(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """Return the initial weights of an adapter: B is 0, and A is what peft would draw (uniform, ±1/√inputs).
+    """Return the initial weights of the adapter matrix `name`: 0 for B; for A uniform in ±1/√inputs, as in peft.
 
-    They depend on seed and layer alone, so they are the same on every process and in every layout.
+    The weights depend on seed and layer alone, so they are the same on every process and in every layout.
     """
     if ".lora_B." in name:
         return torch.zeros(shape)
@@ -72,7 +76,10 @@ def _inject(part: Any, config: LoraConfig, name: str) -> None:
 
 
 def check_targets(module: nn.Module, targets: Sequence[str]) -> None:
-    """Refuse targets unless each names at least one layer. peft itself accepts them if any of them does."""
+    """Raise a TuningError unless each of `targets` names at least one linear layer of the network.
+
+    peft itself raises no error if only one of them does.
+    """
     names = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     endings = {re.sub(r"^.*?\d+\.(?=[a-z])", "", name) for name in names} | {n.rsplit(".", 1)[-1] for n in names}
     if not targets:
@@ -86,9 +93,9 @@ def check_targets(module: nn.Module, targets: Sequence[str]) -> None:
 
 
 def reserve_adapter(module: nn.Module, name: str) -> None:
-    """Add a frozen adapter `name` with the rank, scale and layers of the policy's, unless there is one.
+    """Add a frozen adapter `name` with the rank, scale and layers of the policy's adapter, unless it is already there.
 
-    One that is added before weights are sharded is sharded as they are.
+    An adapter that is added before the weights are sharded is sharded together with them.
     """
     with torch.random.fork_rng(devices=[]):  # peft draws initial values; they are overwritten
         for layer in lora_layers(module):
@@ -101,7 +108,10 @@ def reserve_adapter(module: nn.Module, name: str) -> None:
 
 
 class LoraBank:
-    """A `WeightsBank` of adapters, without a second model in memory. The untouched policy needs no adapter at all."""
+    """A `WeightsBank` whose copies are adapters of one model, so that no second model is in memory.
+
+    A copy of a policy that still equals the base model needs no adapter: the base model takes its place.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self._layers = module, lora_layers(module)
@@ -154,8 +164,8 @@ class LoraBank:
     def _answer_with(self, name: str | None) -> None:
         """Switch the layers to the adapter `name`, or to the base model if it is None.
 
-        Not by peft's methods: they also freeze the policy's weights, and FSDP2 decides for good in its first forward
-        pass, which may be this one, how gradients are reduced.
+        peft's own methods would also freeze the policy's weights. That must not happen, because FSDP2 decides in its
+        first forward pass, which may be this one, how gradients are reduced in all later passes.
         """
         for layer in self._layers:
             layer._disable_adapters = name is None

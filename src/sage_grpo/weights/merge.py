@@ -1,4 +1,4 @@
-"""Merging of adapters into the weights, and how much of their update a precision can hold."""
+"""Merging of adapters into the weights of a model, and a measure of how much of their update survives rounding."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,9 @@ from sage_grpo.weights.parts import kept_in_float32
 
 @dataclass
 class Survival:
-    """What rounding leaves of an update ΔW, over all merged layers.
+    """Sums over all merged layers that say how much of an update ΔW is left after rounding.
 
-    With `written` the rounded W + ΔW, the figures are survives = ⟨written - W, ΔW⟩/‖ΔW‖², and
+    If `written` is the rounded W + ΔW, the figures are survives = ⟨written - W, ΔW⟩/‖ΔW‖², and
     rounding_error = ‖written - W - ΔW‖/‖ΔW‖.
 
     A change below half a step of the number format vanishes: bfloat16 has steps of 0.4 to 0.8 % of a weight.
@@ -37,12 +37,12 @@ class Survival:
 
 @torch.no_grad()
 def merge_adapters(module: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, dict[str, float]]:
-    """Replace every adapted layer by a plain one with the weights W + (alpha/rank)·B·A.
+    """Replace every layer that has an adapter by a plain layer with the weights W + (alpha/rank)·B·A, in place.
 
-    They are added in float32 and rounded once, layer by layer. The module is then a plain one again.
+    The weights are added in float32 and rounded to `dtype` once, layer by layer. The module then has no adapters.
 
     Returns:
-        What survives of the update, by precision: in `dtype`, and in bfloat16, in which most people will load it.
+        The figures of `Survival` by precision: for `dtype`, and for bfloat16, in which most people will load the model.
     """
     from peft.tuners.lora import LoraLayer  # noqa: PLC0415 - an extra
 

@@ -1,4 +1,4 @@
-"""Small functions that several modules on tuning share."""
+"""Small functions that several modules of this package share."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from sage_grpo.errors import UserError
 
 
 class TuningError(UserError, ValueError):
-    """Raised when a recipe would not train what it says it trains."""
+    """Raised when the model cannot be trained as the section `tuning` of a recipe says."""
 
 
 def has_adapters(module: nn.Module) -> bool:
@@ -16,9 +16,9 @@ def has_adapters(module: nn.Module) -> bool:
 
 
 def kept_in_float32(part: nn.Module, name: str) -> bool:
-    """Return whether diffusers would load this weight in float32 at any precision.
+    """Return whether diffusers loads the weight `name` of the network `part` in float32, whatever the precision.
 
-    The network's class lists such layers by one part of their dotted name.
+    The network's class lists such layers by one part of their dotted name, such as `norm`.
     """
     return any(word in name.split(".") for word in getattr(part, "_keep_in_fp32_modules", None) or ())
 

@@ -16,13 +16,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def storage_dtypes(config: TuningConfig) -> dict[str, torch.dtype]:
-    """Return the types in which a checkpoint is loaded: float32 for trained weights, else that of the arithmetic."""
+    """Return the number types to load a checkpoint in: `dtype` for the network, `frozen_dtype` for other components.
+
+    Both are the type of `tuning.precision`, except that `dtype` is float32 if all weights of the network are trained.
+    """
     computed = DTYPES[config.precision]
     return {"dtype": torch.float32 if config.mode == "full" else computed, "frozen_dtype": computed}
 
 
 def prepare(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
-    """Make a loaded model ready for training, in place: what is trained, precision, memory, compiler."""
+    """Prepare a loaded model for training, in place: adapters or freezing, precision, memory savings, compilation."""
     freeze_or_adapt(model, config, seed)
     set_precision(model, config)
     save_memory(model, config)
@@ -31,7 +34,10 @@ def prepare(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
 
 
 def freeze_or_adapt(model: VideoModel, config: TuningConfig, seed: int) -> None:
-    """Add LoRA adapters, or freeze what never gets a gradient; say how the branches of guidance are evaluated."""
+    """Add LoRA adapters if the recipe wants new ones, else freeze the parameters that never get a gradient.
+
+    Also set whether the model evaluates the two branches of guidance together or in turn.
+    """
     if config.mode == "lora" and not has_adapters(model.module):
         try:
             from sage_grpo.weights.lora_bank import add_lora  # noqa: PLC0415 - peft is an extra
@@ -46,7 +52,7 @@ def freeze_or_adapt(model: VideoModel, config: TuningConfig, seed: int) -> None:
 
 
 def set_precision(model: VideoModel, config: TuningConfig) -> None:
-    """Compute in bfloat16 where the recipe says so. Weights keep the type in which they were loaded."""
+    """Make the model compute in bfloat16 if the recipe says so. Weights keep the type in which they were loaded."""
     if config.precision != "float32":
         if not model.autocasts:
             raise TuningError(
@@ -56,7 +62,7 @@ def set_precision(model: VideoModel, config: TuningConfig) -> None:
 
 
 def save_memory(model: VideoModel, config: TuningConfig) -> None:
-    """Switch on gradient checkpointing, another attention kernel and tiles of the VAE, as the recipe says."""
+    """Switch on what the recipe asks for: gradient checkpointing, an attention kernel, decoding in tiles by the VAE."""
     for part in networks(model.module).values():
         if config.gradient_checkpointing:
             require(part, "enable_gradient_checkpointing", "tuning.gradient_checkpointing")()
@@ -67,7 +73,10 @@ def save_memory(model: VideoModel, config: TuningConfig) -> None:
 
 
 def compile_blocks(model: VideoModel, backend: str) -> None:
-    """Compile the repeated blocks alone: one small graph for all of them. A graph break is an error."""
+    """Compile the repeated blocks of the model, but nothing else: one small graph serves all blocks.
+
+    A graph break raises an error.
+    """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
     for part in networks(model.module).values():
         if getattr(part, "_repeated_blocks", None):
@@ -79,7 +88,10 @@ def compile_blocks(model: VideoModel, backend: str) -> None:
 
 
 def freeze_unused(model: VideoModel) -> None:
-    """Freeze parameters that never get a gradient. Else they lack optimizer state, and a checkpoint would not load."""
+    """Freeze the parameters that never get a gradient (`model.unused`).
+
+    Otherwise they would have no optimizer state, and a checkpoint of the run could not be loaded.
+    """
     for name, parameter in model.module.named_parameters():
         if any(re.search(pattern, name) for pattern in model.unused):
             parameter.requires_grad_(False)
@@ -95,7 +107,10 @@ def set_attention(part: nn.Module, backend: str) -> None:
 
 
 def reserve_copies(model: VideoModel, names: Sequence[str]) -> None:
-    """Add adapters for the copies of a run before weights are sharded. Plain copies are made when they are needed."""
+    """Add one frozen adapter per copy in `names`, so that these adapters are sharded together with the weights.
+
+    If the model has no adapters, do nothing: plain copies are made when they are needed.
+    """
     if has_adapters(model.module):
         from sage_grpo.weights.lora_bank import reserve_adapter  # noqa: PLC0415 - peft is an extra
 
@@ -104,7 +119,7 @@ def reserve_copies(model: VideoModel, names: Sequence[str]) -> None:
 
 
 def initial_weights(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Return the initial weights of an adapter, which no checkpoint holds."""
+    """Return the initial weights of the adapter matrix `name`, which no checkpoint has; see `initial_adapter`."""
     from sage_grpo.weights.lora_bank import initial_adapter  # noqa: PLC0415 - peft is an extra
 
     return initial_adapter(name, shape, seed)
@@ -113,15 +128,15 @@ def initial_weights(name: str, shape: tuple[int, ...], seed: int) -> torch.Tenso
 def make_bank(
     module: nn.Module, copies: torch.device | None = None, lazy_copies: Mapping[str, Fill] | None = None
 ) -> WeightsBank:
-    """Return a bank of adapters for a module that has adapters, else one of copies of the trained weights.
+    """Return the bank for copies of the trained weights: a `LoraBank` if the module has adapters, else a `CopyBank`.
 
-    Each adapter would compile the blocks again. So for compiled adapters it is a bank of copies as well: the adapters'
-    values change places.
+    A compiled module gets a `CopyBank` even if it has adapters, because a switch to another adapter would compile the
+    blocks again. The copies' values then take turns in the policy's adapter.
 
     Args:
         module: The network.
-        copies: The device on which copies wait; adapters are small and stay.
-        lazy_copies: Copies of all weights that are stored elsewhere, by name; not used with adapters.
+        copies: The device on which a `CopyBank` keeps its copies; None for the device of each parameter.
+        lazy_copies: Functions that fill in the weights of copies stored elsewhere, by name; not used with adapters.
     """
     compiled = any(layer._compiled_call_impl is not None for layer in module.modules())
     if not compiled and has_adapters(module):

@@ -20,7 +20,7 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Sense:
-    """A group of scorers that take the same input, with sound or without, and the kinds of copies that they score."""
+    """Scorers that take the same input, with sound or without, and the names of degradations to audit them on."""
 
     uses_audio: bool
     scorers: list[Scorer]
@@ -36,9 +36,10 @@ class Sense:
 
 
 def senses_of(scorers: Scorers, names: Sequence[str]) -> list[Sense]:
-    """Return the scorers in two groups, those that do not hear and those that do. An empty group is left out.
+    """Return the scorers in two groups: those that ignore the sound, and those that hear it.
 
-    Only scorers that hear have kinds of copies with degraded sound: to the others they are the clip itself.
+    An empty group is left out. `names` are the degradations of pictures, for both groups. Scorers that hear are audited
+    on the degradations of sound too. To other scorers, a copy with degraded sound is the clip itself.
     """
     deaf = Sense(False, [scorer for scorer in scorers.members if not scorer.uses_audio], list(names))
     hearing = Sense(True, [scorer for scorer in scorers.members if scorer.uses_audio], [*names, *SOUND_DEGRADATIONS])
@@ -47,7 +48,11 @@ def senses_of(scorers: Scorers, names: Sequence[str]) -> list[Sense]:
 
 @dataclass
 class Sheet:
-    """The scores of all clips by name, each array (clips, 1 + copies): the clip as it is, then its copies."""
+    """The scores of all clips and copies by name: an array (clips, 1 + copies) per score, nan where a score is missing.
+
+    The first column has the scores of the clips as they are. `masked` counts the reasons for missing scores, by score.
+    `unreadable` has the reason for each clip that cannot be read, by clip.
+    """
 
     values: dict[str, Values]
     masked: dict[str, Counter[str]]
@@ -63,12 +68,15 @@ class Sheet:
 def asked(
     clips: Sequence[Clip], scorers: Scorers, senses: Sequence[Sense], seed: int, megapixels: float, emit: EmitProgress
 ) -> Sheet:
-    """Score all clips and their copies. One clip is in memory at a time, unless a scorer compares clips.
+    """Return the scores of all clips and their copies. One clip is in memory at a time, unless a scorer compares clips.
 
     Args:
+        clips: The clips to degrade and score.
+        scorers: All scorers.
         senses: The same scorers in groups, from `senses_of`.
         seed: Clip i is degraded with seed + i.
-        megapixels: Most pixels, in millions, of the clips that are compared.
+        megapixels: Most pixels, in millions, of all clips together, for scorers that compare clips. Above it, such
+            scorers give no score.
     """
     width = {key: 1 + len(sense.kinds) for sense in senses for scorer in sense.scorers for key in scorer.keys}
     values = {key: np.full((len(clips), width[key]), np.nan) for key in scorers.keys}
@@ -97,9 +105,9 @@ def asked(
 
 
 def _compare(clips: Sequence[tuple[int, Clip]], sense: Sense, seed: int, megapixels: float, sheet: Sheet) -> None:
-    """Score all clips as the group of one prompt, with scorers that compare: all as they are, or all degraded alike.
+    """Score all clips as one group, with the scorers that compare clips: first as they are, then with each degradation.
 
-    Scores of a group depend on each other, so the group's mean counts as one clip.
+    Scores in a group depend on each other. So the mean over the group is noted as the score of one clip, the first.
     """
     first = clips[0][0]
     shown = [clip.shown(sense.uses_audio) for _, clip in clips]

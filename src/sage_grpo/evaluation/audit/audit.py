@@ -1,7 +1,8 @@
-"""Find how each score can be gamed: compare clips with degraded copies, of their sound too for scores that hear.
+"""Find how each score can be gamed, by comparing the scores of clips with those of their degraded copies.
 
-Changes are in spreads, standard deviations of the score over the clips as they are. So +1 is what separates an ordinary
-clip from a rather good one. Where clips do not differ, a small share of the range over clips and copies is the spread.
+For scores that depend on the sound, the sound is degraded too. Changes are in spreads: standard deviations of the score
+over the clips as they are. So +1 is what separates an ordinary clip from a rather good one. Where clips hardly differ,
+the spread is a small share of the range over clips and copies.
 """
 
 from collections import Counter
@@ -30,11 +31,12 @@ Verdict = Literal["gamed", "blind", "caught", "unscored"]
 
 @dataclass(frozen=True)
 class Cell:
-    """The change of one score on one kind of copy, and the verdict on it.
+    """The mean change of one score from clips to their copies with one degradation, and the verdict on it.
 
-    `gamed`: the copy scores higher by a tenth of a spread or more, and surely so. The interval is above 0, or several
-    clips gain and none loses (many scores are at their end for most clips). `caught`: the same downwards. `blind`:
-    neither. `unscored`: no clip has the score together with its copy. With one clip, the change counts as measured.
+    `gamed`: the copies score higher by a tenth of a spread or more, and surely so. The interval is above 0, or several
+    clips gain and none loses (many scores are at the end of their scale for most clips). `caught`: the copies score
+    lower, by the same rule. `blind`: neither higher nor lower. `unscored`: no clip has the score together with its
+    copy. With one clip there is no interval, and the change alone decides.
     """
 
     verdict: Verdict
@@ -47,7 +49,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class NaturalScores:
-    """The distribution of one score over the clips as they are."""
+    """The distribution of one score over the clips as they are, not degraded."""
 
     clips: int  # that have it
     mean: float | None
@@ -72,17 +74,17 @@ class AuditResult:
 
     @property
     def scored(self) -> list[str]:
-        """Return the scores that at least one clip has."""
+        """Return the names of the scores that at least one clip has."""
         return [key for key in self.keys if self.natural[key].clips]
 
     @property
     def heard(self) -> list[str]:
-        """Return the scores that at least one copy with degraded sound has."""
+        """Return the names of the scores that at least one copy with degraded sound has."""
         having = {key: [name for name in self.sounds if name in self.cells[key]] for key in self.scored}
         return [key for key, names in having.items() if any(self.cells[key][name].clips for name in names)]
 
     def those(self, key: str, verdict: Verdict) -> list[str]:
-        """Return the degradations with this verdict for a score, the largest change first."""
+        """Return the names of the degradations with this verdict for the score `key`, the largest change first."""
         changes = {name: abs(cell.change or 0.0) for name, cell in self.cells[key].items() if cell.verdict == verdict}
         return sorted(changes, key=lambda name: -changes[name])
 
@@ -95,12 +97,14 @@ class AuditResult:
 
 
 def cell_of(natural: Values, copies: Values, spread: float) -> Cell:
-    """Return the change of a score on one kind of copy. Each copy is compared with its own clip.
+    """Return the mean change of a score from clips to their copies with one degradation, and the verdict.
+
+    Each copy is compared with its own clip.
 
     Args:
         natural: Scores of the clips, (clips,), nan where missing.
         copies: Scores of their copies, (clips,), nan where missing.
-        spread: The unit of the change.
+        spread: The unit of the change, from `spread_of`.
     """
     both = np.isfinite(natural) & np.isfinite(copies)
     changes = (copies - natural)[both] / (spread or 1.0)
@@ -123,7 +127,11 @@ def cell_of(natural: Values, copies: Values, spread: float) -> Cell:
 
 
 def spread_of(values: Values) -> float:
-    """Return the spread of scores (clips, 1 + copies); the first column has the clips as they are."""
+    """Return the spread of a score, the unit of its changes, from its values (clips, 1 + copies).
+
+    It is the standard deviation of the first column, the clips as they are, but at least 0.5 % of the range of all
+    values. With fewer than two clips it is the whole range.
+    """
     finite = values[np.isfinite(values)]
     whole = float(np.ptp(finite)) if len(finite) else 0.0
     plain = values[:, 0][np.isfinite(values[:, 0])]
@@ -143,12 +151,15 @@ def audit(
 ) -> AuditResult:
     """Score every clip and every degraded copy of it with every scorer, and return the changes with their verdicts.
 
-    Scorers that hear are audited on degraded sound as well. Several scores with weights are also audited as their sum.
+    Scorers that use the sound are audited on degraded sound as well. If several scores have weights in the recipe,
+    their weighted sum is audited as one more score.
 
     Args:
-        degradations: Names of the degradations of pictures; none for all.
-        seed: Of the random degradations.
-        megapixels: Most pixels, in millions, of the clips that are compared.
+        clips: The clips to degrade and score.
+        scorers: The scorers to audit.
+        degradations: Names of the degradations of pictures; all if empty.
+        seed: Seed of the random degradations.
+        megapixels: Most pixels, in millions, of all clips together, for scorers that compare clips.
 
     Raises:
         ConfigError: No clip can be read, or no clip has any score.
@@ -193,9 +204,10 @@ def audit(
 
 
 def _sum(values: dict[str, Values], weighted: Sequence[tuple[str, float]], advantages: bool) -> Values:
-    """Return the weighted sum, (clips, 1 + copies), as the recipe adds it: of scores, or of scores in their own spread.
+    """Return the weighted sum of scores, (clips, 1 + copies), as the recipe adds them.
 
-    A score that does not hear is the same on a copy with degraded sound as on the clip.
+    With `advantages`, each score is divided by its spread before the sum, and the sum by the sum of the absolute
+    weights. A score that ignores the sound is the same on a copy with degraded sound as on the clip.
     """
     units = {key: (spread_of(values[key]) or 1.0) if advantages else 1.0 for key, _ in weighted}
     whole = sum(abs(weight) for _, weight in weighted) or 1.0

@@ -17,10 +17,13 @@ class Clip:
     prompt: Prompt
     load: Callable[[], Tensor]
     hear: Callable[[], Videos] | None = None
-    """Returns a batch of one with its sound, for scorers that hear. None if there is nothing to hear."""
+    """Returns the clip with its sound as a batch of one, for scorers that use the sound; None for a silent clip."""
 
     def shown(self, uses_audio: bool) -> tuple[Videos, str]:
-        """Return the clip as a batch of one, and why its sound cannot be read, if it should have one."""
+        """Return the clip as a batch of one, and the reason why its sound cannot be read, an empty text if it can.
+
+        The sound is read only with `uses_audio`.
+        """
         try:
             if uses_audio and self.hear:
                 return self.hear(), ""
@@ -30,9 +33,9 @@ class Clip:
 
 
 def degraded(name: str | None, videos: Videos, seed: int) -> Videos | None:
-    """Return a batch of one with its frames or its sound degraded; None if there is no sound to degrade.
+    """Return the clip, a batch of one, with its frames or its sound degraded. `name=None` returns it as it is.
 
-    `name` is that of the degradation; None returns the clip as it is.
+    Return None if the degradation `name` is one of sound and the clip has no sound.
     """
     if name is None:
         return videos

@@ -1,7 +1,8 @@
-"""Ways to degrade a clip, on which a good score should fall. A new one is one function under `@degradation`.
+"""Functions that degrade a clip, so that a good score should fall. A new one is a function under `@degradation`.
 
-Each takes frames (F, H, W, 3), uint8, and returns as many of the same size. Sizes are relative to the shorter side, so
-that a copy looks as bad in 720p as in a thumbnail. Randomness comes from the generator that is passed in.
+Each takes frames (F, H, W, 3), uint8, and returns as many frames of the same size. Lengths, such as that of a blur, are
+relative to the shorter side, so that a copy looks as bad in 720p as in a thumbnail. Randomness comes from the generator
+that is passed in.
 """
 
 from collections.abc import Callable
@@ -16,13 +17,13 @@ DEGRADATIONS: dict[str, Degradation] = {}
 
 
 def degradation(function: Degradation) -> Degradation:
-    """Register a degradation under the name of its function, and return it."""
+    """Register the function as a degradation under its own name, and return it unchanged."""
     DEGRADATIONS[function.__name__] = function
     return function
 
 
 def degrade(name: str, frames: Tensor, seed: int = 0) -> Tensor:
-    """Return a degraded copy of frames (F, H, W, 3), uint8.
+    """Return a copy of the frames (F, H, W, 3), uint8, degraded by the function that is registered as `name`.
 
     The frames themselves are not changed, and the same seed gives the same copy.
     """
@@ -32,7 +33,7 @@ def degrade(name: str, frames: Tensor, seed: int = 0) -> Tensor:
 
 
 def each(frames: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply `change` to every frame (H, W, 3) in floats, and return them as uint8, (F, H, W, 3).
+    """Apply `change` to each frame as floats (H, W, 3) from 0 to 255, and return all as uint8, (F, H, W, 3).
 
     One frame is converted at a time, because a video in floats is large.
     """
@@ -40,7 +41,10 @@ def each(frames: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def gaussian_blur(picture: Tensor, sigma: float) -> Tensor:
-    """Blur a picture (H, W, 3); edges are repeated."""
+    """Return a picture (H, W, 3), float, blurred by a Gaussian with a standard deviation of `sigma` pixels.
+
+    Pixels at the edge are repeated outwards.
+    """
     reach = max(1, round(3 * sigma))
     weight = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / sigma) ** 2)
     weight = (weight / weight.sum())[None, None].expand(3, 1, -1)
@@ -49,7 +53,7 @@ def gaussian_blur(picture: Tensor, sigma: float) -> Tensor:
 
 
 def other_shot(frames: Tensor) -> Tensor:
-    """Return the clip upside down with its colours exchanged: as lively and as sharp, but another picture."""
+    """Return the clip upside down with its colour channels exchanged: as lively and as sharp, but another picture."""
     return frames.flip(1)[..., [1, 2, 0]]
 
 
@@ -59,7 +63,7 @@ def shorter_side(frames: Tensor) -> int:
 
 @degradation
 def static(frames: Tensor, random: Generator) -> Tensor:
-    """Show the middle frame all the time."""
+    """Replace every frame by the middle frame."""
     return frames[len(frames) // 2].expand(frames.shape).clone()
 
 
@@ -88,7 +92,7 @@ def shake(frames: Tensor, random: Generator) -> Tensor:
 
 @degradation
 def flicker(frames: Tensor, random: Generator) -> Tensor:
-    """Make each frame brighter or darker by up to 25 %."""
+    """Make each frame brighter or darker at random, by up to 25 %."""
     gains = (0.75 + 0.5 * torch.rand(len(frames), generator=random)).tolist()
     left = iter(gains)
     return each(frames, lambda picture: picture * next(left))
@@ -96,14 +100,14 @@ def flicker(frames: Tensor, random: Generator) -> Tensor:
 
 @degradation
 def cut(frames: Tensor, random: Generator) -> Tensor:
-    """Cut to another shot in the middle."""
+    """Replace the second half by another shot: the clip upside down with its colour channels exchanged."""
     middle = len(frames) // 2
     return torch.cat([frames[:middle], other_shot(frames)[middle:]])
 
 
 @degradation
 def crossfade(frames: Tensor, random: Generator) -> Tensor:
-    """Fade from one shot into another over the middle half."""
+    """Fade from the clip to `other_shot` over the middle half of its length."""
     time = torch.linspace(0, 1, len(frames)) if len(frames) > 1 else torch.zeros(1)
     share = ((time - 0.25) * 2).clamp(0, 1).tolist()
     other = other_shot(frames)
@@ -113,14 +117,14 @@ def crossfade(frames: Tensor, random: Generator) -> Tensor:
 
 @degradation
 def flat(frames: Tensor, random: Generator) -> Tensor:
-    """Show nothing but the mean colour."""
+    """Replace every pixel by the mean colour of the whole clip."""
     colour = frames.double().mean((0, 1, 2)).round().byte()
     return colour.expand(frames.shape).clone()
 
 
 @degradation
 def blur(frames: Tensor, random: Generator) -> Tensor:
-    """Blur each frame with a Gaussian of 2 % of the shorter side."""
+    """Blur each frame with a Gaussian whose standard deviation is 2 % of the shorter side."""
     sigma = max(0.5, 0.02 * shorter_side(frames))
     return each(frames, lambda picture: gaussian_blur(picture, sigma))
 
@@ -139,17 +143,17 @@ def grain(frames: Tensor, random: Generator) -> Tensor:
 
 @degradation
 def sharpen(frames: Tensor, random: Generator) -> Tensor:
-    """Sharpen too much: add three times what a blur of one pixel takes away."""
+    """Sharpen too much: add three times the detail that a Gaussian blur of one pixel removes."""
     return each(frames, lambda picture: picture + 3 * (picture - gaussian_blur(picture, 1.0)))
 
 
 @degradation
 def bright(frames: Tensor, random: Generator) -> Tensor:
-    """Over-expose: double the light, so that the highlights are lost."""
+    """Over-expose: double all grey levels, so that the highlights are lost."""
     return each(frames, lambda picture: 2 * picture)
 
 
 @degradation
 def vivid(frames: Tensor, random: Generator) -> Tensor:
-    """Move colours to two and a half times their distance from grey."""
+    """Make colours too strong: move each to two and a half times its distance from grey."""
     return each(frames, lambda picture: (grey := picture.mean(-1, keepdim=True)) + 2.5 * (picture - grey))

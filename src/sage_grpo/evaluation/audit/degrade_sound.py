@@ -1,8 +1,8 @@
-"""Ways to degrade a sound, each at a few strengths, on which a score that hears should fall. The frames stay.
+"""Functions that degrade the sound of a clip, each at a few strengths, so that a score of the sound should fall.
 
-Each takes a wave (channels, samples) with its sample rate and returns one of the same length. Loudness is relative to
-the sound's own, so that the copy of a quiet clip sounds as bad as that of a loud one. Randomness comes from the
-generator that is passed in.
+The frames are not changed. Each function takes a wave (channels, samples) with its sample rate and returns a wave of
+the same length. Loudness is relative to the sound's own, so that the copy of a quiet clip sounds as bad as that of a
+loud one. Randomness comes from the generator that is passed in.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,14 @@ def muted(wave: Tensor, rate: int, random: Generator) -> Tensor:
 
 
 def faint(wave: Tensor, rate: int, random: Generator, decibels: float) -> Tensor:
-    """Lower the loudness by so many decibels."""
+    """Lower the loudness by `decibels`."""
     return wave * gain(-decibels)
 
 
 def late(wave: Tensor, rate: int, random: Generator, seconds: float) -> Tensor:
-    """Delay the sound: it begins with silence, and as much is lost at its end.
+    """Delay the sound by `seconds`: it begins with silence, and as much is lost at its end.
 
-    With negative `seconds` it is early: its start is lost, and it ends with silence.
+    If `seconds` is negative, the sound is early: its start is lost, and it ends with silence.
     """
     shift = round(seconds * rate)
     moved = wave.roll(shift, -1)
@@ -41,13 +41,13 @@ def late(wave: Tensor, rate: int, random: Generator, seconds: float) -> Tensor:
 
 
 def clipped(wave: Tensor, rate: int, random: Generator, decibels: float) -> Tensor:
-    """Clip the sound at so many decibels below its peak, then make its peak as loud as before."""
+    """Clip the sound at `decibels` below its peak, then amplify it until its peak is as loud as before."""
     limit = wave.abs().max() * gain(-decibels)
     return wave.clamp(-limit, limit) * gain(decibels)
 
 
 def hiss(wave: Tensor, rate: int, random: Generator, decibels: float) -> Tensor:
-    """Add white noise all the time, so many decibels below the sound's mean loudness."""
+    """Add constant white noise, `decibels` below the mean loudness of the sound."""
     loudness = wave.square().mean().sqrt()
     noise = torch.randn(wave.shape, generator=random) * loudness * gain(-decibels)
     return (wave + noise).clamp(-1, 1)
@@ -64,9 +64,9 @@ SOUND_DEGRADATIONS: dict[str, SoundDegradation] = {
 
 
 def degrade_sound(name: str, wave: Tensor, rate: int, seed: int = 0) -> Tensor:
-    """Return a degraded copy of a wave (channels, samples).
+    """Return a copy of a wave (channels, samples), degraded by the function `name` of `SOUND_DEGRADATIONS`.
 
-    The wave itself is not changed, and the same seed gives the same copy.
+    `rate` is in samples per second. The wave itself is not changed, and the same seed gives the same copy.
     """
     if wave.dim() != 2 or not wave.is_floating_point() or not wave.numel():
         raise ValueError(f"a sound is floats (channels, samples), not {wave.dtype} {tuple(wave.shape)}")

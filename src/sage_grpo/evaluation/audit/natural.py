@@ -1,7 +1,7 @@
 """Short synthetic clips that behave like filmed ones: a photograph and painted scenes under moving cameras.
 
-They are for `sage-grpo rewards audit` without videos of one's own. They have texture at all scales, smooth motion of
-camera and things and some sensor noise, and some have words in them. They are not films: look at real videos too.
+`sage-grpo rewards audit` uses the clips if it is given no videos. The clips have texture at all scales, smooth motion
+of camera and things and some sensor noise, and some show words. They do not replace real films: audit on those too.
 """
 
 from collections.abc import Callable
@@ -30,9 +30,9 @@ class Scene:
 
 
 def texture(seed: int, height: int, width: int, roughness: float = 1.2) -> Array:
-    """Return noise (height, width), from 0 to 1, with a spectrum of 1/f^roughness, as of natural pictures.
+    """Return random noise (height, width), from 0 to 1, with a spectrum of 1/f^roughness, as of natural pictures.
 
-    It repeats at its edges.
+    The noise is periodic: its left edge continues its right edge, and its top its bottom.
     """
     spectrum = np.fft.rfft2(np.random.default_rng(seed).normal(size=(height, width)))
     frequency = np.hypot(np.fft.fftfreq(height)[:, None] * height, np.fft.rfftfreq(width)[None] * width)
@@ -50,13 +50,13 @@ def painted(
     size: tuple[int, int] = (512, 512),
     roughness: float = 1.2,
 ) -> Picture:
-    """Paint a texture between two colours."""
+    """Return a picture of random texture, `size` (width, height) in pixels, in colours from `dark` to `light`."""
     amount = texture(seed, size[1], size[0], roughness)[..., None]
     return Image.fromarray((np.array(dark) * (1 - amount) + np.array(light) * amount).round().astype(np.uint8))
 
 
 def photograph() -> Picture:
-    """Open a photograph of the public domain that comes with matplotlib."""
+    """Return the public-domain photograph that comes with matplotlib."""
     path = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
     if not path.is_file():
         raise ConfigError(f"the clips are made from {path}, which is not there; name videos of your own")
@@ -64,9 +64,9 @@ def photograph() -> Picture:
 
 
 def view(picture: Picture, x: float, y: float, zoom: float = 1.0, turn: float = 0.0) -> Picture:
-    """Return what a camera sees whose middle is at (x, y) of the picture, also between pixels.
+    """Return what a camera sees that is centred at (x, y), in pixels of the picture; fractions are interpolated.
 
-    `turn` is in radians.
+    A `zoom` above 1 enlarges. `turn` is in radians.
     """
     c, s = np.cos(turn) / zoom, np.sin(turn) / zoom
     ends = (c, -s, x - c * WIDTH / 2 + s * HEIGHT / 2, s, c, y - s * WIDTH / 2 - c * HEIGHT / 2)
@@ -74,7 +74,7 @@ def view(picture: Picture, x: float, y: float, zoom: float = 1.0, turn: float = 
 
 
 def board(words: str, paper: str, ink: str, wall: Picture, size: int = 40) -> Picture:
-    """Return a copy of a wall with a sign in its middle."""
+    """Return a copy of the picture `wall` with a sign in its middle that says `words`, in colours `paper` and `ink`."""
     wall, font = wall.copy(), ImageFont.load_default(size)
     draw, middle = ImageDraw.Draw(wall), (wall.width / 2, wall.height / 2)
     left, top, right, bottom = draw.textbbox(middle, words, font, anchor="mm")
@@ -84,7 +84,7 @@ def board(words: str, paper: str, ink: str, wall: Picture, size: int = 40) -> Pi
 
 
 def disc(skin: Picture, side: int) -> tuple[Picture, Picture]:
-    """Return a ball with a painted skin, and its outline as a mask."""
+    """Return a ball, `side` pixels wide: a square picture cut from `skin`, and a round mask of its outline."""
     big = Image.new("L", (4 * side, 4 * side))
     ImageDraw.Draw(big).ellipse((0, 0, 4 * side - 1, 4 * side - 1), fill=255)
     return skin.crop((0, 0, side, side)), big.resize((side, side), Image.Resampling.LANCZOS)
@@ -153,7 +153,7 @@ def scenes() -> dict[str, Scene]:
 def clip(name: str, scene: Scene, frames: int = FRAMES) -> Tensor:
     """Return the frames of a scene with sensor noise, (F, H, W, 3), uint8.
 
-    The name is the seed of the noise.
+    The seed of the noise is made from `name`.
     """
     random = np.random.default_rng([ord(letter) for letter in name])
     pictures = [np.asarray(scene.frame(i / max(frames - 1, 1)), np.float64) for i in range(frames)]

@@ -1,8 +1,9 @@
-"""The synthetic clips with a sound that fits: what moves rests, moves, rests and moves again, and is heard as it moves.
+"""The synthetic clips of `natural` with a sound that fits, for scorers that hear it.
 
-They are for scorers that hear. In the plain clips everything moves from the first frame to the last, so that nothing
-begins. When it moves is chosen for each clip by its name. Neither frames nor sound are made from the other: both follow
-from those moments, as in a film. The sound has the noise of a room in it, as the frames have that of a sensor.
+In each clip, things rest and move in turn, twice, and are heard only while they move. In the clips of `natural`
+everything moves from the first frame to the last, so no motion begins. The times of motion follow from the clip's name.
+Frames and sound are both made from these times, and neither from the other, as in a film. The sound has the noise of a
+room in it, as the frames have that of a sensor.
 """
 
 from collections.abc import Sequence
@@ -23,15 +24,15 @@ Going = Sequence[tuple[float, float]]  # from when until when, in seconds
 
 
 def going(name: str) -> Going:
-    """Return when the things of a clip move: from when until when, in seconds."""
+    """Return the times in which things move in the clip `name`: pairs of start and end, in seconds."""
     random = np.random.default_rng([*map(ord, name), 1])
     return [(start, start + random.uniform(*GOES)) for start in (random.uniform(*between) for between in STARTS)]
 
 
 def way(times: Array, moves: Going) -> Array:
-    """Return how far a clip has come at each of `times`, from 0 to 1.
+    """Return the time of the scene, from 0 to 1, at each of `times`, in seconds.
 
-    It advances while things move, and not at all in between.
+    The scene advances while things move, and not at all in between.
     """
     travelled = np.sum([np.clip(times, start, end) - start for start, end in moves], axis=0)
     far: Array = travelled / sum(end - start for start, end in moves)
@@ -39,7 +40,7 @@ def way(times: Array, moves: Going) -> Array:
 
 
 def wave(name: str, moves: Going, seconds: float) -> Array:
-    """Return the samples of a rustle with a tone in it, heard while things move.
+    """Return the sound of the clip `name`, (samples,), from -1 to 1: a rustle with a tone, heard while things move.
 
     Each clip has a pitch of its own.
     """
@@ -56,7 +57,7 @@ def wave(name: str, moves: Going, seconds: float) -> Array:
 
 
 def heard_clip(name: str, scene: Scene) -> Videos:
-    """Return a batch of one: the scene, which moves and rests, with its sound (1, 1, samples)."""
+    """Return the scene as a batch of one, in which things move and rest, with its sound (1, 1, samples)."""
     moves = going(name)
 
     def frame(t: float) -> Picture:

@@ -1,4 +1,4 @@
-"""Limits on what one stranger may take of the study server: connections, and places among the raters.
+"""Limits on what one stranger may take of the study server: connections, and places for raters.
 
 Addresses are kept in memory for an hour and never written down.
 """
@@ -23,7 +23,7 @@ class JoinLimit:
     """A limit on how many raters may join from one address in an hour.
 
     Args:
-        now: The clock, in seconds.
+        now: A function that returns the time in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -31,7 +31,7 @@ class JoinLimit:
         self.joined: dict[str, deque[float]] = {}
 
     def admits(self, address: str) -> bool:
-        """Count one more rater from this address and return True, or return False if all of its places are taken."""
+        """Count one more rater from this address and return True, or return False if the address is at its limit."""
         with self.lock:
             now, place = self.now(), network_of(address)
             for other in [key for key, times in self.joined.items() if times[-1] < now - HOUR]:
@@ -46,9 +46,9 @@ class JoinLimit:
 
 
 def network_of(address: str) -> str:
-    """Return an IPv4 address itself, or the network of an IPv6 address.
+    """Return the address itself if it is IPv4, or its network of 64 bits (/64) if it is IPv6.
 
-    The network is the 64 bits that one customer has for all of their machines.
+    All machines of one customer share such a network.
     """
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
@@ -64,9 +64,10 @@ def network_of(address: str) -> str:
 class GuardedServer(ThreadingHTTPServer):
     """A server with a thread for each connection, and a limit on connections.
 
-    When it is full, the connection that has waited longest without a request is closed to make room.
+    When the server is full, it closes the connection that has waited longest without a request, to make room.
 
-    A handler records in `waiting` since when a connection has owed it a request, and removes it once it answers.
+    A handler puts its connection into `waiting`, with the time since when a request is due, and removes the connection
+    when it answers.
     """
 
     daemon_threads = True
@@ -99,7 +100,7 @@ class GuardedServer(ThreadingHTTPServer):
             self.places.release()
 
     def service_actions(self) -> None:
-        """Close connections whose request has not come in time. The server calls it between requests."""
+        """Close connections whose request has not come in time. The server calls this method between requests."""
         late = time.monotonic() - REQUEST_SECONDS
         for request, since in list(self.waiting.items()):
             if since < late:

@@ -1,4 +1,4 @@
-"""Make a study from videos: choose prompts, strip what could reveal a source, and degrade copies for checks."""
+"""Make a study from videos: choose prompts, strip what could reveal sources, degrade copies for attention checks."""
 
 import io
 import json
@@ -38,7 +38,7 @@ SEI = 6  # units of H.264 in which encoders write their name and settings
 
 @dataclass(frozen=True)
 class Item:
-    """A prompt with its videos: for every seed one of each source."""
+    """A prompt with its videos: for each seed, one video per source."""
 
     id: str
     text: str
@@ -46,7 +46,7 @@ class Item:
 
 
 def from_eval(folder: Path) -> tuple[list[str], list[Item]]:
-    """Return the sources and prompts of a folder that `sage-grpo eval` wrote."""
+    """Return the names of the sources, and the prompts with their videos, from a folder that `sage-grpo eval` wrote."""
     path = folder / MANIFEST
     if not path.is_file():
         raise ConfigError(f"{folder} has no manifest.json; name a folder of `sage-grpo eval`, or --videos a=folder")
@@ -67,9 +67,10 @@ def from_eval(folder: Path) -> tuple[list[str], list[Item]]:
 
 
 def from_folders(folders: Mapping[str, Path], prompts: Path | None = None) -> tuple[list[str], list[Item]]:
-    """Return the sources and prompts of folders with equally named mp4 files, one folder per source.
+    """Return the names of the sources, and the prompts with their videos, from one folder of mp4 files per source.
 
-    Prompts come from the file `prompts`, as for `rewards score`, or from a .txt next to a video.
+    Files of the same name in all folders are videos of one prompt. The prompts come from the file `prompts`, as for
+    `rewards score`, or from a .txt next to a video.
     """
     files = {name: {path.stem: path for path in sorted(folder.glob("*.mp4"))} for name, folder in folders.items()}
     names = sorted(set.intersection(*(set(paths) for paths in files.values()))) if files else []
@@ -89,12 +90,13 @@ def from_folders(folders: Mapping[str, Path], prompts: Path | None = None) -> tu
 
 
 def choose_pairs(sources: Sequence[str], method: str | None, against: str | None) -> list[tuple[str, str]]:
-    """Return the pairs of sources to compare: two sources, one with each other source, or every pair.
+    """Return the pairs of sources to compare: `method` is the first of each pair, `against` the second, if given.
 
     Args:
         sources: All sources, in their order.
-        method: The first of each pair, if given.
-        against: The second of each pair, if given. If neither is, a later source is compared with an earlier.
+        method: The first source of each pair; None for any.
+        against: The second source of each pair; None for any. If both are None, every source is compared with each
+            earlier one.
 
     Raises:
         ConfigError: There are fewer than two sources, a name is unknown, or two sources share one.
@@ -116,14 +118,14 @@ def choose_pairs(sources: Sequence[str], method: str | None, against: str | None
 
 
 def stripped(path: Path, data: bytes | None = None) -> bytes:
-    """Return an mp4 with the same pictures, without sound and without the names, times and settings in the file.
+    """Return an mp4 with the same frames, without what could reveal its source: sound, names, times and settings.
 
     Args:
-        path: The file, which errors name.
-        data: Its content, if it is not to be read from `path`.
+        path: The mp4 file. Errors name it.
+        data: The bytes of the mp4; None to read them from `path`.
 
     Raises:
-        ConfigError: It is not a video, or one that not every browser plays.
+        ConfigError: The file is not a video, or not every browser plays it.
     """
     out = io.BytesIO()
     try:
@@ -159,7 +161,7 @@ def degraded(path: Path, kind: str, seed: int) -> bytes:
 
 
 class Folder:
-    """The folder of a study's videos, which are named by their content."""
+    """The folder of a study's videos, whose file names are hashes of their content."""
 
     def __init__(self, out: Path, total: int, emit: EmitProgress) -> None:
         self.out, self.total, self.emit = out / VIDEOS, total, emit
@@ -195,17 +197,21 @@ def make_study(
     """Write the videos of a study and then its plan, so that a folder with a plan is complete. Return the plan.
 
     Args:
-        prompts: Most prompts, drawn by the seed.
+        out: The folder to write.
+        sources: The names of the sources.
+        items: The prompts with their videos.
+        pairs: The pairs of sources to compare.
+        prompts: Most prompts; they are drawn at random.
         dimensions: The questions about each pair.
         checks: Number of attention checks per rater.
         per_rater: Comparisons per rater; None for all.
-        max_failed: Share of checks above which a rater is left out.
-        seed: Of all random choices.
-        title: What raters see as the title.
-        contact: Who runs the study, for raters.
+        max_failed: Share of attention checks, from 0 to 1. A rater who fails more is left out.
+        seed: Seed of all random choices.
+        title: The title that raters see.
+        contact: Who runs the study, shown to raters.
 
     Raises:
-        ConfigError: The folder has a study already, or a video is missing or no video.
+        ConfigError: `out` has a study already, a video is missing, or a file is no video that every browser plays.
     """
     if (out / NAME).exists() or (out / ANSWERS).exists():
         raise ConfigError(f"{out} has a study in it already; its answers belong to its plan: give another --out")
@@ -251,7 +257,10 @@ def make_study(
 
 @dataclass(frozen=True)
 class DrawnItem:
-    """A prompt with the version of its videos that was drawn, and the names of these videos in the study."""
+    """A prompt with the videos of one seed, drawn for the study.
+
+    `version` has the original file of each source, `videos` the name of its file in the study.
+    """
 
     item: Item
     version: Mapping[str, Path]

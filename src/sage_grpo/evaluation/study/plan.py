@@ -20,7 +20,7 @@ class Part(BaseModel):
 
 
 class Dimension(Part):
-    """A question about every pair."""
+    """A question that raters answer about every pair of videos."""
 
     key: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,30}$")
     name: str
@@ -71,7 +71,10 @@ class StudyPlan(Part):
 
 @dataclass(frozen=True)
 class Showing:
-    """A comparison as it is shown to one rater. `swapped`: the first video is on the right."""
+    """A comparison as it is shown to one rater.
+
+    If `swapped`, the first video is on the right. `repeat` marks a comparison that the rater has already seen.
+    """
 
     comparison: str
     swapped: bool
@@ -79,7 +82,7 @@ class Showing:
 
 
 def read_plan(folder: Path) -> tuple[StudyPlan, str]:
-    """Return the plan of a folder, and its hash, which answers must name."""
+    """Return the plan of a study's folder, and the hash of its file, which every rater's file must name."""
     path = folder / NAME
     if not path.is_file():
         raise ConfigError(f"{folder} is no study: it has no {NAME}; make one with `sage-grpo study make`")
@@ -92,7 +95,7 @@ def read_plan(folder: Path) -> tuple[StudyPlan, str]:
 
 
 def check_videos(folder: Path, plan: StudyPlan) -> None:
-    """Refuse a study with a video that is missing, or is no longer the one that was planned."""
+    """Refuse a study if one of its videos is missing, or is no longer the one that was planned."""
     for name, digest in plan.videos.items():
         path = folder / VIDEOS / name
         if not path.is_file():
@@ -106,12 +109,15 @@ def dump_plan(plan: StudyPlan) -> bytes:
 
 
 def assign(plan: StudyPlan, number: int, expected: Counter[str], assigned: Counter[str]) -> list[Showing]:
-    """Return what rater `number` is shown, in order.
+    """Return what rater `number` is shown, in order: comparisons, the attention checks, and one comparison repeated.
 
     Args:
-        expected: How many answers each comparison has or may expect. Those with the fewest come first, so that all fill
-            up alike.
-        assigned: How many raters were given each comparison. Its sides alternate, from a random start.
+        plan: The plan of the study.
+        number: The number of the rater, from 0.
+        expected: How many answers each comparison has or may expect. Comparisons with the fewest are chosen first, so
+            that all fill up alike.
+        assigned: How many raters were given each comparison. From one rater to the next, its sides are exchanged, from
+            a random start.
     """
     random = np.random.default_rng([plan.seed, 2, number])
     chosen = _fewest_answers(plan, expected, random)
@@ -140,10 +146,10 @@ def _fewest_answers(plan: StudyPlan, expected: Counter[str], random: np.random.G
 
 
 def _swapped(plan: StudyPlan, comparison: str, before: int) -> bool:
-    """Return whether the sides of a comparison are swapped for a rater, after `before` others were given it.
+    """Return whether the sides of a comparison are swapped for a rater, after `before` other raters were given it.
 
-    Half of a pair's comparisons are swapped for one rater, the other half for the next; then the halves are drawn
-    again.
+    Half of the comparisons of two sources are swapped for one rater, the other half for the next. Then the halves are
+    drawn again.
     """
     random = np.random.default_rng([plan.seed, 1, before // 2])
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)

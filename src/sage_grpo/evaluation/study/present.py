@@ -18,7 +18,7 @@ def signed(score: Interval) -> str:
 
 
 def rate_table(group: GroupResult, title: str, note: str = "") -> PageTable:
-    """Return win rates with a row per pair and a column per dimension, the form of a user study's table."""
+    """Return the table of win rates: a row per pair of sources and a column per dimension, as user studies print it."""
     dimensions = list(group.dimensions.values())
     rows = []
     for k, pair in enumerate(dimensions[0].pairs):
@@ -113,9 +113,9 @@ def page(results: StudyResults, command: str) -> Page:
 
 
 def as_text(words: str) -> str:
-    """Return a text as one line of Markdown.
+    """Return a text as one line of Markdown, with special characters escaped.
 
-    Names of sources and titles in it make no HTML, link, picture, code or column.
+    So a name of a source or a title in the text makes no HTML, link, picture, code or table column.
     """
     return re.sub(r"[<>`|\\]|(?<=\])\(", r"\\\g<0>", " ".join(words.split()))
 

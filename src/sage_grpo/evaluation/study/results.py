@@ -1,4 +1,7 @@
-"""Compute what the answers show: win rates, scores, agreement and checks, with and without raters who are left out."""
+"""Compute the results of a study: win rates, scores, agreement of raters, and attention checks.
+
+Results are computed twice: without raters who are left out for their attention checks, and with them.
+"""
 
 import json
 from collections import defaultdict
@@ -35,7 +38,7 @@ METHOD = (
 
 @dataclass(frozen=True)
 class RaterCheck:
-    """How a rater did on the attention checks, and whether the rater is left out."""
+    """How a rater did on the attention checks, and why the rater is left out of the results, if so."""
 
     rater: str
     answered: int
@@ -47,7 +50,10 @@ class RaterCheck:
 
 @dataclass(frozen=True)
 class PairResult:
-    """The answers on one pair of sources in one dimension. `rate` is the win rate of the first."""
+    """The answers on one pair of sources in one dimension.
+
+    `rate` is the win rate of the first source; None without answers.
+    """
 
     first: str
     second: str
@@ -70,7 +76,7 @@ class DimensionResult:
 
 @dataclass(frozen=True)
 class Repeats:
-    """The verdicts on repeated pairs: how many were the same as before, and how many there are."""
+    """The verdicts on repeated pairs: how many were the same as at the first showing, and how many there are in all."""
 
     same: int
     of: int
@@ -78,7 +84,7 @@ class Repeats:
 
 @dataclass(frozen=True)
 class GroupResult:
-    """The results of a group of raters."""
+    """The results of a group of raters: all of them, or those who passed the attention checks."""
 
     raters: int
     prompts: int
@@ -103,7 +109,7 @@ class RaterCounts:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """The content of results.json."""
+    """The content of the results.json of a study."""
 
     title: str
     plan: str  # its hash
@@ -117,7 +123,7 @@ class StudyResults:
 
     @property
     def main(self) -> GroupResult:
-        """Return results of raters who passed the checks, or of all if nobody did."""
+        """Return the results of the raters who passed the attention checks, or of all raters if nobody passed."""
         return self.kept or self.all
 
     def to_json(self) -> dict[str, Any]:
@@ -136,7 +142,10 @@ class StudyResults:
 
 
 def preferred(choice: str, swapped: bool) -> str:
-    """Return whether the first or the second of a pair was preferred, or neither, from the side that was chosen."""
+    """Return which video of a pair a rater preferred, `first`, `second` or `tie`, from the side that was chosen.
+
+    `choice` is `left`, `right` or `same`. If `swapped`, the first video was on the right.
+    """
     if choice == "same":
         return TIE
     return FIRST if (choice == "left") != swapped else SECOND
@@ -148,7 +157,7 @@ def verdicts(rater: Rater, position: int) -> dict[str, str]:
 
 
 def check_rater(plan: StudyPlan, rater: Rater) -> RaterCheck:
-    """Return how a rater did on the attention checks, by the rule that the plan has fixed."""
+    """Return how a rater did on the attention checks, and whether the plan's rule leaves the rater out."""
     tests = {check.id for check in plan.checks}
     answers = [verdicts(rater, at) for at in rater.answers if rater.showings[at].comparison in tests]
     failed = sum(answer[plan.dimensions[0].key] != FIRST or SECOND in answer.values() for answer in answers)
@@ -161,7 +170,10 @@ def check_rater(plan: StudyPlan, rater: Rater) -> RaterCheck:
 
 
 def real_answers(plan: StudyPlan, rater: Rater) -> list[tuple[str, dict[str, str]]]:
-    """Return each comparison that a rater answered with its verdicts by dimension, without checks and repeats."""
+    """Return the id of each comparison that the rater answered, with the verdict per dimension.
+
+    Attention checks and repeated comparisons are left out.
+    """
     planned = {comparison.id for comparison in plan.comparisons}
     return [
         (showing.comparison, verdicts(rater, at))
@@ -218,7 +230,7 @@ def summarise(plan: StudyPlan, raters: Sequence[Rater]) -> GroupResult:
 
 
 def _consistency(raters: Sequence[Rater]) -> Repeats:
-    """Count the verdicts on repeated pairs that are the same when the sides are exchanged."""
+    """Count the verdicts on repeated pairs that are the same as at the first showing, when the sides were exchanged."""
     same = of = 0
     for rater in raters:
         first = {showing.comparison: at for at, showing in enumerate(rater.showings) if not showing.repeat}

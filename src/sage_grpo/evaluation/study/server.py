@@ -1,7 +1,8 @@
-"""The study as a small web application. It sends positions and sides to raters, never the name of a source.
+"""The study as a small web application. The server sends positions and sides to raters, never the name of a source.
 
-Videos are requested by position and side with the rater's token, so that no address differs between sources. The page
-loads both whole before it plays either: a slow line favours neither, and the server need not send parts of a file.
+A video is requested by its pair's position and its side, with the rater's token, so that no URL differs between
+sources. The page loads both videos whole before it plays either. So a slow line favours neither, and the server need
+not send parts of a file.
 """
 
 import hmac
@@ -37,7 +38,7 @@ SECONDS_A_PAIR = 25  # until a rater's own pace is known
 
 
 class SubmittedAnswer(BaseModel):
-    """An answer as the page sends it."""
+    """An answer in the form in which the raters' page sends it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -90,7 +91,7 @@ class Server(GuardedServer):
         self.url = f"{public.rstrip('/') if public else f'http://{name}:{self.server_address[1]}'}{self.base}/"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Print the error as usual, but without the address."""
+        """Print the traceback of an error as usual, but without the rater's address."""
         traceback.print_exc()
 
     def study(self) -> dict[str, Any]:
@@ -145,9 +146,9 @@ class Handler(BaseHTTPRequestHandler):
             self._json({"error": f"the answer could not be saved: {error.strerror}"}, HTTPStatus.SERVICE_UNAVAILABLE)
 
     def _drain(self) -> None:
-        """Read what has come of a refused body.
+        """Read what has arrived of the body of a refused request.
 
-        Closing a connection with unread data can make the client lose the answer.
+        Closing a connection with unread data can make the client lose the response.
         """
         if self.headers.get("Content-Length", "0") == "0":
             return
@@ -159,9 +160,9 @@ class Handler(BaseHTTPRequestHandler):
                     break
 
     def _check_length(self, method: str) -> None:
-        """Refuse a request whose end is ambiguous.
+        """Refuse a request whose length is ambiguous.
 
-        Otherwise the rest of it would be read as the next one.
+        Otherwise the rest of its body would be read as the next request.
         """
         lengths = self.headers.get_all("Content-Length", [])
         if "Transfer-Encoding" in self.headers or len(lengths) > 1:
@@ -170,13 +171,20 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.BAD_REQUEST, "a GET has no body")
 
     def _address(self) -> str:
-        """Return the address of the rater: what a proxy next to us adds to the header, else that of the connection."""
+        """Return the address of the rater: the last in `X-Forwarded-For`, else that of the connection.
+
+        The header counts only if the study has a public URL and the connection is from a private address, as of a
+        proxy.
+        """
         peer = str(self.client_address[0])
         forwarded = self.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip()
         return forwarded if forwarded and self.server.proxied and ip_address(peer).is_private else peer
 
     def _page_path(self) -> str:
-        """Return the path below the access code. Refuse a request with a wrong host or code."""
+        """Return the path of the request after the access code.
+
+        Refuse a request with a wrong host or access code.
+        """
         host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
         if self.server.hosts is not None and host not in self.server.hosts:
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "this host is not served")

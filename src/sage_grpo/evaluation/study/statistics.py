@@ -1,8 +1,9 @@
 """Statistics of preferences with their uncertainty: win rates, Bradley–Terry scores, agreement.
 
 Answers come in clusters: those of one rater are alike, and those on one prompt are alike. Intervals are from the
-pigeonhole bootstrap (Owen, Annals of Applied Statistics 2007). It draws raters and prompts, each with replacement, and
-weights an answer by how often both were drawn. It is somewhat wide rather than too narrow.
+pigeonhole bootstrap (Owen, Annals of Applied Statistics 2007). It draws raters and prompts with replacement, and
+weights an answer by the draws of its rater times the draws of its prompt. The intervals are somewhat wide rather than
+too narrow.
 """
 
 import math
@@ -30,9 +31,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class AnswerCounts:
-    """The answers of one dimension, summed into arrays (raters, prompts, pairs).
+    """The answers to one question of a study, summed into arrays (raters, prompts, pairs of sources).
 
-    A win of the pair's first is 1, a tie is half.
+    In `wins`, an answer for the first source of the pair adds 1, and a tie adds a half. `count` has the number of
+    answers.
     """
 
     wins: Array
@@ -47,7 +49,7 @@ class AnswerCounts:
         return AnswerCounts(wins, count)
 
     def resampled(self, seed: int, resamples: int = RESAMPLES) -> tuple[Array, Array]:
-        """Return the wins and the answers of each pair in each resample, both (resamples, pairs)."""
+        """Return the wins of the first sources and the numbers of answers, both (resamples, pairs)."""
         random = np.random.default_rng(seed)
         raters, prompts = self.wins.shape[:2]
         by_rater = random.multinomial(raters, np.full(raters, 1 / raters), resamples).astype(float)
@@ -61,7 +63,7 @@ class AnswerCounts:
 
 
 def win_rates(table: AnswerCounts, seed: int = 0, resamples: int = RESAMPLES) -> list[Interval | None]:
-    """Return the win rate of each pair with its 95 % interval; None where nobody answered.
+    """Return the win rate of each pair's first source with its 95 % interval; None for a pair without answers.
 
     The rate is (wins + half of ties) / answers.
     """
@@ -84,7 +86,10 @@ def win_rates(table: AnswerCounts, seed: int = 0, resamples: int = RESAMPLES) ->
 
 @dataclass(frozen=True)
 class Scores:
-    """The log strengths of the sources, with mean 0: e^(a−b) is the odds that a is preferred to b."""
+    """The Bradley–Terry scores of the sources: log strengths with mean 0.
+
+    The odds that a source with score a is preferred to one with score b are e^(a−b).
+    """
 
     scores: list[Interval]
     separated: bool  # a group of sources never lost to the rest: PSEUDO wins were added to keep scores finite
@@ -94,12 +99,17 @@ class Scores:
 def bradley_terry(
     table: AnswerCounts, pairs: Sequence[tuple[int, int]], sources: int, seed: int = 0, resamples: int = RESAMPLES
 ) -> Scores:
-    """Fit Bradley–Terry scores by maximum likelihood, with ties as half a win each way, as in the win rates.
+    """Return Bradley–Terry scores, fitted by maximum likelihood, with ties as half a win each way, as in the win rates.
 
-    So the scores of two sources differ by the logit of their win rate. The intervals come from the resamples, because
-    the likelihood need not be right about the spread of ties.
+    So in a study of two sources, their scores differ by the logit of their win rate. The intervals come from the
+    bootstrap, because the likelihood need not be right about the spread of ties.
 
-    `pairs` has the numbers of the first and second source of each pair.
+    Args:
+        table: The answers to one question.
+        pairs: The indices of the first and second source of each pair.
+        sources: The number of sources.
+        seed: Seed of the bootstrap.
+        resamples: Number of resamples.
     """
     wins, count = table.resampled(seed, resamples)
     drawn = matrix(wins, count, pairs, sources)
@@ -112,7 +122,7 @@ def bradley_terry(
 
 
 def matrix(wins: Array, count: Array, pairs: Sequence[tuple[int, int]], sources: int) -> Array:
-    """Return how often i was preferred to j, (batch, i, j), from wins and answers (batch, pairs)."""
+    """Return how often source i was preferred to j, (batch, sources, sources), from wins and answers (batch, pairs)."""
     out = np.zeros((len(wins), sources, sources))
     for k, (i, j) in enumerate(pairs):
         out[:, i, j] += wins[:, k]
@@ -121,9 +131,10 @@ def matrix(wins: Array, count: Array, pairs: Sequence[tuple[int, int]], sources:
 
 
 def fit(wins: Array, pairs: Sequence[tuple[int, int]]) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Fit log strengths, (batch, sources), to wins (batch, sources, sources) by Newton's method.
+    """Return the log strengths, (batch, sources), that fit wins (batch, sources, sources) best, by Newton's method.
 
-    Also return where Ford's condition for finite ones fails, (batch,).
+    Also return where Ford's condition for finite strengths fails, (batch,): some sources never lost to the rest. Half a
+    win each way is then added to every pair.
     """
     sources = wins.shape[-1]
     reach = (wins > 0) | np.eye(sources, dtype=bool)
@@ -148,9 +159,10 @@ def fit(wins: Array, pairs: Sequence[tuple[int, int]]) -> tuple[Array, npt.NDArr
 
 
 def krippendorff(units: Sequence[Sequence[str]]) -> float | None:
-    """Return Krippendorff's α for nominal values; None without variation.
+    """Return Krippendorff's α, the agreement of raters on nominal values: 1 is perfect agreement, 0 is that of chance.
 
-    A unit has one value from each rater who saw it. 1 is perfect agreement, 0 is that of chance.
+    Each unit has one value from each rater who saw it. Return None if all values of units with two raters or more are
+    the same.
     """
     pairable = [unit for unit in units if len(unit) > 1]
     values = [value for unit in pairable for value in unit]
@@ -169,8 +181,16 @@ def half_width(
 ) -> float:
     """Return half the width of a win rate's 95 % interval when every rater sees every prompt.
 
-    `by_rater` and `by_prompt` are the shares of an answer's variance that all answers of a rater, or of a prompt, have
-    in common. Student's t with as many degrees of freedom as the smaller number of clusters allows.
+    The interval is by Student's t. Its degrees of freedom are the number of raters or of prompts, whichever is smaller,
+    minus one.
+
+    Args:
+        raters: Number of raters.
+        prompts: Number of prompts.
+        rate: The expected win rate, from 0 to 1.
+        by_rater: Share of an answer's variance that all answers of a rater have in common, from 0 to 1.
+        by_prompt: Share of an answer's variance that all answers on a prompt have in common, from 0 to 1.
+        ties: Share of the answers that are ties, from 0 to 1.
     """
     variance = rate * (1 - rate) - ties / 4  # ties stand in the middle
     if variance <= 0:

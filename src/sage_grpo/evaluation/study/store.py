@@ -1,4 +1,4 @@
-"""Store answers on the disk before they are acknowledged, with no names and no addresses.
+"""Store the answers of raters on the disk before they are acknowledged, with no names and no addresses.
 
 There is one file per rater, with one line per answer.
 """
@@ -23,7 +23,7 @@ AWAY = 3600.0  # seconds after which a rater's open comparisons are offered to o
 
 
 class Conflict(ValueError):
-    """Raised when another window has answered a pair differently."""
+    """Raised when the rater has answered the pair differently in another window."""
 
 
 @dataclass
@@ -44,7 +44,11 @@ class Rater:
     joined_now: bool = False  # since the server started: what was fetched before is not written down
 
     def may_answer(self, position: int) -> bool:
-        """Return whether both videos of a pair were fetched, as far as that is known."""
+        """Return whether the rater may answer the pair at `position`: both of its videos were fetched.
+
+        What was fetched before a restart of the server is not known, so raters who joined before it may answer any
+        pair.
+        """
         return not self.joined_now or {(position, "left"), (position, "right")} <= self.fetched
 
     @property
@@ -54,7 +58,7 @@ class Rater:
 
 @dataclass(frozen=True)
 class RaterLine:
-    """The first line of a rater's file: the rater, the plan and what is shown."""
+    """The first line of a rater's file: the rater, the hash of the plan, and the comparisons to show."""
 
     rater: str
     number: int
@@ -73,7 +77,7 @@ class RaterLine:
 
 @dataclass(frozen=True)
 class AnswerLine:
-    """Every other line of a rater's file: an answer, or a later revision of one."""
+    """Every other line of a rater's file: an answer, or a later revision of an answer."""
 
     position: int
     comparison: str
@@ -110,14 +114,18 @@ class StudyProgress:
 
 
 def rater_id(token: str) -> str:
-    """Return the hash of a token, for the rater's file. The token itself stays with the rater."""
+    """Return the id of a rater, a hash of the rater's secret token.
+
+    The id is in the rater's file; the token itself stays with the rater.
+    """
     return sha256(token.encode()).hexdigest()[:16]
 
 
 def read_rater(path: Path, plan_hash: str, mend: bool = False) -> Rater | None:
-    """Return the rater that a file describes; None if not even its first line is whole.
+    """Return the rater and the answers in a file; None if not even the first line is whole.
 
-    `plan_hash` is the plan that the answers must name. With `mend`, a last line that a crash has torn is cut off.
+    `plan_hash` is the hash of the plan that the file must name. With `mend`, a last line that a crash has torn is cut
+    off.
 
     Raises:
         ConfigError: A line is damaged, or the answers are of another plan.
@@ -160,7 +168,10 @@ def _take(rater: Rater, line: AnswerLine) -> None:
 
 
 class Store:
-    """The raters of a running study and their files. It is safe for many threads, and for one process only."""
+    """The raters of a running study and their files.
+
+    A store is safe for many threads, and for one process only.
+    """
 
     def __init__(self, folder: Path, plan: StudyPlan, plan_hash: str, raters: int | None = None) -> None:
         self.plan, self.plan_hash, self.target_raters = plan, plan_hash, raters
@@ -180,7 +191,10 @@ class Store:
                 self._held = None
 
     def _counts(self) -> tuple[Counter[str], Counter[str]]:
-        """Return, for each comparison, how many answers it has or may expect, and how many raters were assigned it."""
+        """Return, for each comparison, how many answers it has or may expect, and how many raters were assigned it.
+
+        An answer is expected from a rater who was seen in the last hour.
+        """
         expected: Counter[str] = Counter()
         assigned: Counter[str] = Counter()
         now = time.time()
@@ -202,7 +216,7 @@ class Store:
         return not enough and len(self.raters) < MOST_RATERS
 
     def join(self) -> str | None:
-        """Add a new rater and return the token; None if enough have come."""
+        """Add a new rater and return the rater's secret token; None if the study takes no more raters."""
         with self.lock:
             expected, assigned = self._counts()
             if not self._open(expected):
@@ -219,10 +233,12 @@ class Store:
         return self.raters.get(rater_id(token))
 
     def save(self, rater: Rater, position: int, choices: dict[str, str], revision: int, milliseconds: int) -> None:
-        """Save an answer. The same answer twice is kept once, and one older than the saved revision is left out.
+        """Save the rater's answer to the pair at `position`, and write it to the rater's file.
+
+        An answer that is already saved, or is older than the saved revision, is left out.
 
         Raises:
-            Conflict: The same revision has other choices, from another window.
+            Conflict: The saved answer has the same revision and other choices, from another window.
         """
         with self.lock:
             before = rater.answers.get(position)

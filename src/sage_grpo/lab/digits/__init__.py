@@ -1,1 +1,1 @@
-"""Four digits that drift over a black clip: the world, its generator, the experiment against real OCR."""
+"""The laboratory's world of four-digit numbers: its clips, generator, and experiment with real OCR as reward."""

@@ -1,4 +1,7 @@
-"""Fresh videos of numbers, read by OCR and by a second reader that no reward knows; equal seeds make pairs."""
+"""Evaluation of a model of four-digit numbers: fresh videos, read by OCR and by a second reader that no reward uses.
+
+The seeds are fixed, so the videos of two models form pairs of equal prompt and seed.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,9 +25,10 @@ GROUPS, GROUP = 24, 4  # prompts and videos of each that diversity is measured o
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was found in the videos of a model, a row for each. Rows of equal index share prompt and seed.
+    """The measures of N fresh videos of one model, one row per video.
 
-    Training saw readings of the first frame only.
+    The same row of two evaluations has the same prompt and seed. Post-training used only readings of the first frame;
+    all other measures are held out.
     """
 
     prompts: list[str]
@@ -39,12 +43,19 @@ class Evaluation:
     pixel_diversity: float  # of their pixels, where a mistake counts as variety
 
     def exact(self, frame: int = 0) -> Tensor:
-        """Return 1 for each video whose frame OCR reads as the number and nothing else, and 0 for the others, (N,)."""
+        """Return 1 for each video in which OCR reads the prompted number and nothing else, and 0 for the others, (N,).
+
+        `frame` is 0 for the reading of the first frame, or -1 for the last.
+        """
         pairs = zip(self.readings, self.wanted, strict=True)
         return torch.tensor([fold(read[frame]) == fold(target) for read, target in pairs]).double()
 
     def characters(self, frame: int = 0) -> Tensor:
-        """Return 1 − edit distance over the longer length, (N,). At the first frame it is the reward itself."""
+        """Return the similarity (N,), 0 to 1, of what OCR reads to the prompted number.
+
+        It is 1 − edit distance / length of the longer text. `frame` is 0 for the first frame, where the similarity is
+        the reward itself, or -1 for the last.
+        """
         pairs = zip(self.readings, self.wanted, strict=True)
         return torch.tensor([similarity(read[frame], target) for read, target in pairs], dtype=torch.float64)
 
@@ -52,7 +63,10 @@ class Evaluation:
 def evaluate(
     model: VideoModel, config: RecipeConfig, samples: int, emit: Callable[[int], None] = lambda done: None
 ) -> Evaluation:
-    """Evaluate a model on `samples` videos by the plain ODE, of numbers that no training saw."""
+    """Generate `samples` videos of held-out numbers with the plain ODE (no noise is added), and return their measures.
+
+    `emit` is called with the number of videos made so far.
+    """
     reader = OCRReward(frames=2, detect=False)
     texts, size = text.fresh_prompts(samples), config.policy.batch_size
     prompts = [Prompt(t) for t in texts]
@@ -84,7 +98,11 @@ def evaluate(
 
 
 def diversities(model: VideoModel, config: RecipeConfig) -> tuple[float, float]:
-    """Return two diversities of videos of one prompt: in what the prompt leaves open, and of pixels."""
+    """Return the diversity of videos of one prompt, measured in two ways on `GROUPS` prompts with `GROUP` videos each.
+
+    The first is the mean distance in what the prompt leaves open: place, drift and size. The second is the mean
+    distance of pixels, where a mistake counts as variety.
+    """
     texts = [t for t in text.fresh_prompts(GROUPS) for _ in range(GROUP)]
     first = FIRST_SEED * 2
     x0 = generate(model, [Prompt(t) for t in texts], config, range(first, first + len(texts)))
@@ -93,6 +111,6 @@ def diversities(model: VideoModel, config: RecipeConfig) -> tuple[float, float]:
 
 
 def evaluate_run(loop: Loop, config: RecipeConfig, samples: int) -> Evaluation:
-    """Evaluate a run's averaged weights if it keeps them, else its last ones."""
+    """Evaluate a run's model with the moving average of its weights, if the run keeps one, else with its weights."""
     with averaged(loop):
         return evaluate(loop.model, config, samples)

@@ -1,4 +1,4 @@
-"""The generator of numbers: the laboratory's model with clips of its own, and digits as words."""
+"""The model of the world of four-digit numbers: its clip size, its words, and a token for each digit."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from sage_grpo.registry import model
 
 @model("text")
 class TextModel(LabModel):
-    """The `VideoModel` of the world of numbers."""
+    """The `VideoModel` that makes clips of a four-digit number."""
 
     world = "text"
     shipped = "sage_grpo.lab.digits"
@@ -22,9 +22,10 @@ class TextModel(LabModel):
 
     @classmethod
     def new_module(cls, latents: Sequence[int]) -> LabTransformer:
-        """Return a new network whose embeddings of places are as large as those of words.
+        """Return a new network whose position embeddings are as large as its word embeddings.
 
-        Which digit is where must be learned from places. As large as the words, they are heeded sooner.
+        The network must learn from positions which digit is where, and large position embeddings make this faster.
+        `latents` is the shape of a latent: channels, frames, rows and columns.
         """
         module = super().new_module(latents)
         with torch.no_grad():
@@ -34,9 +35,9 @@ class TextModel(LabModel):
 
     @classmethod
     def new_tokenizer(cls) -> Tokenizer:
-        """Return a tokenizer with a token for each digit.
+        """Return a tokenizer with a token for each word and each digit.
 
-        It drops quotation marks, which are for readers of the prompt.
+        It drops quotation marks, which mark the number in the prompt for OCR only.
         """
         tokenizer = super().new_tokenizer()
         tokenizer.normalizer = normalizers.Replace('"', " ")

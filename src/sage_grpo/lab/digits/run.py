@@ -1,4 +1,4 @@
-"""`sage-grpo lab text`: train a generator of numbers against real OCR, and say what fresh videos show."""
+"""`sage-grpo lab text`: post-train the model of four-digit numbers with real OCR as reward, and write a report."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -44,7 +44,7 @@ CONTROL = "A control: the same post-training with a lottery for a reward. What i
 
 @dataclass(frozen=True)
 class TextResult:
-    """What training changed, as shares of 0 to 1 and intervals of 95 %."""
+    """The changes through training. Shares are from 0 to 1, and intervals are of 95 %."""
 
     exact: Proportion  # numbers that OCR reads as asked for
     exact_delta: float
@@ -77,9 +77,9 @@ class TextResult:
 
 
 def lottery(videos: Tensor, prompts: Sequence[Prompt]) -> list[float]:
-    """Score videos by a reward that knows nothing.
+    """Return a random score from 0 to 1 for each video (N, F, H, W, 3): a reward that knows nothing.
 
-    Each score is drawn from the bytes of the video, so that a resumed run draws the same.
+    The seed of each score is the bytes of the video, so that a resumed run draws the same scores.
     """
     return [float(keyed_rng(blake2b(video.numpy().tobytes()).hexdigest()).random()) for video in videos]
 
@@ -94,9 +94,10 @@ def run_text(
     base: Path | None = None,
     control: bool = False,
 ) -> TextResult:
-    """Train by the shipped recipe, read fresh videos before and after, and write the report into `out`.
+    """Train with the recipe `text`, read fresh videos before and after, and write the report into `out`.
 
-    With `control` the reward is a lottery: what that run gains, the reader did not teach.
+    Return what changed. `iterations` is None for that of the recipe, and `base` is None for the checkpoint that ships.
+    With `control` the reward is a lottery, so what that run gains is not due to OCR as reward.
     """
     overrides = [f"seed={seed}", f"run.out={out}", "run.sample_every=0"]
     overrides += [f"run.iterations={iterations}"] if iterations else []
@@ -150,7 +151,10 @@ def compare(made: BeforeAfter[Evaluation], report: Path) -> TextResult:
 
 
 def comparison(before: Evaluation, after: Evaluation) -> list[list[str]]:
-    """Return a table row for each measure: its name, before, after, and the paired difference with its interval."""
+    """Return one table row per measure: its name, means before and after training, and their difference.
+
+    The difference has its paired 95 % interval, except for diversity, which is one value for all videos.
+    """
     columns = {
         "number read exactly": (before.exact(), after.exact()),
         "characters right (the reward)": (before.characters(), after.characters()),
@@ -169,7 +173,11 @@ def comparison(before: Evaluation, after: Evaluation) -> list[list[str]]:
 
 
 def chosen(before: Evaluation, after: Evaluation) -> list[Shown]:
-    """Return the videos of the moving picture: the first samples that OCR did not read as asked for before training."""
+    """Return the videos for the animated picture, each before and after training.
+
+    They are the first `SHOWN` that OCR did not read as prompted before training. If there are none, it is the first
+    video.
+    """
     old, new = before.exact().bool(), after.exact().bool()
     places = (~old).nonzero()[:SHOWN, 0].tolist()
     return [

@@ -1,8 +1,10 @@
-"""Four digits in one colour, drifting over a black clip: 10,000 numbers × four colours, a tenth of them held out.
+"""Clips of four digits in one colour that drift on black: 10,000 numbers × four colours, a tenth of numbers held out.
 
-Glyphs are drawn once by PIL and then placed by bilinear sampling, so a clip is a smooth function of five numbers
-(midpoint, drift, size). The distance of any video to the true rendering of a number is then a small least-squares
-fit. A second reader that knows nothing of OCR falls out of it: the digit whose glyph fits best at each place.
+Glyphs are drawn once by PIL and then placed by bilinear sampling. So a clip is a smooth function of five continuous
+numbers: midpoint x and y, drift x and y, and size.
+
+The distance of any video to the true rendering of its prompt is found by a small least-squares fit. The fit also gives
+a second reader, independent of OCR: at each place, the digit whose glyph fits best.
 """
 
 import re
@@ -36,14 +38,18 @@ WANTED = re.compile(r"(?<!\d)(\d{4})(?!\d)")
 
 @dataclass(frozen=True)
 class Scene:
-    """What clips show, a row for each: digits (N, 4), colour (N,) and the five continuous numbers (N, 5)."""
+    """The content of N clips, one row per clip.
+
+    `digits` is (N, 4), and `colour` (N,) has indices into `COLOURS`. `numbers` (N, 5) are in pixels: midpoint x and y,
+    drift x and y from there to the last frame, and font size.
+    """
 
     digits: Tensor
     colour: Tensor
     numbers: Tensor
 
     def at(self, rows: Tensor) -> "Scene":
-        """Return the scene of some of the clips, by index."""
+        """Return the scene of the clips with these indices."""
         return Scene(self.digits[rows], self.colour[rows], self.numbers[rows])
 
     @property
@@ -57,7 +63,7 @@ def write_prompt(number: str, colour: str) -> str:
 
 
 def parse_prompt(text: str) -> tuple[list[int], int]:
-    """Return the digits that a prompt asks for, and the index of the colour."""
+    """Return the four digits of a prompt, and the index of its colour in `COLOURS`."""
     number = WANTED.search(text)
     colour = next((i for i, name in enumerate(COLOURS) if name in text.lower().split()), None)
     if number is None or colour is None:
@@ -66,29 +72,30 @@ def parse_prompt(text: str) -> tuple[list[int], int]:
 
 
 def held_out(digits: Tensor) -> Tensor:
-    """Return which numbers are held out, from digits (…, 4). Neither stage of training sees them.
+    """Return a boolean mask (…): True for each number that is held out, given its digits (…, 4).
 
-    They are 1,000 of the 10,000 numbers, every digit equally often at every place.
+    1,000 of the 10,000 numbers are held out; neither pre-training nor post-training sees them. Among these 1,000, every
+    digit is equally frequent at every place.
     """
     return (digits * torch.tensor(CHECK)).sum(-1) % 10 == 0
 
 
 def numbers(*, fresh: bool) -> Tensor:
-    """Return the digits (N, 4) of all held-out numbers if `fresh`, else of all others."""
+    """Return the digits (N, 4) of all held-out numbers if `fresh`, else of all other numbers."""
     every = torch.cartesian_prod(*[torch.arange(10)] * DIGITS)
     return every[held_out(every) == fresh]
 
 
 def training_prompts() -> list[str]:
-    """Return a prompt for every number that is not held out, with its colours in turn."""
+    """Return one prompt for every number that is not held out. The four colours take turns."""
     digits = numbers(fresh=False)
     return Scene(digits, torch.arange(len(digits)) % len(COLOURS), torch.empty(0)).prompts
 
 
 def fresh_prompts(count: int) -> list[str]:
-    """Return `count` prompts of held-out numbers, spread over all of them, with their colours in turn.
+    """Return `count` prompts of held-out numbers, spread over all of these. The four colours take turns.
 
-    A number comes again after the last.
+    A number is repeated only if `count` is above 1,000.
     """
     digits = numbers(fresh=True)
     order = torch.arange(count) * 377 % len(digits)  # 377 and 1,000 share no factor: every number once a round
@@ -96,9 +103,10 @@ def fresh_prompts(count: int) -> list[str]:
 
 
 def random_scene(count: int, generator: torch.Generator) -> Scene:
-    """Return a random scene of `count` clips, without the held-out numbers.
+    """Return the scene of `count` random clips, none of them with a held-out number.
 
-    The last digit of a held-out number is raised by one, which breaks the sum.
+    If a random number is held out, its last digit is raised by one (9 becomes 0), because the next number is never held
+    out.
     """
     digits = torch.randint(10, (count, DIGITS), generator=generator)
     digits[:, -1] = (digits[:, -1] + held_out(digits)) % 10
@@ -107,9 +115,9 @@ def random_scene(count: int, generator: torch.Generator) -> Scene:
 
 
 def captions(scene: Scene, generator: torch.Generator) -> list[str]:
-    """Return captions for pre-training.
+    """Return one caption per clip for pre-training, which may be wrong or empty.
 
-    Every digit is wrong in a share of the clips, the colour never. Some captions are empty.
+    Every digit is wrong with probability `CAPTION_ERRORS`, the colour never. A tenth of the captions is empty.
     """
     told = mistaken(scene.digits, 10, CAPTION_ERRORS, generator)
     return some_empty(Scene(told, scene.colour, scene.numbers).prompts, generator)
@@ -117,7 +125,7 @@ def captions(scene: Scene, generator: torch.Generator) -> list[str]:
 
 @cache
 def glyphs() -> Tensor:
-    """Return the coverage of the ten digits, (10, rows, columns), blurred to the resolution of the clips."""
+    """Return pictures (10, rows, columns) of the digits 0 to 9, from 0 to 1, blurred to the resolution of the clips."""
     # matplotlib brings this font along: the same world on every machine
     font = ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans-Bold.ttf"), EM)
     rows, columns = (round(EM * side) for side in CELL)
@@ -134,9 +142,10 @@ def glyphs() -> Tensor:
 
 
 def place(looks: Tensor, numbers: Tensor) -> Tensor:
-    """Put pictures of whole numbers (N, rows, columns) into clips, and return the coverage (N, FRAMES, HEIGHT, WIDTH).
+    """Place pictures (N, rows, columns) of four-digit numbers in clips, and return the coverage of pixels, 0 to 1.
 
-    `numbers` (N, 5) are the continuous numbers of a scene: midpoint, drift and size.
+    The coverage is (N, FRAMES, HEIGHT, WIDTH). `numbers` (N, 5) are the continuous numbers of a `Scene`: midpoint,
+    drift and size.
     """
     time = torch.linspace(-1, 1, FRAMES, dtype=numbers.dtype)
     centre = numbers[:, None, :2] + numbers[:, None, 2:4] * time[:, None]
@@ -151,7 +160,7 @@ def place(looks: Tensor, numbers: Tensor) -> Tensor:
 
 
 def looks_of(digits: Tensor) -> Tensor:
-    """Return pictures of whole numbers, (N, rows, columns), from their digits (N, 4)."""
+    """Return pictures (N, rows, columns) of four digits side by side, from the digits (N, 4)."""
     return glyphs()[digits].permute(0, 2, 1, 3).flatten(2)
 
 
@@ -163,7 +172,7 @@ def render(scene: Scene) -> Tensor:
 
 @dataclass(frozen=True)
 class Fit:
-    """How each video compares with the true rendering of its prompt."""
+    """The comparison of N videos with the true renderings of their prompts, one row per video."""
 
     numbers: Tensor  # of the nearest rendering
     distance: Tensor  # |residual| / |nearest rendering|
@@ -173,18 +182,20 @@ class Fit:
 
 
 def as_asked(found: Fit, prompts: list[str]) -> Tensor:
-    """Return clips of what the prompts ask for, at the places and sizes that were found.
+    """Return clips (N, 3, FRAMES, HEIGHT, WIDTH) of what the prompts ask for, at the places and sizes of `found`.
 
-    How these differ is what a prompt leaves open. They are (N, 3, FRAMES, HEIGHT, WIDTH).
+    The mean distance between such clips of one prompt is the diversity in place, drift and size alone. A wrong digit or
+    colour in a video adds nothing to it, because these clips show the right one.
     """
     scenes = [parse_prompt(prompt) for prompt in prompts]
     return render(Scene(torch.tensor([d for d, _ in scenes]), torch.tensor([c for _, c in scenes]), found.numbers))
 
 
 def _start(mass: Tensor, digits: Tensor) -> Tensor:
-    """Return a first guess of the numbers (N, 5).
+    """Return a first guess of the continuous numbers (N, 5), from brightness `mass` (N, F, H, W) and digits (N, 4).
 
-    It is the centre of the light in each frame, less that of the digits themselves.
+    The guess takes the centre of the brightness in each frame, less the centre that the digits have when they are
+    rendered in the middle.
     """
     x = torch.arange(WIDTH, dtype=mass.dtype) + 0.5 - WIDTH / 2
     y = torch.arange(HEIGHT, dtype=mass.dtype) + 0.5 - HEIGHT / 2
@@ -203,9 +214,9 @@ def _start(mass: Tensor, digits: Tensor) -> Tensor:
 
 
 def fit(videos: Tensor, prompts: list[str]) -> Fit:
-    """Find the nearest rendering of what each prompt asks for, for videos (N, 3, F, H, W) in [-1, 1].
+    """Compare videos (N, 3, F, H, W) in [-1, 1] with the nearest rendering of what each prompt asks for.
 
-    Sizes and places are held to the world's range.
+    Only place, drift and size are fitted, within the world's range. Digits and colour are those of the prompt.
     """
     scenes = [parse_prompt(prompt) for prompt in prompts]
     digits, colour = torch.tensor([d for d, _ in scenes]), torch.tensor([c for _, c in scenes])
@@ -235,7 +246,10 @@ def fit(videos: Tensor, prompts: list[str]) -> Fit:
 
 
 def read(light: Tensor, numbers: Tensor) -> Tensor:
-    """Return the digit at each place, (N, 4), whose glyph is nearest to the light where `numbers` puts the text."""
+    """Return the digits (N, 4) that the second reader sees: at each place, the one whose glyph is nearest to the video.
+
+    `light` (N, 3, F, H, W) is the video with black as 0. `numbers` (N, 5) say where the digits are and how large.
+    """
     brightness = light.amax(1).flatten(1)
     answers = []
     for position in range(DIGITS):

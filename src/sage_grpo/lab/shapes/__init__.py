@@ -1,1 +1,1 @@
-"""One coloured shape moving across a black clip: the world, its generator, its rewards, the experiment."""
+"""The laboratory's world of one coloured shape that moves: its clips, its generator, its rewards and the experiment."""

@@ -1,4 +1,7 @@
-"""Fresh samples of a model, scored and compared with the known world; equal seeds make pairs."""
+"""Evaluation of a model of shapes on fresh videos: their scores, and how they compare with rendered clips.
+
+The seeds are fixed, so the videos of two models form pairs of equal prompt and seed.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,9 +25,10 @@ SETTING_B = (0.5, 0.5, 1.0)  # weights of VQ, MQ and TA in the paper
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was found in the videos of a model, a row for each. Rows of equal index share prompt and seed.
+    """The measures of N fresh videos of one model, one row per video.
 
-    Only `scores` were ever trained on.
+    The same row of two evaluations has the same prompt and seed. Post-training used only `scores`; all other measures
+    are held out.
     """
 
     prompts: list[str]
@@ -37,19 +41,20 @@ class Evaluation:
 
     @property
     def never_seen(self) -> Tensor:
-        """Which videos are of prompts that post-training was not given, (N,), boolean."""
+        """Boolean mask (N,): True for each video whose prompt was kept out of post-training."""
         return torch.tensor([kept_out(prompt) for prompt in self.prompts])
 
     def reward(self, weights: Sequence[float]) -> Tensor:
-        """Return the weighted sum of the scores, (N,).
+        """Return the weighted sum of VQ, MQ and TA of each video, (N,).
 
-        Runs are compared by one set of weights, whatever each was trained on.
+        `weights` are in this order. Use the same ones for all runs, whatever each was trained on, so that the sums can
+        be compared.
         """
         return self.scores @ torch.tensor(weights, dtype=self.scores.dtype)
 
     @property
     def accuracy(self) -> Tensor:
-        """1 for each video whose shape, colour and direction are as prompted, and 0 for the others, (N,)."""
+        """For each video 1 if its shape, colour and direction are all as prompted, else 0, (N,)."""
         return self.correct.all(1).double()
 
 
@@ -61,10 +66,10 @@ def evaluate(
     emit: Callable[[int], None] = lambda done: None,
     also: Callable[[Videos, Fit], None] = lambda videos, fitted: None,
 ) -> Evaluation:
-    """Evaluate a model on `samples` videos by the plain ODE, over the 48 prompts in turn.
+    """Generate `samples` videos with the plain ODE (no noise is added), and return their measures.
 
-    With few samples it takes fewer prompts, so that each comes twice. `also` is shown each batch with its nearest clips
-    of the world.
+    The 48 prompts come in turn. With fewer than 96 samples there are fewer prompts, so that each has at least two
+    videos. `emit` is called with the number of videos made so far, and `also` with each batch of videos and its `Fit`.
     """
     texts = all_prompts()
     texts = texts[:: -(-len(texts) // max(samples // 2, 1))]
@@ -97,13 +102,16 @@ def evaluate(
 
 
 def mean_distance(clips: Tensor, prompts: int) -> float:
-    """Return the mean distance per pixel of two clips of one prompt; clips (N, …) belong to the prompts in turn."""
+    """Return the root-mean-square difference of two clips of the same prompt, averaged over pairs and prompts.
+
+    `prompts` is the number of prompts. Clip i of `clips` (N, …) belongs to prompt i modulo `prompts`.
+    """
     flat = clips.flatten(1)
     apart = [torch.pdist(flat[i::prompts]).mean() / flat.shape[1] ** 0.5 for i in range(prompts)]
     return torch.stack(apart).mean().item()
 
 
 def evaluate_run(loop: Loop, config: RecipeConfig, samples: int = 240) -> Evaluation:
-    """Evaluate a run's averaged weights if it keeps them, else its last ones."""
+    """Evaluate a run's model with the moving average of its weights, if the run keeps one, else with its weights."""
     with averaged(loop):
         return evaluate(loop.model, config, samples)

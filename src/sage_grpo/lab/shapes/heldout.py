@@ -1,8 +1,10 @@
-"""Held-out measures to check the laboratory's rewards: nearness to the real clips, the prompt met, and diversity.
+"""Held-out measures of videos of shapes: distance to the nearest real clip, accuracy, and diversity.
 
-They use the known world, which no reward may see: the nearest real clip to each video, how far it is, and whether it
-is what the prompt asked for. Diversity is the mean distance to the other videos of the prompt in what it leaves open:
-place, speed and size. Distances of pixels would count a wrong colour as variety.
+Real clips are those that the world's renderer can make. No reward may use them, so these measures can check the
+rewards. Accuracy is 1 if the nearest real clip shows the prompted shape, colour and direction, else 0.
+
+Diversity is the mean distance between a video and the others of its prompt in what the prompt leaves open: place, speed
+and size. Distances of pixels would count a wrong colour as variety.
 """
 
 import math
@@ -22,7 +24,10 @@ from sage_grpo.rewards.frames import groups
 
 @reward("shapes-heldout")
 class ShapesHeldOut(Reward):
-    """The held-out measures of a clip: distance, accuracy and diversity. A video alone has no diversity."""
+    """A monitor that scores each video by its distance to the nearest rendered clip, its accuracy and its diversity.
+
+    A video that is the only one of its prompt in a batch gets no score for diversity.
+    """
 
     names = ("distance", "accuracy", "diversity")
     lower_is_better = ("distance",)

@@ -1,4 +1,4 @@
-"""The generator of shapes."""
+"""The model of the world of shapes: its clip size, words and prompts."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ from sage_grpo.registry import model
 
 @model("shapes")
 class ShapesModel(LabModel):
-    """The `VideoModel` of the world of moving shapes."""
+    """The `VideoModel` that makes clips of one coloured shape that moves."""
 
     own_monitors: Sequence[str] = ("shapes-heldout",)
     world = "shapes"

@@ -1,7 +1,8 @@
-"""The laboratory's rewards: analytic scores of visual quality, motion quality and text alignment.
+"""The rewards of the world of shapes: formulas for visual quality (VQ), motion quality (MQ) and text alignment (TA).
 
-None of them fits the world's manifold; that distance is a held-out monitor. All are made independent of the
-size of the shape, or a policy would learn to shrink it. Scores are in standard deviations of the base model.
+No reward measures the distance to the nearest clip that the world can render, because that is a held-out measure. No
+reward depends on the size of the shape, or a policy would learn to shrink it. Scores are standardized: over videos of
+the base model, each has mean 0 and standard deviation 1.
 """
 
 from collections.abc import Sequence
@@ -25,16 +26,17 @@ WORTH = (-6.0, -0.69)
 
 
 def _centres(mass: Tensor) -> Tensor:
-    """Centre of the light in each frame, (N, F, 2), in [-1, 1]."""
+    """Return the centre (x, y) of the brightness `mass` (N, F, H, W) in each frame, (N, F, 2), in [-1, 1]."""
     axis = (torch.arange(SIZE, dtype=mass.dtype) + 0.5) / SIZE * 2 - 1
     weight = mass.sum((2, 3)).clamp(min=1e-3)
     return torch.stack([(mass * axis).sum((2, 3)) / weight, (mass * axis[:, None]).sum((2, 3)) / weight], -1)
 
 
 def visual_quality(light: Tensor) -> Tensor:
-    """Return the visual quality (N,) of light (N, F, H, W, 3) in [0, 1].
+    """Return the visual quality (N,) of videos, given as RGB brightness `light` (N, F, H, W, 3) in [0, 1].
 
-    It is minus the light that belongs neither to the background nor to one colour of the palette, per edge length.
+    Each pixel has a squared distance to the nearest of black and the colours of the palette. The quality is minus the
+    sum of these distances per frame, divided by the edge length of the shape.
     """
     colours = torch.cat([torch.zeros(1, 3), PALETTE]).to(light)
     away = torch.cdist(light.flatten(1, 3), colours[None].expand(len(light), -1, -1)).amin(2).square().sum(1)
@@ -43,9 +45,10 @@ def visual_quality(light: Tensor) -> Tensor:
 
 
 def motion_quality(light: Tensor) -> Tensor:
-    """Return the motion quality (N,) of light (N, F, H, W, 3) in [0, 1].
+    """Return the motion quality (N,) of videos, given as RGB brightness `light` (N, F, H, W, 3) in [0, 1].
 
-    It is minus jerks of the centre and flicker of the light, each relative to its own scale.
+    It is −(10·jerk + 3·flicker). Jerk is the root-mean-square second difference of the shape's centre over frames.
+    Flicker is the standard deviation of the total brightness over frames, relative to its mean.
     """
     mass = light.amax(4)
     centre, amount = _centres(mass.square()), mass.sum((2, 3))
@@ -55,9 +58,10 @@ def motion_quality(light: Tensor) -> Tensor:
 
 
 def text_alignment(light: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-    """Return the log-probability (N,) that template, colour and velocity are those of the prompt.
+    """Return the log-probability (N,) that shape, colour and direction of each video are those of its prompt.
 
-    Each of the three is cut off where it is sure. The light is (N, F, H, W, 3) in [0, 1].
+    It is the sum of three log-probabilities, each clamped to `WORTH`: beyond these bounds the video is surely wrong, or
+    right enough. `light` is RGB brightness (N, F, H, W, 3) in [0, 1].
     """
     shape, colour, direction = torch.tensor([parse_prompt(p.text) for p in prompts]).T
     mass = light.amax(4)
@@ -77,9 +81,10 @@ def text_alignment(light: Tensor, prompts: Sequence[Prompt]) -> Tensor:
 
 
 def _template_distances(mass: Tensor, centre: Tensor) -> Tensor:
-    """How the mean centred mask differs from each shape of equal area, (N, 3).
+    """Return the squared difference (N, 3) of each video's mean centred mask from the three shapes of equal area.
 
-    In units of how circle and square differ at this size: large shapes are not easier to tell apart than small ones.
+    The unit is the squared difference of a circle and a square of this area. Otherwise large shapes would be easier to
+    distinguish than small ones.
     """
     shift = torch.zeros(len(mass), FRAMES, 2, 3)
     shift[:, :, 0, 0] = shift[:, :, 1, 1] = 1
@@ -102,7 +107,7 @@ def _template_distances(mass: Tensor, centre: Tensor) -> Tensor:
 
 @reward("shapes")
 class ShapesReward(Reward):
-    """The scores of a clip: visual quality (VQ), motion quality (MQ) and text alignment (TA)."""
+    """The reward of the world of shapes: visual quality (VQ), motion quality (MQ) and text alignment (TA) per video."""
 
     names = NAMES
     laboratory = True  # other clips have no such scores

@@ -1,4 +1,4 @@
-"""`sage-grpo lab`: train the small generator, say what improved with its error, and show it."""
+"""`sage-grpo lab`: post-train the model of shapes, measure what improved with its interval, and write a report."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ PICTURE = "Prompts with their videos before and after training; a cross marks wh
 
 @dataclass(frozen=True)
 class Rewards:
-    """The reward of each video before and after training, as the recipe weighs the scores."""
+    """The reward of each video before and after training, (N,) each: its scores, weighted as in the recipe."""
 
     before: Tensor
     after: Tensor
@@ -70,7 +70,10 @@ class LabResult:
 
 
 def run_lab(out: Path, *, iterations: int | None, samples: int, seed: int, console: Console) -> LabResult:
-    """Train by the shipped recipe, evaluate before and after on the same fresh seeds, and write the report."""
+    """Train with the recipe `lab`, evaluate before and after on the same fresh seeds, and write the report into `out`.
+
+    Return what changed. `iterations` overrides the number of training iterations; None for that of the recipe.
+    """
     overrides = [f"seed={seed}", f"run.out={out}", "run.sample_every=0"]
     overrides += [f"run.iterations={iterations}"] if iterations else []
     made = train_between("lab", overrides, evaluate, samples, doing="looking at", console=console)
@@ -111,7 +114,11 @@ def compare(made: BeforeAfter[Evaluation], rewards: Rewards, report: Path) -> La
 
 
 def chosen(before: Evaluation, after: Evaluation) -> list[Shown]:
-    """Return the videos of the moving picture: the first two samples of each thing that the base got wrong."""
+    """Return the videos for the animated picture, each before and after training.
+
+    They are the first two that the base got wrong in colour alone, in direction alone and in shape alone. If there are
+    none, it is the first video.
+    """
     places: list[int] = []
     for column in (1, 2, 0):  # a wrong colour is seen first, then the direction, then the shape
         alone = ~before.correct[:, column] & (before.correct.sum(1) == 2)
@@ -136,7 +143,10 @@ def before_after_sheet(before: Evaluation, after: Evaluation, rewards: Rewards, 
 
 
 def comparison(before: Evaluation, after: Evaluation, rewards: Rewards) -> list[list[str]]:
-    """Return a table row for each measure: its name, before, after, and the paired difference with its interval."""
+    """Return one table row per measure: its name, means before and after training, and their difference.
+
+    The difference has its paired 95 % interval, except for diversity, which is one value for all videos.
+    """
     new = before.never_seen
     columns = {
         "held out: all of the prompt right": (before.accuracy, after.accuracy),

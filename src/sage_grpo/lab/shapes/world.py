@@ -1,9 +1,10 @@
-"""One coloured shape moving across a black clip: three shapes × four colours × four directions, 48 prompts.
+"""Clips of one coloured shape that moves on black: three shapes × four colours × four directions, 48 prompts.
 
 A quarter of the prompts is kept out of post-training; every shape, colour and direction is among the rest.
 
-A clip is a smooth function of four numbers (midpoint, speed, radius) for each prompt. So the data manifold is
-known exactly, and the distance of any video to it is a small least-squares fit.
+A clip of a prompt is a smooth function of four numbers: midpoint x and y, speed, and radius. Clips that `render` can
+make are called real. They form a manifold that is known exactly. The distance of any video to it is found by a small
+least-squares fit.
 """
 
 from collections.abc import Sequence
@@ -39,7 +40,11 @@ FIT_BATCH = 32  # videos that are fitted together
 
 @dataclass(frozen=True)
 class Scene:
-    """What clips show, a row for each: indices of shape, colour and direction (N,), four continuous numbers (N, 4)."""
+    """The content of N clips, one row per clip.
+
+    `shape`, `colour` and `direction` (N,) are indices into `SHAPES`, `COLOURS` and `DIRECTIONS`. `numbers` (N, 4) are
+    midpoint x and y, speed, and radius; the picture reaches from -1 to 1.
+    """
 
     shape: Tensor
     colour: Tensor
@@ -47,7 +52,7 @@ class Scene:
     numbers: Tensor
 
     def at(self, rows: Tensor) -> "Scene":
-        """Return the scene of some of the clips, by index."""
+        """Return the scene of the clips with these indices."""
         return Scene(self.shape[rows], self.colour[rows], self.direction[rows], self.numbers[rows])
 
     @property
@@ -63,7 +68,8 @@ def all_prompts() -> list[str]:
 def kept_out(prompt: str) -> bool:
     """Return whether a prompt is kept out of post-training.
 
-    That is 12 of the 48 prompts, every colour and direction three times and every shape four times.
+    This is so for 12 of the 48 prompts. Among these 12, every colour and direction occurs three times, and every shape
+    four times.
     """
     shape, colour, direction = parse_prompt(prompt)
     return (shape + colour + direction) % 4 == 0
@@ -74,7 +80,7 @@ def training_prompts() -> list[str]:
 
 
 def parse_prompt(text: str) -> tuple[int, int, int]:
-    """Return the indices of shape, colour and direction that a prompt asks for."""
+    """Return the indices of a prompt's shape, colour and direction in `SHAPES`, `COLOURS` and `DIRECTIONS`."""
     words = text.lower().split()
 
     def find(names: tuple[str, ...]) -> int:
@@ -95,9 +101,9 @@ def random_scene(count: int, generator: torch.Generator) -> Scene:
 
 
 def captions(scene: Scene, generator: torch.Generator) -> list[str]:
-    """Return captions for pre-training.
+    """Return one caption per clip for pre-training, which may be wrong or empty.
 
-    Shape, colour and direction are each wrong in a share of the clips. Some captions are empty.
+    Shape, colour and direction are each wrong with probability `CAPTION_ERRORS`. A tenth of the captions is empty.
     """
 
     def told(indices: Tensor, names: tuple[str, ...]) -> Tensor:
@@ -108,7 +114,7 @@ def captions(scene: Scene, generator: torch.Generator) -> list[str]:
 
 
 def _depth(shape: str, x: Tensor, y: Tensor, radius: Tensor) -> Tensor:
-    """How far inside a shape points are; outside it is negative."""
+    """Return how far points (x, y) are inside a shape of this radius around (0, 0); negative outside the shape."""
     if shape not in EDGES:
         middle, half = RING
         return half * radius - ((x.square() + y.square()).sqrt() - middle * radius).abs()
@@ -120,7 +126,7 @@ def _depth(shape: str, x: Tensor, y: Tensor, radius: Tensor) -> Tensor:
 
 
 def _depth_slopes(shape: str, x: Tensor, y: Tensor, radius: Tensor) -> Tensor:
-    """Slopes of the depth in the shape's place, x and y, and in its radius, (…, 3)."""
+    """Return the derivatives of the depth with respect to the shape's place x and y and its radius, (…, 3)."""
     if shape not in EDGES:
         middle, half = RING
         away = (x.square() + y.square() + 1e-12).sqrt()
@@ -140,9 +146,10 @@ def coverage(
     frames: int = FRAMES,
     slopes: bool = False,
 ) -> Tensor:
-    """Return the coverage of each pixel, in [0, 1], (N, frames, size, size), smooth in `numbers` (N, 4).
+    """Return which part of each pixel the shape covers, from 0 to 1, (N, frames, size, size).
 
-    With `slopes`, return its slopes in the four numbers instead, (N, frames, size, size, 4).
+    The coverage is smooth in `numbers` (N, 4), which are those of a `Scene`. With `slopes`, return the derivatives of
+    the coverage with respect to the four numbers instead, (N, frames, size, size, 4).
     """
     axis = (torch.arange(size, dtype=numbers.dtype) + 0.5) / size * 2 - 1
     time = torch.linspace(-1, 1, frames, dtype=numbers.dtype)[:, None, None]
@@ -171,24 +178,27 @@ def render(scene: Scene) -> Tensor:
 
 @dataclass(frozen=True)
 class Fit:
-    """The nearest clip of the world to each video, and how far it is."""
+    """For N videos, the nearest real clips (those that `render` can make) and the distances to them, (N,).
+
+    The distance is |video − clip| / |clip|, where black counts as 0.
+    """
 
     scene: Scene
     distance: Tensor
 
 
 def as_asked(found: Scene, prompts: Sequence[str]) -> Tensor:
-    """Return clips with the places, speeds and sizes that were found, and the rest as the prompts ask.
+    """Return clips (N, 3, FRAMES, SIZE, SIZE) of what the prompts ask for, at the places, speeds and sizes of `found`.
 
-    How far these are apart is the diversity of what a prompt leaves open: a mistake adds nothing to it. They are
-    (N, 3, FRAMES, SIZE, SIZE).
+    The mean distance between such clips of one prompt is the diversity in place, speed and size alone. A wrong shape or
+    colour in a video adds nothing to it, because these clips show the right one.
     """
     shape, colour, direction = torch.tensor([parse_prompt(prompt) for prompt in prompts]).T
     return render(Scene(shape, colour, direction, found.numbers))
 
 
 def _moments(mass: Tensor) -> tuple[Tensor, Tensor]:
-    """Midpoint (N, 2) and velocity (N, 2) of the brightness, by regression of its centre on time."""
+    """Return midpoint (N, 2) and velocity (N, 2) of brightness (N, F, H, W), by regression of its centre on time."""
     size = mass.shape[-1]
     axis = (torch.arange(size, dtype=mass.dtype) + 0.5) / size * 2 - 1
     weight = mass.sum((2, 3)).clamp(min=1e-3)
@@ -200,7 +210,7 @@ def _moments(mass: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class _Search:
-    """Many pairs of video and scene, on the raster of `light`."""
+    """A least-squares search over many pairs of a video and a candidate scene, at the resolution of `light`."""
 
     shape: Tensor
     colour: Tensor
@@ -210,7 +220,7 @@ class _Search:
     light: Tensor  # of all videos, (videos, 3, FRAMES, size, size)
 
     def run(self, iterations: int) -> Tensor:
-        """Improve `numbers` in place and return the squared residuals."""
+        """Improve `numbers` in place, and return the squared residual of each pair."""
         palette = PALETTE.to(self.light)[self.colour]
         seen = torch.einsum("nc,ncp->np", palette, self.light.flatten(2)[self.video])
         self.numbers, squared = improve(
@@ -233,13 +243,13 @@ class _Search:
         return coverage(self.shape, self.direction, numbers, size, slopes=True).flatten(1, 3)
 
     def keep(self, rows: Tensor, light: Tensor) -> "_Search":
-        """Return a search over some of the pairs, with other pixels of the videos."""
+        """Return a search over the pairs `rows`, on `light`: the same videos at another resolution or precision."""
         numbers = self.numbers[rows].to(light)
         return _Search(self.shape[rows], self.colour[rows], self.direction[rows], numbers, self.video[rows], light)
 
 
 def _likely_scenes(light: Tensor) -> _Search:
-    """Return a search over every shape × the two likeliest colours × the two likeliest directions of each video."""
+    """Return a search with 12 scenes per video: every shape × the two likeliest colours × the two likeliest ways."""
     n, mass, palette, ways = len(light), light.clamp(min=0).mean(1), PALETTE.to(light), STEPS.to(light).T
     middle, velocity = _moments(mass.square())
     tint = (light * mass[:, None]).sum((2, 3, 4))
@@ -256,10 +266,10 @@ def _likely_scenes(light: Tensor) -> _Search:
 
 
 def fit(videos: Tensor) -> Fit:
-    """Find the nearest clip of the world to each video (N, 3, F, H, W); distance = |residual| / |nearest clip|.
+    """Find for each video (N, 3, F, H, W) in [-1, 1] the nearest real clip, one that `render` can make.
 
-    The radius is held to the world's range and the residual is measured against the fitted clip, so that a
-    shape cannot come closer to the manifold by shrinking.
+    The distance is |video − clip| / |clip|, where black counts as 0. The radius stays within the world's range, and the
+    distance is relative to the clip. So a shape cannot come closer to the manifold by shrinking.
     """
     parts = [_fit(part) for part in torch.split(videos, FIT_BATCH)]
     scenes = [torch.cat([getattr(scene, f.name) for scene, _ in parts]) for f in fields(Scene)]
@@ -267,7 +277,7 @@ def fit(videos: Tensor) -> Fit:
 
 
 def _fit(videos: Tensor) -> tuple[Scene, Tensor]:
-    """Fit every likely scene at half the size, then the three nearest at the full one, then the nearest exactly."""
+    """Fit every likely scene at half the size, the three nearest at the full one, and the best in double precision."""
     light, n = ((videos + 1) / 2).float(), len(videos)  # black becomes 0
     search = _likely_scenes(F.avg_pool3d(light, (1, 2, 2)))
     rough = search.run(4).view(n, -1)

@@ -1,1 +1,1 @@
-"""The world of shapes with sound: the higher a shape is, the higher it sounds."""
+"""The laboratory's world of shapes with sound: the higher in the picture a shape is, the higher its tone."""

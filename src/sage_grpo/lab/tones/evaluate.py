@@ -1,4 +1,4 @@
-"""Fresh videos with sound, compared with the known world: whether each sounds as its shape moves."""
+"""Evaluation of a model of shapes with sound on fresh videos: whether each tone fits the place of its shape."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +18,10 @@ NEAR = 0.1  # octaves: about a tone of the scale, which the ear of a layman lets
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was found in the videos of a model, a row for each. Rows of equal index share prompt and seed.
+    """The measures of N fresh videos of one model, one row per video.
 
-    Only `scores` were ever trained on.
+    The same row of two evaluations has the same prompt and seed. Post-training used only `scores`; all other measures
+    are held out.
     """
 
     pictures: shapes.Evaluation
@@ -30,14 +31,17 @@ class Evaluation:
 
     @property
     def fits(self) -> Tensor:
-        """Which videos sound as they look, (N,), boolean."""
+        """Boolean mask (N,): True for each video whose `gap` is less than `NEAR` octaves: it sounds as it looks."""
         return self.gap < NEAR
 
 
 def evaluate(
     model: VideoModel, config: RecipeConfig, samples: int, emit: Callable[[int], None] = lambda done: None
 ) -> Evaluation:
-    """Evaluate a model on `samples` videos with sound by the plain ODE, over all prompts in turn."""
+    """Generate `samples` videos with sound with the plain ODE (no noise is added), and return their measures.
+
+    All prompts come in turn. `emit` is called with the number of videos made so far.
+    """
     made: list[Videos] = []
     found: list[Tensor] = []
 

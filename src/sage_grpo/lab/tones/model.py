@@ -1,4 +1,4 @@
-"""The generator of shapes with sound: one network for the latents of the clip and the pitch at each frame."""
+"""The model of shapes with sound: one network makes the latents of the clip and the pitch at each frame."""
 
 from typing import Any, Self
 
@@ -18,9 +18,9 @@ PICTURE, SOUND = "picture", "sound"
 
 
 class TonesTransformer(LabTransformer):
-    """A transformer with a token for each frame's sound besides those of the picture.
+    """A transformer with one more token per frame, for the pitch of the sound, besides those of prompt and picture.
 
-    Both see each other in every block.
+    Attention is over all of these tokens, so picture and sound see each other in every block.
     """
 
     def __init__(self, **sizes: Any) -> None:
@@ -45,7 +45,7 @@ class TonesTransformer(LabTransformer):
 
 @model("tones")
 class TonesModel(ShapesModel):
-    """The `VideoModel` of shapes that can be heard. Its pictures are those of the shapes' autoencoder."""
+    """The `VideoModel` that makes clips of a shape with a tone. Its autoencoder is that of `ShapesModel`."""
 
     world = "tones"
     shipped = "sage_grpo.lab.tones"
@@ -54,7 +54,7 @@ class TonesModel(ShapesModel):
 
     @classmethod
     def of_shapes(cls) -> Self:
-        """Return a model that begins as the shipped generator of shapes. It has yet to learn what they sound like."""
+        """Return a model with the weights of the shipped `ShapesModel`. Its layers for sound are untrained."""
         silent = ShapesModel.from_pretrained()
         made = cls(None, silent.tokenizer, silent.autoencoder)
         made.module.load_state_dict(silent.module.state_dict(), strict=False)
@@ -68,7 +68,7 @@ class TonesModel(ShapesModel):
         return self.parts.shape
 
     def with_sound(self, pictures: Tensor, octaves: Tensor) -> Tensor:
-        """Pack latents of clips (N, C, …) and their pitches (N, FRAMES), in octaves, into one row per clip."""
+        """Pack latents of clips (N, C, …) and pitches (N, FRAMES), in octaves above 440 Hz, into one row per clip."""
         return self.parts.pack({PICTURE: pictures, SOUND: octaves / tones.SPREAD})
 
     def decode(self, x0: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
-"""A measure to check the reward of tones: the nearest real clip says where the shape is, the phase what is heard.
+"""A held-out measure that checks the reward of tones: the gap between the pitch of the sound and the right pitch.
 
-Neither the spectrum nor the centre of the light, by which the reward judges, has a part in it.
+The pitch of the sound comes from its phase. The right pitch comes from the rendered clip that is nearest to the video.
+The reward uses neither: it takes the spectrum of the sound and the centre of the light.
 """
 
 import numpy as np
@@ -13,9 +14,9 @@ from sage_grpo.lab.tones.world import MIDDLE, SAMPLE_RATE, pitches
 
 
 def by_phase(sound: Tensor) -> Tensor:
-    """Return the pitch at each frame, (N, FRAMES), of sound (N, channels, samples), in octaves above the middle.
+    """Return the pitch at each frame, (N, FRAMES), of sound (N, channels, samples), in octaves above `MIDDLE`.
 
-    It is how far the phase turns while the frame is shown.
+    The pitch follows from how far the phase of the sound turns while the frame is shown.
     """
     phase = np.unwrap(np.angle(hilbert(sound.double().mean(1).numpy(), axis=1)), axis=1)
     turns = np.diff(phase, axis=1, append=phase[:, -1:] * 2 - phase[:, -2:-1]) / (2 * np.pi)
@@ -24,5 +25,8 @@ def by_phase(sound: Tensor) -> Tensor:
 
 
 def gaps(sound: Tensor, scene: Scene) -> Tensor:
-    """Return the octaves between what is heard and what the scene sounds like, as the mean over frames, (N,)."""
+    """Return how many octaves each sound is away from the right pitches of its clip, as mean over frames, (N,).
+
+    `sound` is (N, channels, samples), and `scene` has the content of the N clips.
+    """
     return (by_phase(sound) - pitches(scene).double()).abs().mean(1)

@@ -1,6 +1,7 @@
-"""A reward for shapes that sound as high as they are.
+"""The reward of the world of tones: each frame should sound as high as its shape is in the picture.
 
-What is heard is the strongest frequency of each frame, what is seen is the centre of its light.
+The pitch that is heard is the strongest frequency of each frame's sound. The pitch that is seen follows from the centre
+of each frame's light.
 """
 
 from collections.abc import Sequence
@@ -19,9 +20,9 @@ BINS = 1 << 14  # of the spectrum: half a Hertz at 8 kHz
 
 
 def heard(wave: Tensor, sample_rate: int, frames: int) -> Tensor:
-    """Return the pitch of each frame, (frames,), in octaves above the middle, by the peak of its spectrum.
+    """Return the pitch of the sound during each frame, (frames,), in octaves above `MIDDLE`.
 
-    `wave` has one channel, (samples,).
+    The pitch is the strongest frequency of the frame's part of `wave`, which has one channel, (samples,).
     """
     spans = wave[: len(wave) // frames * frames].view(frames, -1)
     spectrum = torch.fft.rfft(spans * torch.hann_window(spans.shape[1]), BINS).abs()
@@ -30,7 +31,10 @@ def heard(wave: Tensor, sample_rate: int, frames: int) -> Tensor:
 
 
 def seen(frames: Tensor) -> Tensor:
-    """Return the pitch (F,) that each frame asks for by the height of its light, from frames (F, H, W, 3), uint8."""
+    """Return the pitch (F,), in octaves above `MIDDLE`, that is right for each frame (F, H, W, 3), uint8.
+
+    The higher the centre of the frame's light, the higher this pitch.
+    """
     light = (frames.float().amax(3) / 255).square().sum(2)
     rows = light.shape[1]
     below = (torch.arange(rows) + 0.5) / rows * 2 - 1  # from the middle of the picture
@@ -39,7 +43,10 @@ def seen(frames: Tensor) -> Tensor:
 
 @reward("tones")
 class TonesReward(SoundScorer):
-    """A score of 1 where every frame sounds as high as it looks. It falls with the distance of the two."""
+    """A reward from 0 to 1 for how well sound and picture fit. It is 1 if the pitch is right in every frame.
+
+    The score falls exponentially with the mean gap in octaves.
+    """
 
     names: tuple[str, ...] = ("pitch",)
     laboratory = True  # other clips have no such score

@@ -1,4 +1,4 @@
-"""`sage-grpo lab sound`: train a generator of shapes with sound, and say whether what is heard fits what is seen."""
+"""`sage-grpo lab sound`: post-train the model of shapes with sound, and report whether sound and picture fit."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,9 +32,10 @@ SUMMARY = (
 
 @dataclass(frozen=True)
 class SoundResult:
-    """What training changed.
+    """The changes through training.
 
-    Gaps are octaves between what is heard and what the picture asks for; they were never part of the reward.
+    A gap is the distance in octaves between the pitch of the sound and the pitch that the picture asks for. Gaps were
+    never part of the reward.
     """
 
     fits: Proportion  # heard within NEAR octaves of what is seen
@@ -64,7 +65,10 @@ class SoundResult:
 def run_sound(
     out: Path, *, iterations: int | None, samples: int, seed: int, console: Console, base: Path | None = None
 ) -> SoundResult:
-    """Train by the shipped recipe, listen to fresh videos before and after, and write the report into `out`."""
+    """Train with the recipe `sound`, listen to fresh videos before and after, and write the report into `out`.
+
+    Return what changed. `iterations` is None for that of the recipe, and `base` is None for the checkpoint that ships.
+    """
     overrides = [f"seed={seed}", f"run.out={out}", "run.sample_every=0"]
     overrides += [f"run.iterations={iterations}"] if iterations else []
     overrides += [f"model.path={base}"] if base else []
@@ -103,7 +107,10 @@ def compare(made: BeforeAfter[Evaluation], report: Path) -> SoundResult:
 
 
 def comparison(before: Evaluation, after: Evaluation) -> list[list[str]]:
-    """Return a table row for each measure: its name, before, after, and the paired difference with its interval."""
+    """Return one table row per measure: its name, means before and after training, and their difference.
+
+    The difference has its paired 95 % interval, except for diversity, which is one value for all videos.
+    """
     old, new, unseen = before.pictures, after.pictures, before.pictures.never_seen
     columns = {
         "held out: octaves between sound and picture": (before.gap, after.gap),
@@ -118,7 +125,10 @@ def comparison(before: Evaluation, after: Evaluation) -> list[list[str]]:
 
 
 def in_order(name: str, evaluation: Evaluation) -> Curve:
-    """Return a curve of an evaluation's gaps, from the smallest to the largest, over per cent of the videos."""
+    """Return a curve of the gaps of all videos, in octaves and from small to large, over per cent of the videos.
+
+    `name` is the label of the curve.
+    """
     ordered = evaluation.gap.sort().values
     return Curve(name, torch.linspace(0, 100, len(ordered)).tolist(), ordered.tolist())
 
@@ -179,6 +189,6 @@ def make_page(result: SoundResult, before: Evaluation, after: Evaluation, config
 
 
 def heard(evaluation: Evaluation, i: int) -> bytes:
-    """Return one video with its sound, as the bytes of an MP4 file."""
+    """Return video `i` of an evaluation with its sound, as the bytes of an MP4 file."""
     videos = evaluation.videos
     return mp4_bytes(videos.frames[i], videos.frame_rate, sound=sound_of(videos.sound, videos.sample_rate, i))

@@ -1,7 +1,7 @@
-"""Clips of the world of shapes with a tone: the higher the shape is, the higher it sounds.
+"""The sound of clips of moving shapes: the higher in the picture a shape is, the higher its tone.
 
-One that moves up is heard to rise, one that moves down to fall; to the left and to the right the tone stays. The pitch
-at each frame is known exactly from where the shape is, so what fits and what does not can be distinguished.
+The tone rises if the shape moves up, and falls if it moves down. It stays the same if the shape moves left or right.
+The right pitch at each frame follows exactly from the place of the shape, so any sound can be judged.
 """
 
 import math
@@ -22,14 +22,17 @@ MISDUBBED = 0.4  # of the clips that the base learns from: their sound is anothe
 
 
 def pitches(scene: Scene) -> Tensor:
-    """Return the pitch of each clip at each frame, (N, FRAMES), in octaves above the middle."""
+    """Return the right pitch of each clip at each frame, (N, FRAMES), in octaves above `MIDDLE`."""
     time = torch.linspace(-1, 1, FRAMES)
     down = STEPS[scene.direction][:, 1:] * scene.numbers[:, 2:3]
     return -OCTAVES * (scene.numbers[:, 1:2] + down * time)
 
 
 def misdubbed(scene: Scene, generator: torch.Generator) -> Tensor:
-    """Return the pitches (N, FRAMES) that pre-training hears: in a share of the clips those of another clip."""
+    """Return the pitches (N, FRAMES) of clips for pre-training, in octaves above `MIDDLE`, some of them wrong.
+
+    With probability `MISDUBBED`, a clip gets the pitches of another clip.
+    """
     own = pitches(scene)
     other = own[torch.randperm(len(own), generator=generator)]
     wrong = torch.rand(len(own), generator=generator) < MISDUBBED
@@ -37,7 +40,11 @@ def misdubbed(scene: Scene, generator: torch.Generator) -> Tensor:
 
 
 def tone(octaves: Tensor) -> Tensor:
-    """Return the sound (N, 1, samples) of pitches at each frame (N, FRAMES), which glide from one to the next."""
+    """Return a sine tone (N, 1, samples) that glides through the pitch of each frame.
+
+    `octaves` (N, FRAMES) are above `MIDDLE`. The sound has `SAMPLE_RATE` samples per second, from -`LOUDNESS` to
+    `LOUDNESS`.
+    """
     samples = round(FRAMES / FRAME_RATE * SAMPLE_RATE)
     glide = F.interpolate(octaves.double()[:, None], samples, mode="linear")[:, 0]
     phase = 2 * math.pi * (MIDDLE * 2**glide / SAMPLE_RATE).cumsum(1)

@@ -1,7 +1,7 @@
 """Objectives: the loss of one video at one point, each in a file of its own and registered under its name.
 
 An objective says at which points the network is evaluated again, what the loss of a point is, and which references it
-needs. Rollouts, advantages, masks, trust region, gates and counts are the same for all of them.
+needs. Rollouts, advantages, masks, trust region and checks are the same for all objectives.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ from sage_grpo.math.kernels import KernelTable
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Inputs of an objective for a batch at one point. Tensors have a row per video."""
+    """The inputs of an objective for a batch of videos at one point. Tensors have one row per video."""
 
     velocity: Tensor
     """Velocity (B, …) of the policy that is trained, with gradient."""
@@ -41,28 +41,29 @@ class LossInputs:
     k: float
     r"""$k = b/s$, with the size $s$ of the step's noise; $\sqrt2$ for a renoised video."""
     scale: float = 1.0
-    """Weight of the log-ratio: 1 for a Gaussian step."""
+    """Factor of the log-ratio: 1, or $2s^2$ if the kernel's log-likelihood is not divided by $2s^2$."""
 
     def log_ratio(self, reduction: Reduction) -> Tensor:
-        r"""Return $\log\pi_\theta/\pi_\mathrm{old}$ of the step that the rollout took, a number per video (B,)."""
+        r"""Return $\log\pi_\theta/\pi_\mathrm{old}$ of the step that the rollout took: one value per video (B,)."""
         return self.scale * log_ratio(self.velocity, self.old, self.noise, self.k, reduction)
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss at one point, a number per video (B,)."""
+    """The result of an objective at one point: tensors with one value per video (B,)."""
 
     value: Tensor
     """The loss in float64, with gradient."""
     log_ratio: Tensor
-    """How much more likely the policy makes the video than the old one, as the objective sees it: 0 where both agree.
-    A step against the loss raises it where the advantage is positive, and lowers it where that is negative."""
+    """How much more likely the policy makes the video than the old policy does, as the objective defines it: 0 where
+    both agree. A gradient step on the loss raises this value if the advantage is positive, and lowers it if the
+    advantage is negative."""
     clipped: Tensor
-    """Mask of clipped videos: no gradient flows from them."""
+    """Mask of clipped videos, from which no gradient flows."""
 
     @classmethod
     def unclipped(cls, value: Tensor, log_ratio: Tensor) -> "Loss":
-        """Return the loss of an objective that never clips."""
+        """Return the loss of an objective that never clips: no video is marked as clipped."""
         return cls(value, log_ratio, torch.zeros_like(value, dtype=torch.bool))
 
 
@@ -71,42 +72,43 @@ class Objective(ABC):
     """The base class of objectives. Derive from it, implement `loss`, and add settings as fields with defaults."""
 
     renoised: ClassVar[bool] = False
-    """Whether it trains on the videos of a rollout with fresh noise (`policy.points` of them each), not on its
-    stochastic steps. The network is then evaluated without guidance."""
+    """Whether the objective trains on finished videos with fresh noise, at `policy.points` points each, and not on the
+    stochastic steps of the rollout. The network is then evaluated without guidance."""
     paired: ClassVar[bool] = False
-    """Whether it compares the best and the worst video of each group: rows 2i and 2i+1 of a batch, noised alike."""
+    """Whether the objective compares the best and the worst video of each group. They are rows 2i and 2i+1 of a batch,
+    with the same noise."""
     anchored: ClassVar[bool] = False
-    """Whether it needs the anchor's velocity at every point."""
+    """Whether the objective needs the anchor's velocity at every point."""
 
     reduction: Reduction = "mean"
-    """Reduction over the elements of a latent."""
+    """Reduction over the elements of a latent: their mean or their sum."""
     advantage_limit: float = 5.0
-    """Advantages are clipped to ± this."""
+    """Advantages are clipped to ± this value."""
 
     @abstractmethod
     def loss(self, inputs: LossInputs) -> Loss:
         """Return the loss of every video of a batch at one point."""
 
     def step_weights(self, table: KernelTable) -> Tensor | None:
-        """Return the objective's own weights of the steps (T,), or None for those of the equalizer."""
+        """Return the objective's own weights of the steps (T,), or None to use the weights of the equalizer."""
         return None
 
     def old_decay(self, iteration: int) -> float | None:
-        """Return the share that the old policy keeps of itself after an iteration.
+        """Return the share (0 to 1) of its own weights that the old policy keeps after an iteration.
 
-        It moves towards the trained policy by the rest. None means that the trained policy makes the rollouts, and is
-        its own old policy.
+        The remaining share comes from the trained policy, so that the old policy is an average. None means that the
+        trained policy itself makes the rollouts, and is its own old policy.
         """
         return None
 
     @property
     def averages(self) -> bool:
-        """Whether an average of the policy makes the rollouts."""
+        """Whether an average of the trained policy makes the rollouts."""
         return self.old_decay(0) is not None
 
     @classmethod
     def settings(cls) -> dict[str, Any]:
-        """Return the settings that a recipe may give, with their defaults."""
+        """Return the objective's settings that a recipe may give, by name, with their defaults."""
         shared = {field.name for field in fields(Objective)}
         return {field.name: field.default for field in fields(cls) if field.name not in shared}
 

@@ -15,22 +15,22 @@ TINY = 1e-10
 @objective("awm")
 @dataclass(frozen=True, kw_only=True)
 class Awm(Objective):
-    r"""The clipped surrogate of $\log\rho = W(\ell_\mathrm{old}) - W(\ell)$.
+    r"""The objective of AWM: the clipped surrogate of $\log\rho = W(\ell_\mathrm{old}) - W(\ell)$.
 
     $$W(\ell) = \frac{\sigma^n}{p}\left((\ell + 10^{-10})^p - 10^{-10p}\right)$$
 
-    With $p = 1$ and $n = 0, 1, 2$ that is $\ell$, $\sigma\ell$ and $\sigma^2\ell$. A smaller $p$ looks at
-    relative errors.
+    Here $\ell$ and $\ell_\mathrm{old}$ are the matching errors of the policy and of the old policy. With $p = 1$ and
+    $n = 0, 1, 2$, $W(\ell)$ is $\ell$, $\sigma\ell$ and $\sigma^2\ell$. A smaller $p$ weighs relative errors more.
     """
 
     renoised: ClassVar[bool] = True
 
     clip: float = 1.0
-    """Ratios count within 1 ± clip."""
+    """Ratios are clipped to 1 ± this value."""
     power: float = 0.25
-    """$p$."""
+    """The power $p$ of the matching error."""
     sigma_power: float = 1.0
-    """$n$."""
+    """The power $n$ of the noise level."""
 
     def __post_init__(self) -> None:
         above_zero(clip=self.clip, power=self.power)

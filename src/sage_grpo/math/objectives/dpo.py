@@ -1,4 +1,4 @@
-"""Online DPO: the best video of a group against its worst, by how much better than by the anchor each is matched."""
+"""Online DPO: compares how much better than the anchor the policy matches the best and the worst video of a group."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,12 +13,13 @@ from sage_grpo.math.objectives import Loss, LossInputs, Objective, above_zero, o
 @objective("dpo")
 @dataclass(frozen=True, kw_only=True)
 class Dpo(Objective):
-    r"""The loss of a pair, with the better video $w$ and the worse one $l$ under the same noise.
+    r"""The objective of DPO: the loss of a pair, with the better video $w$ and the worse one $l$ under the same noise.
 
     $$-\log\mathrm{sigmoid}\left(-\tfrac\beta2\left[(\ell_w - \ell_{w,\mathrm{ref}})
     - (\ell_l - \ell_{l,\mathrm{ref}})\right]\right)$$
 
-    Each of the two videos carries the loss of the pair.
+    Here $\ell$ is the matching error of the policy, and $\ell_\mathrm{ref}$ that of the anchor. Each of the two videos
+    carries the loss of the pair.
     """
 
     renoised: ClassVar[bool] = True
@@ -26,7 +27,7 @@ class Dpo(Objective):
     anchored: ClassVar[bool] = True
 
     beta: float = 2000.0
-    r"""$\beta$: how soon a pair is distinguished well enough."""
+    r"""$\beta$: the larger, the sooner a pair counts as distinguished and adds little to the loss."""
 
     def __post_init__(self) -> None:
         above_zero(beta=self.beta)

@@ -1,4 +1,4 @@
-"""Flow-DPPO: the ratio is not clipped, but videos whose divergence is spent no longer push outward."""
+"""Flow-DPPO: ratios are not clipped, but a video that has moved too far from the old policy is not pushed further."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,11 @@ from sage_grpo.math.objectives import Loss, LossInputs, Objective, above_zero, o
 class Dppo(Objective):
     r"""The loss $-\rho A$, set to 0 where $\tfrac12 k^2\lVert\delta\rVert^2 \ge \tau$ and the video pushes outward.
 
-    Outward means $\rho > 1$ with $A > 0$, or $\rho < 1$ with $A < 0$.
+    Outward means away from the old policy: $\rho > 1$ with $A > 0$, or $\rho < 1$ with $A < 0$.
     """
 
     divergence: float = 1e-5
-    r"""$\tau$: a video that has moved so far from the old policy is not pushed further."""
+    r"""$\tau$: a video whose KL to the old policy reaches this value is not pushed further."""
 
     def __post_init__(self) -> None:
         above_zero(divergence=self.divergence)

@@ -11,10 +11,10 @@ from sage_grpo.math.objectives import Loss, LossInputs, Objective, above_zero, o
 @objective("grpo")
 @dataclass(frozen=True, kw_only=True)
 class Grpo(Objective):
-    r"""The loss $-\min(\rho A,\ \mathrm{clip}(\rho, 1 \pm c)\,A)$."""
+    r"""The objective of GRPO: the loss $-\min(\rho A,\ \mathrm{clip}(\rho, 1 \pm c)\,A)$."""
 
     clip: float = 1e-4
-    """Ratios count within 1 ± clip. With the mean reduction they differ from 1 by about 1e-5."""
+    """$c$: ratios are clipped to 1 ± this value. With the mean reduction, ratios differ from 1 by about 1e-5."""
 
     def __post_init__(self) -> None:
         above_zero(clip=self.clip)
@@ -25,11 +25,11 @@ class Grpo(Objective):
 
 
 def surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    r"""Return the clipped surrogate per video (B,) (Eq. 4), with the ratio $\rho$ and the clip range $c$.
+    r"""Return the clipped surrogate loss per video (B,) (Eq. 4), with the ratio $\rho$ and the clip range $c$.
 
     $$-\min\left(\rho A,\ \mathrm{clip}(\rho,\ 1-c,\ 1+c)\,A\right)$$
 
-    In float64: with mean reduction ratios differ from 1 by 1e-5, where float32 has two digits left.
+    It is float64, because with mean reduction ratios differ from 1 by 1e-5, where float32 has two digits left.
 
     >>> surrogate(torch.tensor([0.0, 0.5]), torch.tensor([1.0, 1.0]), clip=0.2)
     tensor([-1.0000, -1.2000], dtype=torch.float64)

@@ -14,14 +14,15 @@ from sage_grpo.math.objectives.grpo import clip_mask, surrogate
 @objective("guard")
 @dataclass(frozen=True, kw_only=True)
 class Guard(Objective):
-    r"""The clipped surrogate of $\log\rho = b\,\langle\varepsilon, \delta\rangle$, weighed by $1/\Delta$.
+    r"""The objective of GRPO-Guard: the clipped surrogate of $\log\rho = b\,\langle\varepsilon, \delta\rangle$.
 
-    The term $-\tfrac12 k^2\lVert\delta\rVert^2$ pulls all ratios below 1, so that the clip holds one side only: it is
-    left out. Times $s$, ratios of all steps have the same spread.
+    The usual term $-\tfrac12 k^2\lVert\delta\rVert^2$ is left out. It pulls all ratios below 1, so that only one side
+    of the clip range acts. The factor $b = ks$ in place of $k$ gives the ratios of all steps the same spread. Steps are
+    weighed by $1/\Delta$.
     """
 
     clip: float = 2e-6
-    """Ratios count within 1 ± clip."""
+    """Ratios are clipped to 1 ± this value."""
 
     def __post_init__(self) -> None:
         above_zero(clip=self.clip)
@@ -31,6 +32,9 @@ class Guard(Objective):
         return Loss(surrogate(logs, inputs.advantage, self.clip), logs, clip_mask(logs, inputs.advantage, self.clip))
 
     def step_weights(self, table: KernelTable) -> Tensor:
-        r"""Return the weights $1/\Delta$ (T,) with $\Delta = \sigma - \sigma'$, of mean 1 over the stochastic steps."""
+        r"""Return the step weights $1/\Delta$ (T,) with $\Delta = \sigma - \sigma'$, scaled to mean 1.
+
+        The mean is over the stochastic steps; other steps have the weight 0.
+        """
         weights = torch.where(table.stochastic, 1 / (table.sigma - table.sigma_next), torch.zeros_like(table.sigma))
         return weights / weights[table.stochastic].mean()

@@ -15,13 +15,13 @@ SMALLEST = 1e-5
 @objective("nft")
 @dataclass(frozen=True, kw_only=True)
 class Nft(Objective):
-    r"""The weighted matching errors of a better mixture $v^+$ and a worse one $v^-$ of policy and old policy.
+    r"""The objective of DiffusionNFT: weighted matching errors of a better policy $v^+$ and a worse policy $v^-$.
 
     $$\frac{A_\mathrm{max}}{\beta}\left[r\,\frac{\lVert\hat x^+ - x_0\rVert^2}{w^+}
     + (1-r)\,\frac{\lVert\hat x^- - x_0\rVert^2}{w^-}\right],\qquad \hat x^\pm = x - \sigma v^\pm$$
 
-    with $v^\pm = v_\mathrm{old} \pm \beta\delta$. The advantage gives the share $r = \tfrac12 + A/2A_\mathrm{max}$ of
-    the better one. $w^\pm$ is the mean of $|\hat x^\pm - x_0|$, without gradient.
+    Both mix the policy with the old one: $v^\pm = v_\mathrm{old} \pm \beta\delta$. The advantage gives the share
+    $r = \tfrac12 + A/2A_\mathrm{max}$ of the better one. $w^\pm$ is the mean of $|\hat x^\pm - x_0|$, without gradient.
     """
 
     renoised: ClassVar[bool] = True
@@ -29,9 +29,9 @@ class Nft(Objective):
     beta: float = 1.0
     r"""$\beta$: how far the two mixtures are from the old policy."""
     decay: float = 0.5
-    """Largest share that the old policy keeps of itself after an iteration."""
+    """Largest share (0 to 1) of its own weights that the old policy keeps after an iteration."""
     decay_rise: float = 0.001
-    """How much that share rises per iteration, from 0."""
+    """How much this share rises per iteration, from 0 to `decay`."""
 
     def __post_init__(self) -> None:
         above_zero(beta=self.beta)

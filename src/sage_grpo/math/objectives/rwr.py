@@ -10,7 +10,10 @@ from sage_grpo.math.objectives import Loss, LossInputs, Objective, objective
 @objective("rwr")
 @dataclass(frozen=True, kw_only=True)
 class Rwr(Objective):
-    r"""The loss $A\,\ell(v)$. A negative advantage pushes away without end: only the trust region holds it."""
+    r"""The loss $A\,\ell(v)$: the matching error, weighted by the advantage.
+
+    A negative advantage pushes the policy away without limit: only the trust region holds it back.
+    """
 
     renoised: ClassVar[bool] = True
 

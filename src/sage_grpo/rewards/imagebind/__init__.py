@@ -1,1 +1,1 @@
-"""ImageBind: its inputs, its network, its scorer, and the conversion of the released checkpoint."""
+"""ImageBind, a scorer of how well picture and sound match: inputs, network and conversion of the checkpoint."""

@@ -1,6 +1,6 @@
 """The conversion of ImageBind's released checkpoint into a folder that is read without unpickling anything.
 
-The checkpoint holds six senses, of which two are kept.
+The checkpoint has parts for six senses, of which vision and audio are kept.
 """
 
 import json
@@ -47,10 +47,14 @@ def convert(
     sizes: Mapping[str, Any] | None = None,
     emit: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Convert the checkpoint `source` into the folder `target`, whole or not at all, and return its settings.
+    """Convert ImageBind's checkpoint into the folder `target`, and return the settings that are written there.
+
+    If anything fails, no folder is left behind.
 
     Args:
-        sizes: Sizes of the network, if not the released one's.
+        source: The released file imagebind_huge.pth.
+        sizes: Sizes of the network; None for those of the released one.
+        emit: Called with the name of each stage, to show progress.
     """
     if target.exists():
         raise RewardError(f"{target} is there already; choose another folder or remove it")
@@ -70,9 +74,10 @@ def convert(
 
 
 def kept(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of vision and audio under our names.
+    """Return the checkpoint's tensors of vision and audio, in float32 and under the names of `imagebind/network.py`.
 
-    A tensor of none of the six senses keeps its own name, and is later reported as unknown.
+    Tensors of the other four senses are left out. A tensor of no known sense keeps its name, and is later refused as
+    unknown.
     """
     found = {}
     for name, value in state.items():

@@ -1,4 +1,4 @@
-"""A video in the form that ImageBind takes: pairs of frames, and spectrograms of two seconds, spread over the video."""
+"""Conversion of a video with sound to ImageBind's inputs: clips of frames, and spectrograms of two seconds of sound."""
 
 import math
 import warnings
@@ -23,7 +23,10 @@ NARROWEST = 200  # the longer side over the shorter: beyond it a frame would be 
 
 @cache
 def extractor() -> Any:
-    """Return Kaldi's filter bank in logarithms, padded with zeros and then normalised, as in the original."""
+    """Return the function that turns a sound into a spectrogram, as in the original.
+
+    It is Kaldi's filter bank in logarithms, padded with zeros and then normalised.
+    """
     with warnings.catch_warnings():  # the lowest bands fall between two frequencies and are empty: Kaldi's are, too
         warnings.simplefilter("ignore", UserWarning)
         return ASTFeatureExtractor(  # divides by twice its `std`
@@ -32,7 +35,10 @@ def extractor() -> Any:
 
 
 def frame_pairs(frames: int, frame_rate: float) -> list[tuple[int, int]]:
-    """Return the first and last frame of each clip of two seconds; one pair if the video is no longer than a clip."""
+    """Return the indices of the first and last frame of each clip of two seconds that ImageBind gets of a video.
+
+    There are five clips spread over the video, or one if the video is no longer than a clip.
+    """
     length = SECONDS * frame_rate
     room = max(frames - length, 0)
     starts = [room * i / (PICTURE_CLIPS - 1) for i in range(PICTURE_CLIPS)] if room else [0.0]
@@ -42,9 +48,10 @@ def frame_pairs(frames: int, frame_rate: float) -> list[tuple[int, int]]:
 
 
 def pictures(frames_FHWC: Tensor, frame_rate: float) -> Tensor:
-    """Return clips (N, 3, FRAMES, SIDE, SIDE) of uint8 frames (F, H, W, 3).
+    """Return the clips (N, 3, FRAMES, SIDE, SIDE) that ImageBind gets of a video, whose frames are uint8 (F, H, W, 3).
 
-    Each pair of frames gives a clip at either end and one in the middle of the longer side.
+    Each of the `frame_pairs` gives three square clips, cut at both ends and in the middle of the longer side. Square
+    frames give one clip per pair.
     """
     height, width = frames_FHWC.shape[1:3]
     if max(height, width) > NARROWEST * min(height, width):
@@ -63,7 +70,10 @@ def pictures(frames_FHWC: Tensor, frame_rate: float) -> Tensor:
 
 
 def spectrograms(wave: Tensor) -> Tensor:
-    """Return clips (N, 1, BANDS, STEPS) of a sound (samples,) at RATE; one if the sound is no longer than a clip."""
+    """Return the spectrograms (N, 1, BANDS, STEPS) that ImageBind gets of a sound (samples,) at RATE samples a second.
+
+    There are three, of two seconds each, spread over the sound, or one if the sound is no longer than two seconds.
+    """
     if len(wave) < SHORTEST:
         raise Unscorable(f"its sound has {len(wave)} samples of {RATE} a second; {SHORTEST} are needed")
     length = SECONDS * RATE

@@ -1,7 +1,8 @@
 """Does the picture match the sound? The cosine of ImageBind's embeddings of both.
 
-It hears and sees what there is, not when: gamed by a still of a thing with its usual noise. Pair it with `synchrony`.
-The folder comes from `sage-grpo rewards convert`. The released weights may not be used commercially (CC BY-NC-SA 4.0).
+ImageBind recognises what is seen and heard, not when. The score is gamed by a still of a thing with its usual noise:
+combine it with `synchrony`. The folder of weights is made by `sage-grpo rewards convert`. The released weights may not
+be used commercially (CC BY-NC-SA 4.0).
 """
 
 import json
@@ -27,7 +28,7 @@ FORMAT = "imagebind-1"  # of the converted folder
 
 
 def load_strictly(folder: Path) -> ImageBind:
-    """Return the network of a converted folder. The file must have exactly the network's tensors."""
+    """Return the network with the weights of a converted folder, which must have exactly the network's tensors."""
     settings: dict[str, Any] = json.loads((folder / SETTINGS).read_text())
     if settings.get("format") != FORMAT:
         raise RewardError(
@@ -43,7 +44,9 @@ def load_strictly(folder: Path) -> ImageBind:
 
 @reward("imagebind", extra="models")
 class ImageBindReward(SoundScorer):
-    """Cosine of picture and sound, from −1 to 1; each the mean of a few clips of two seconds.
+    """Cosine between ImageBind's embeddings of picture and sound, from −1 to 1.
+
+    Each embedding is the mean over a few clips of two seconds.
 
     Args:
         path: Folder of a converted checkpoint.
@@ -79,7 +82,7 @@ class ImageBindReward(SoundScorer):
 
 
 def make_tiny_folder(folder: Path) -> None:
-    """Write a converted folder at toy size: names and layers as they are, numbers random."""
+    """Write a converted folder at toy size: real names and layers, random numbers."""
     part = {"width": 16, "layers": 1, "heads": 2}
     sizes = {"output": 8, "vision": part, "audio": part}
     rng = torch.Generator().manual_seed(0)

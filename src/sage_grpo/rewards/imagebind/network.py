@@ -1,4 +1,4 @@
-"""The two parts of ImageBind that a video with sound needs, in plain torch: both are transformers on patches."""
+"""ImageBind's networks for vision and audio, in plain torch. Both are transformers on patches."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ RELEASED: Mapping[str, Any] = {
 
 
 class Attention(nn.Module):
-    """Attention of each token to all; with `spare`, also to a learned token that stands for nothing in particular."""
+    """Attention of each token to all tokens and, with `spare`, also to a learned token that is no part of the input."""
 
     def __init__(self, width: int, heads: int, spare: bool) -> None:
         super().__init__()
@@ -51,9 +51,9 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A transformer on patches: a learned token in front of them, position embeddings, blocks.
+    """A transformer on patches, with position embeddings and a learned token in front of the patches.
 
-    The output at that token becomes a vector of length 1.
+    The output at the learned token, scaled to length 1, is the embedding.
     """
 
     def __init__(
@@ -77,9 +77,10 @@ class Encoder(nn.Module):
 
 
 class ImageBind(nn.Module):
-    """The two parts of ImageBind that are kept.
+    """ImageBind's networks for vision and audio, without those for its other senses.
 
-    `vision` takes (N, 3, FRAMES, SIDE, SIDE), `audio` (N, 1, BANDS, STEPS); both return (N, output).
+    `vision` takes frames (N, 3, FRAMES, SIDE, SIDE), `audio` spectrograms (N, 1, BANDS, STEPS). Both return embeddings
+    (N, output).
     """
 
     def __init__(self, sizes: Mapping[str, Any]) -> None:
@@ -94,6 +95,9 @@ class ImageBind(nn.Module):
 
 
 def empty_network(sizes: Mapping[str, Any]) -> ImageBind:
-    """Return the network without memory for its weights, which come from a file."""
+    """Return the network without memory for its weights (on torch's meta device).
+
+    The weights are loaded later from a file.
+    """
     with torch.device("meta"):
         return ImageBind(sizes)

@@ -1,1 +1,1 @@
-"""Scores from other machines: the client of a fleet, its wire format, and the reward that uses it."""
+"""Scores from other machines: the client of a scoring server, its wire format, and the reward that uses them."""

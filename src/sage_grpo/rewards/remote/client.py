@@ -1,4 +1,4 @@
-"""A client that repeats a request until a right answer or the deadline, and spares a server that is away or busy."""
+"""An HTTP client that repeats requests until a valid answer or the deadline, and spares a server that is down."""
 
 import logging
 import os
@@ -31,11 +31,11 @@ SECOND_REQUESTS = 0.1  # of all: help for stragglers must not double the load of
 
 
 class Unanswered(RuntimeError):
-    """Raised when no right answer came in time."""
+    """Raised when there was no valid answer before the deadline, or there were too many invalid ones."""
 
 
 class Away(OSError):
-    """Raised when the server cannot be reached now."""
+    """Raised when the server cannot be reached or is too busy. The request may be tried again later."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RetryPolicy:
 
 
 def in_background(work: Callable[..., T], *arguments: Any) -> "Future[T]":
-    """Run `work` in a thread that does not keep the program from ending, and return its future."""
+    """Start `work` in a thread that does not keep the program from ending, and return the future of its result."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -61,7 +61,10 @@ def in_background(work: Callable[..., T], *arguments: Any) -> "Future[T]":
 
 
 class CircuitBreaker:
-    """A gate that lets all requests through, or after failures in a row one at a time until one succeeds."""
+    """A gate for requests to a server that may be down.
+
+    It lets all requests through. After `limit` failures in a row it lets one through at a time, until one succeeds.
+    """
 
     def __init__(self, limit: int = IN_A_ROW) -> None:
         self.limit, self.failures, self._alone = limit, 0, threading.Lock()
@@ -93,7 +96,10 @@ class CircuitBreaker:
 
 
 class Client:
-    """A client of one address. The token comes from the environment, never from a recipe."""
+    """A client of the server at one URL.
+
+    The server's token is read from the environment variable `token_variable`, never from a recipe.
+    """
 
     def __init__(self, url: str, token_variable: str, policy: RetryPolicy, connections: int) -> None:
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
@@ -108,9 +114,10 @@ class Client:
         self.requests = self.second_requests = 0
 
     def get(self, path: str) -> bytes:
-        """Return the whole answer to a GET, or raise `Away` after the time of one request.
+        """Return the body of the answer to a GET request.
 
-        An answer that drips in slowly gets no more time.
+        Raises:
+            Away: The whole answer did not arrive within `policy.timeout` seconds.
         """
         answer = in_background(self._request, "GET", path, None)
         if not wait({answer}, self.policy.timeout).done:
@@ -118,12 +125,12 @@ class Client:
         return answer.result()
 
     def ask(self, path: str, body: bytes, read: Callable[[bytes], T]) -> T:
-        """POST a request, and return what `read` makes of the answer.
+        """POST `body` to `path`, and return what `read` makes of the answer's body.
 
-        What `read` refuses with a `WireError` is requested again.
+        If `read` raises a `WireError`, the answer is invalid, and the request is sent again.
 
         Raises:
-            Unanswered: There was no right answer before the deadline, or there were too many wrong ones.
+            Unanswered: There was no valid answer before the deadline, or there were too many invalid ones.
             RewardError: The server refused the request.
         """
         end, wrong, attempt = time.monotonic() + self.policy.deadline, 0, 0
@@ -141,7 +148,7 @@ class Client:
             time.sleep(pause)
 
     def _hedged(self, path: str, body: bytes, read: Callable[[bytes], T], end: float) -> T:
-        """Send a request, and a second one if the first takes unusually long; the first right answer counts."""
+        """Send a request, and a second one if the first takes unusually long. Return the first valid answer."""
         pending = {in_background(self._once, path, body, read)}
         if (usual := self._usual()) and not wait(pending, usual * self.policy.hedge).done and self._may_help():
             pending.add(in_background(self._once, path, body, read))

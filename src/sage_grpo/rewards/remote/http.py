@@ -1,7 +1,8 @@
 """A scorer behind an HTTP address: a fleet of `sage-grpo serve`, or your own server in any language.
 
-POST the bytes of `wire.py` to `<url>/score`, with a bearer token if there is one. GET `<url>/about` returns the names
-of the scores. What a server does wrong becomes a mask, never a number.
+Videos are sent to `<url>/score` by POST, in the format of `wire.py`, with a bearer token if there is one. GET
+`<url>/about` returns the names of the scores. If the server fails or answers wrongly, the videos of the request are
+masked.
 """
 
 import json
@@ -29,7 +30,18 @@ log = logging.getLogger(__name__)
 class HttpReward(Reward):
     """A reward that a server computes. Videos are scored while the trainer makes the next ones.
 
-    `names` may be left out if the server reports them.
+    Args:
+        names: Names of the scores; None if the server reports them.
+        token_variable: Environment variable that holds the bearer token.
+        timeout: Seconds for one request.
+        deadline: Seconds for a request with all its repetitions.
+        retries: Repetitions after invalid answers. A server that is down is tried until the deadline.
+        hedge: Send a second request after so many times the usual time of an answer; 0 for never.
+        connections: Requests that may be open together.
+        videos_per_request: Most videos in a request, unless `groupwise`.
+        megabytes_per_request: Most megabytes of frames in a request of several videos, as if all frames were sent.
+        groupwise: Whether the server compares the videos of a batch, so that all are sent in one request.
+        uses_audio: Whether to send the sound.
     """
 
     def __init__(
@@ -81,7 +93,10 @@ class HttpReward(Reward):
         return about if isinstance(about, dict) else {}
 
     def frame_indices(self, frames: int) -> list[int] | None:
-        """Return the indices of frames that the server says it needs, or None for all if it does not say."""
+        """Return the indices of frames that the server says it needs.
+
+        None if it does not say, so that all frames are sent.
+        """
         if self._tells and frames not in self._needed:
             try:
                 told: Any = self._about(f"/about?frames={frames}").get("frames")

@@ -1,7 +1,7 @@
-"""Videos and scores as bytes: tensors as safetensors, words as JSON. Nothing that is read can run code or open a path.
+"""The format of requests and answers: tensors as safetensors, words as JSON.
 
-Every video has an id that its scores must carry back. So an answer in another order, with one score too few or of
-another request is detected.
+Reading them runs no code and opens no path. Every video has an id that its scores must repeat. So scores in another
+order are sorted, and an answer with one score too few or of another request is refused.
 """
 
 import json
@@ -25,14 +25,15 @@ FASTEST = 1_000_000  # frames or samples a second
 
 
 class WireError(ValueError):
-    """Raised when bytes do not follow the agreed format."""
+    """Raised when bytes from the other side do not follow the format of this module."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of what a reader accepts.
+    """The limits of a message that a reader accepts.
 
-    safetensors is not compressed. Frames that were not sent count as if they were.
+    `megabytes` limits the message, and also its videos with the frames that were not sent. safetensors does not
+    compress, so no small message can fill the memory.
     """
 
     megabytes: float = 1024.0
@@ -65,7 +66,7 @@ def _unpack(data: bytes, limits: Limits) -> tuple[dict[str, Tensor], dict[str, A
 
 
 def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of a prompt that can be sent: texts, numbers and lists of them, but no images."""
+    """Return the columns of a prompt that JSON can hold: texts, numbers and lists of them, but no images."""
     plain = {}
     for name, value in columns.items():
         try:
@@ -78,15 +79,18 @@ def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The numbers of the frames that are sent, and of how many they are."""
+    """The frames of each video that are sent: their indices `numbers`, among the `of` frames of the whole video."""
 
     numbers: Sequence[int]
     of: int
 
     def spread(self, frames: Tensor, limits: Limits) -> Tensor:
-        """Return the frames at their places in the whole videos; what was not sent is black.
+        """Return whole videos (B, `of`, H, W, 3) from the frames (B, sent frames, H, W, 3).
 
-        It turns (B, sent frames, H, W, 3) into (B, `of`, H, W, 3).
+        Frames that were not sent are black.
+
+        Raises:
+            WireError: The frames do not fit `numbers`, or the whole videos exceed the limits.
         """
         count, sent, *size = frames.shape
         whole = sorted(set(self.numbers)) == list(self.numbers) and len(self.numbers) == sent
@@ -107,7 +111,12 @@ class Chosen:
 
 
 def pack_request(videos: Videos, prompts: Sequence[Prompt], ids: Sequence[str], chosen: Chosen | None = None) -> bytes:
-    """Return the bytes of a request. `chosen` says which frames of whole videos these are."""
+    """Return the bytes of a request to score videos.
+
+    Args:
+        ids: An id for each video, which its scores must repeat.
+        chosen: Which frames of the whole videos `videos` has; None if it has all of them.
+    """
     entries = [{"text": prompt.text, "columns": _plain(prompt.columns)} for prompt in prompts]
     words: dict[str, Any] = {"ids": list(ids), "prompts": entries}
     words |= {"frames": {"numbers": list(chosen.numbers), "of": chosen.of}} if chosen else {}
@@ -155,7 +164,7 @@ def _rate(words: Mapping[str, Any], name: str, kind: Any = float) -> Any:
 
 
 def _texts(words: Any) -> list[str] | None:
-    """Return a list of texts, or None, because any JSON may have come."""
+    """Return `words` if it is a list of texts, else None. It can be anything, because it was received as JSON."""
     return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else None
 
 
@@ -166,9 +175,9 @@ def pack_answer(scores: Scores, names: Sequence[str], ids: Sequence[str]) -> byt
 
 
 def unpack_answer(data: bytes, names: Sequence[str], ids: Sequence[str], limits: Limits | None = None) -> Scores:
-    """Return the scores of an answer, with rows in the order of `ids` and columns in that of `names`.
+    """Return the scores in an answer, with rows in the order of `ids` and columns in the order of `names`.
 
-    What is not finite is not valid.
+    A score that is not finite is not valid.
 
     Raises:
         WireError: The answer is malformed, or is about other videos or scores.

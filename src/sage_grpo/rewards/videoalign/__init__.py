@@ -1,1 +1,1 @@
-"""VideoAlign: its frames, its model, and the conversion of the released checkpoint."""
+"""VideoAlign, a scorer built on Qwen2-VL: choice of frames, network, and conversion of the released checkpoint."""

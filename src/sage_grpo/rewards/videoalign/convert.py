@@ -38,11 +38,16 @@ def convert(
     dtype: str = "float32",
     emit: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Convert the checkpoint `source` into the folder `target`, whole or not at all, and return its settings.
+    """Convert VideoAlign's checkpoint into the folder `target`, and return the settings that are written there.
+
+    If anything fails, no folder is left behind.
 
     Args:
+        source: The folder that was downloaded.
         base: A Qwen2-VL folder for what the checkpoint leaves out: sizes, tokenizer, frozen weights.
         rubric: VideoAlign's prompt_template.py or a text file; by default at the checkpoint or two folders above it.
+        dtype: Precision of the weights that are written.
+        emit: Called with the name of each stage, to show progress.
     """
     if target.exists():
         raise RewardError(f"{target} is there already; choose another folder or remove it")
@@ -83,7 +88,13 @@ def convert(
 
 
 def merge(state: Mapping[str, Tensor], lora: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return plain weights under the names of `Qwen2VLModel`, with each adapter added to its matrix in float32."""
+    """Return the weights under the names of `Qwen2VLModel`, with each LoRA adapter added to its matrix in float32.
+
+    Args:
+        state: Weights and adapters by the names of the release.
+        lora: Settings of the adapters, `peft_lora_config` of the release.
+        dtype: Precision of the result, except for the head, which is float32.
+    """
     plain = {release.plain_name(name): value for name, value in state.items()}
     merged, added = {}, set()
     for name, value in plain.items():
@@ -111,7 +122,11 @@ def merge(state: Mapping[str, Tensor], lora: Mapping[str, Any], dtype: torch.dty
 
 
 def check_state(state: Mapping[str, Tensor], config: Qwen2VLConfig) -> Tensor:
-    """Return the head. Refuse a state that does not have exactly the network's tensors, each in its shape."""
+    """Return the tensor of the head. Refuse a state whose other tensors are not exactly those of the network.
+
+    Raises:
+        RewardError: A tensor is missing, unknown or of another shape.
+    """
     head = state.get(HEAD)
     width = config.text_config.hidden_size
     if head is None or head.shape[0] not in (1, len(NAMES)) or head.shape[1] != width:
@@ -124,7 +139,7 @@ def check_state(state: Mapping[str, Tensor], config: Qwen2VLConfig) -> Tensor:
 
 
 def _normalisation(settings: Mapping[str, float] | None) -> dict[str, tuple[float, float]]:
-    """Return mean and standard deviation by score: the checkpoint's own, or those of the released one."""
+    """Return each score's mean and standard deviation: those in `settings`, or else the released checkpoint's."""
     if not settings:
         return NORMALISATION
     return {name: (float(settings[f"{name}_mean"]), float(settings[f"{name}_std"])) for name in NAMES}

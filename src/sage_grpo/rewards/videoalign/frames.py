@@ -1,4 +1,4 @@
-"""A video in the form that Qwen2-VL takes: which frames, how large, and cut into patches. Torchvision is not needed."""
+"""Conversion of a video to Qwen2-VL's inputs: choice of frames, size, and patches. Torchvision is not needed."""
 
 import math
 import re
@@ -16,14 +16,19 @@ MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757
 
 
 def without(special: re.Pattern[str], text: str) -> str:
-    """Return a user's text without the names of tokens, which would be read as these tokens."""
+    """Return a user's text without the names of special tokens, which the tokenizer would read as these tokens."""
     while (shorter := special.sub("", text)) != text:  # taking one out may put another together
         text = shorter
     return text
 
 
 def frame_indices(total: int, fps: float, rate: float = 2.0, most: int = 768) -> Tensor:
-    """Return the indices of evenly spread frames: `rate` per second, an even number, and at most `most`."""
+    """Return the indices of frames spread evenly over a video: an even number, `rate` per second, at most `most`.
+
+    Args:
+        total: Frames of the video.
+        fps: Frames per second of the video.
+    """
     limit = min(most, total) // FRAMES_OF_PATCH * FRAMES_OF_PATCH
     if limit < FRAMES_OF_PATCH:
         raise RewardError(f"VideoAlign needs {FRAMES_OF_PATCH} frames, not {min(most, total)}; it judges motion")
@@ -32,7 +37,12 @@ def frame_indices(total: int, fps: float, rate: float = 2.0, most: int = 768) ->
 
 
 def frame_size(height: int, width: int, most: int, least: int = LEAST_PIXELS) -> tuple[int, int]:
-    """Return height and width in whole cells, of an area between `least` and `most`, in nearly the same proportions."""
+    """Return height and width in pixels for frames of nearly the same proportions, as multiples of `CELL`.
+
+    Args:
+        most: Largest area in pixels.
+        least: Smallest area in pixels.
+    """
     if max(height, width) > 200 * min(height, width):
         raise RewardError(f"frames of {height}×{width} are too narrow for VideoAlign: at most 200 to 1")
     rows, columns = (max(1, round(side / CELL)) for side in (height, width))
@@ -46,7 +56,7 @@ def frame_size(height: int, width: int, most: int, least: int = LEAST_PIXELS) ->
 
 
 def resize(frames_FHWC: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return frames (F, H, W, 3) resized to floats (F, 3, h, w), in whole levels from 0 to 255.
+    """Return frames (F, H, W, 3) resized to `size`, as floats (F, 3, h, w) rounded to whole numbers from 0 to 255.
 
     Torchvision resizes 8-bit frames in the same way.
     """
@@ -55,9 +65,10 @@ def resize(frames_FHWC: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def patches(frames_FCHW: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows of pixels that Qwen2-VL's vision tower takes, and their grid: frames, rows, columns of patches.
+    """Return the pixels of frames (F, 3, H, W) from 0 to 255 for Qwen2-VL, a row per patch, and the patches' grid (3,).
 
-    The four patches of a token come together. Frames are (F, 3, H, W) from 0 to 255.
+    A patch spans two frames. The grid is the numbers of frame pairs, rows and columns of patches. The four patches of
+    one token follow each other.
     """
     mean, std = (torch.tensor(x, device=frames_FCHW.device)[:, None, None] for x in (MEAN, STD))
     x = (frames_FCHW / 255 - mean) / std

@@ -1,7 +1,8 @@
 """VideoAlign (VideoReward): visual quality, motion quality and text alignment, judged by Qwen2-VL.
 
-The model reads sampled frames and a rubric that ends each dimension with a token of its own. A linear head on the
-hidden states of these three tokens gives the scores. The folder comes from `sage-grpo rewards convert`.
+The model reads sampled frames and a rubric, in which each of the three dimensions ends with a special token. A linear
+head on the hidden states of these tokens gives the scores. The folder of weights is made by `sage-grpo rewards
+convert`.
 """
 
 import json
@@ -52,14 +53,15 @@ log = logging.getLogger(__name__)
 def empty_model(config: Qwen2VLConfig) -> Any:
     """Return the network without weights.
 
-    It is the plain class on purpose: in a subclass the library does not rename weights and leaves some random.
+    It is the plain class `Qwen2VLModel` on purpose. For a subclass the library would not rename weights, and would
+    leave some of them random.
     """
     with init_empty_weights(include_buffers=False):
         return Qwen2VLModel(config)
 
 
 def load_strictly(folder: Path, dtype: torch.dtype) -> tuple[Any, Tensor]:
-    """Return the network and its head from a converted folder. The file must have exactly the network's tensors."""
+    """Return network and head with the weights of a converted folder, which must have exactly the network's tensors."""
     state = load_file(folder / WEIGHTS)
     head = state.pop(HEAD, None)
     if head is None:
@@ -74,7 +76,7 @@ def load_strictly(folder: Path, dtype: torch.dtype) -> tuple[Any, Tensor]:
 
 @dataclass(frozen=True)
 class Question:
-    """The input for one video: tokens of the rubric and prompt, pixels, and their grid."""
+    """The network's input for one video: tokens of rubric and prompt, pixels of its patches, and their grid."""
 
     tokens: Tensor
     pixels: Tensor
@@ -83,14 +85,17 @@ class Question:
 
 @reward("videoalign", extra="models")
 class VideoAlign(Reward):
-    """VQ, MQ and TA of a video, in standard deviations of the training data.
+    """The scores of visual quality (VQ), motion quality (MQ) and text alignment (TA), as judged by VideoAlign.
+
+    Each score is in standard deviations above the mean of the training data.
 
     Args:
         path: Folder of a converted checkpoint.
         fps: Frames per second of the videos.
         device: Where to score, by default on the host.
         dtype: Precision of the network; the original runs in bfloat16.
-        batch_size: Videos in one pass; with 1 no score depends on its neighbours.
+        batch_size: Videos in one pass; with 1, no score depends on other videos.
+        max_frames: Most frames of a video that the network gets.
     """
 
     names = NAMES
@@ -174,7 +179,10 @@ class VideoAlign(Reward):
         causes: dict[int, Exception] = {}
 
         def attempt(rows: range) -> Tensor:
-            """Return the scores of a batch (B, 3). Where a batch fails, each of its videos is tried alone."""
+            """Return the scores (B, 3) of some videos in one batch.
+
+            If the batch fails, each of its videos is tried alone.
+            """
             try:
                 return self._judge([self._ask(videos[i, indices], bounded(prompts[i].text), size) for i in rows])
             except Exception as error:
@@ -192,9 +200,9 @@ class VideoAlign(Reward):
         return Scores(values, good[:, None].expand(-1, len(NAMES)).clone())
 
     def _report(self, good: Tensor, causes: dict[int, Exception]) -> None:
-        """Log the videos that failed and are masked, or raise if all of them failed.
+        """Log the reason of each masked video, or raise if all videos failed, because then the scorer is at fault.
 
-        Then the fault is ours or the machine's. A call with one video only masks it if others were scored before.
+        A call with a single video masks the video if others were scored before.
         """
         reasons = {i: str(causes.get(i, "its scores are not finite")) for i in (~good).nonzero()[:, 0].tolist()}
         if reasons and not good.any() and (len(good) > 1 or not self._ever_scored):

@@ -1,7 +1,7 @@
-"""The parts of VideoAlign's release, and how they are read.
+"""Functions that read VideoAlign's release: settings, weights, tokenizer and rubric.
 
-The release is a training state: adapters next to their matrices, names of an older library, a pickle. It says nothing
-of the network's sizes and does not hold the rubric, which is in VideoAlign's own repository.
+The release is a training state: a pickle with adapters next to their matrices, under the names of an older library. It
+does not have the network's sizes, nor the rubric, which is in VideoAlign's own repository.
 """
 
 import ast
