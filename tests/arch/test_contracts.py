@@ -19,7 +19,7 @@ OTHERS = {  # objects of other libraries and of users, which promise us nothing
     "rehearsal/fake_device.py": {"inverted"},
     "rehearsal/fake_run.py": {"key", "idx", "origin"},  # a path of pytree, a mark on a tensor
     "rehearsal/fake_values.py": {"kept", "origin"},
-    "rewards/function.py": {"__name__", "__code__"},  # a user's function
+    "rewards/function.py": {"__name__"},  # a user's function
     "evaluation/clips.py": {"strerror", "n_frames"},  # an OSError, a picture of PIL
     "weights/export.py": {"load_lora_adapter", "load_lora_weights"},
     "weights/lora_bank.py": {"add_adapter"},

@@ -104,7 +104,7 @@ def merged(rows: list[Row]) -> list[tuple[str, str, int, int]]:
 
 
 def short(path: str) -> str:
-    """Its package and file."""
+    """Return a path of a library as its package and file: `torch/…/functional.py`."""
     first, *between, last = path.removeprefix("/").split("/") if "/" in path else ("", path)
     return f"{first}/…/{last}" if between else path
 

@@ -59,9 +59,10 @@ def improve(
 
 
 def differences(masks: Callable[[Tensor], Tensor], step: float = 1e-5) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function that approximates the derivatives of `masks` by differences of size `step`.
+    """Return a function for the derivatives of `masks` with respect to its K numbers, by differences of size `step`.
 
-    Use it as `slopes` of `improve` for coverage without a simple formula for its derivatives, (N, pixels, K).
+    It takes the numbers (N, K) and their mask (N, pixels), and returns derivatives (N, pixels, K). `improve` uses it as
+    its `slopes` where no simple formula is known.
     """
 
     def slopes(numbers: Tensor, mask: Tensor) -> Tensor:

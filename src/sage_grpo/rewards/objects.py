@@ -41,7 +41,8 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom; all that is
 
 @dataclass(frozen=True)
 class Line:
-    """One requirement: in `include` at least `count` things of this name, in `exclude` fewer than `count` of them.
+    """One requirement on a picture: at least `count` things of this name if listed under `include`, fewer if under
+    `exclude`.
 
     It can also require a colour, and a place relative to other things.
     """

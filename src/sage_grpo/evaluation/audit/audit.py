@@ -97,7 +97,9 @@ class AuditResult:
 
 
 def cell_of(natural: Values, copies: Values, spread: float) -> Cell:
-    """Return the mean change of a score from clips to their copies with one degradation, and the verdict.
+    """Return the mean change of a score from clips to their degraded copies, and the verdict.
+
+    The verdict is "caught" if the score falls, "gamed" if it rises, and "blind" if neither is certain.
 
     Each copy is compared with its own clip.
 
