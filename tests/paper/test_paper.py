@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -11,7 +12,7 @@ from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.paper.commands import finishing_line, plan_commands, training_line
 from sage_grpo.paper.experiments import EXPERIMENTS, METHODS, SETTINGS
 from sage_grpo.paper.run import devices_of
-from sage_grpo.paper.table import markdown, read_rows
+from sage_grpo.paper.table import lower_is_better, markdown, read_rows
 
 # Table 2 of the paper, a row per training run: setting, method, kernel, equalizer, anchor, weight of the velocity term
 ROWS = [
@@ -110,6 +111,28 @@ def test_the_table_in_the_papers_layout(tmp_path):
         read_rows(tmp_path / "results.json", runs)
     with pytest.raises(ConfigError, match="run the evaluation first"):
         read_rows(tmp_path / "none.json", runs)
+
+
+def test_lower_is_better_where_the_evaluation_says_so(tmp_path):
+    runs = planned("table2").runs
+    scores = {"VQ": False, "MQ": False, "TA": False, "distance": True}
+    means = {run.name: {name: {"mean": float(i)} for name in scores} for i, run in enumerate(runs)}
+    results = tmp_path / "results.json"
+    about = [{"name": name, "lower": lower} for name, lower in scores.items()]
+    results.write_text(json.dumps({"means": means, "scores": about}))
+    lines = markdown(read_rows(results, runs), lower_is_better(results)).splitlines()
+    assert lines[0].endswith("| TA | distance ↓ |")
+    assert lines[3].endswith("| 0.0000 | **0.0000** |")  # the first run: the worst of all, but for the distance
+    assert lines[21].endswith("| **17.0000** | 17.0000 |")
+
+
+def test_the_page_has_the_table_on_record():
+    """All 18 runs at laboratory size, as `sage-grpo paper table2 --base lab-paper --run` made them."""
+    docs = Path(__file__).parents[2] / "docs"
+    record = docs / "paper" / "table2.json"
+    rows = read_rows(record, planned("table2").runs)
+    assert len(rows) == 19
+    assert markdown(rows, lower_is_better(record)).strip() in (docs / "paper.md").read_text()
 
 
 def invoke(*arguments):

@@ -41,7 +41,7 @@ def test_proportional_feedback_held_the_kl_in_every_run_on_record():
     """The study is of ten seeds from each start; a run that leaves the band must not stay unseen."""
     runs = [run for run in recorded() if run["name"].startswith("proportional")]
     seeds = {start: sorted(run["seed"] for run in runs if run["name"].endswith(start)) for start in STARTS}
-    assert seeds == dict.fromkeys(STARTS, list(range(FIRST_SEED, FIRST_SEED + 10)))
+    assert seeds == {start: list(range(FIRST_SEED, FIRST_SEED + 10)) for start in STARTS}
     assert all(held(run).inside for run in runs)
 
 

@@ -169,11 +169,12 @@ def _table(planned: Planned, console: Console, as_json: bool) -> dict[str, Any]:
     from dataclasses import asdict
 
     from sage_grpo.files import atomic_write
-    from sage_grpo.paper.table import markdown, read_rows
+    from sage_grpo.paper.table import lower_is_better, markdown, read_rows
 
     folder = Path(planned.place.out)
-    rows = read_rows(folder / "eval" / "results.json", planned.runs)
-    text = markdown(rows)
+    results = folder / "eval" / "results.json"
+    rows = read_rows(results, planned.runs)
+    text = markdown(rows, lower_is_better(results))
     atomic_write(folder / "table2.md", text.encode())
     if not as_json:
         from rich.markdown import Markdown

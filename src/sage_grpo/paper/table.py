@@ -1,7 +1,7 @@
 """Table 2 in the paper's layout, from the results of an evaluation."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,11 @@ def read_rows(results: Path, runs: Sequence[Run]) -> list[Row]:
     return base + [Row(run.setting, run.method, run.variant, _means(means[run.name])) for run in runs]
 
 
+def lower_is_better(results: Path) -> set[str]:
+    """Return the scores of an evaluation's results file of which a lower value is better."""
+    return {score["name"] for score in json.loads(results.read_text()).get("scores", ()) if score["lower"]}
+
+
 def _means(scores: dict[str, Any]) -> dict[str, float | None]:
     found = {name: score["mean"] for name, score in scores.items() if name != OVERALL}
     parts = [found.get(name) for name in SCORES]
@@ -56,11 +61,15 @@ def columns(rows: Sequence[Row]) -> list[str]:
     return list(rows[0].means)
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """Return the table as Markdown, with the best three values of each column marked, over both settings."""
+def markdown(rows: Sequence[Row], lower: Collection[str] = ()) -> str:
+    """Return the table as Markdown, with the best three values of each column marked, over both settings.
+
+    `lower` names the columns in which a lower value is better. Their heads have a `↓`.
+    """
     names = columns(rows)
-    ranks = {name: ranked([row.means.get(name) for row in rows]) for name in names}
-    lines = [f"| Method | Configuration | {' | '.join(names)} |", "|" + "---|" * (2 + len(names))]
+    ranks = {name: ranked([row.means.get(name) for row in rows], lower=name in lower) for name in names}
+    heads = [f"{name} ↓" if name in lower else name for name in names]
+    lines = [f"| Method | Configuration | {' | '.join(heads)} |", "|" + "---|" * (2 + len(names))]
     setting = ""
     for i, row in enumerate(rows):
         if row.setting != setting:
