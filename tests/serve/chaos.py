@@ -133,7 +133,8 @@ def check_kind(kind, faults, url, notes, seed=0):
     """Train through the faults and without a fleet; what was found."""
     plan, relay, started = Plan(kind, faults, seed), Relay(url), time.monotonic()
     try:
-        reward = HttpReward(relay.url, timeout=15, deadline=120, videos_per_request=GROUP)
+        # on busy cores Ray takes more than two minutes to make scorers anew after all were killed
+        reward = HttpReward(relay.url, timeout=15, deadline=300, videos_per_request=GROUP)
         injecting = Injecting(reward, relay, plan, notes)
         loop, recorder = train(injecting, plan)
     finally:
