@@ -22,7 +22,6 @@ def reproduce(
     seeds: int,
     iterations: int,
     samples: int,
-    only: list[str] | None = None,
     workers: int | None = None,
     console: Console | None = None,
 ) -> list[Claim]:
@@ -32,15 +31,14 @@ def reproduce(
     again: it continues.
 
     First, a quarter of the seeds and rollouts is run. Claims that are then undecided get half of them, and at last all.
-    The experiments of `ALL_SEEDS` run on all seeds from the start. With `only`, these experiments run on the first
-    quarter of the seeds, and no claims are returned.
+    The experiments of `ALL_SEEDS` run on all seeds from the start.
     """
     console = console or Console()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     console.print("measuring the base model directly", highlight=False)
     direct = measure_directly(out, {}, workers, console)
     grid = experiments(direct["matched"])
-    open_ones: Sequence[str] = only or list(grid)
+    open_ones: Sequence[str] = list(grid)
     asked: dict[tuple[str, int], None] = {}
     again: Counter[str] = Counter()  # looks at rollouts beyond the first
     for share in LOOKS:
@@ -48,8 +46,6 @@ def reproduce(
         asked |= dict.fromkeys((name, seed) for name in ALL_SEEDS if name in open_ones for seed in range(seeds))
         jobs: list[Run] = [Job(name, grid[name], seed, iterations, samples, out) for name, seed in asked]
         base, *runs = run_grid([Base(samples), *jobs], out, workers, console)
-        if only:
-            return []
         results = Results(runs, base)
         claims = judge(results, direct)
         undecided = [claim for claim in claims if claim.verdict == "undecided"]

@@ -13,7 +13,7 @@ import inspect
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 
 from packaging.requirements import Requirement
 
-from sage_grpo.config import ConfigError, RecipeConfig
+from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
 from sage_grpo.suggest import did_you_mean
 
 Kind = Literal["model", "reward"]
@@ -31,9 +31,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 ROOT = Path(__file__).parent
 PLACE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 ROOMS = {"model": ("models", "lab"), "reward": ("rewards", "lab")}  # where they are defined
-
-
-_OWN: dict[Kind, dict[str, Any]] = {"model": {}, "reward": {}}
+_OWN: dict[Kind, dict[str, Any]] = {"model": {}, "reward": {}}  # registered outside of this package
 
 
 def model(name: str, *, extra: str | None = None) -> Callable[[C], C]:
@@ -69,7 +67,7 @@ def _register(kind: Kind, name: str, made: C) -> C:
     other = {"model": models, "reward": rewards}[kind]().get(name)
     if other is not None:
         raise ConfigError(f"{kind} {name!r} is built in; give {module}:{attribute} another name")
-    known = _OWN[kind].setdefault(name, made)
+    known = _OWN[kind].get(name, made)
     if (known.__module__, known.__qualname__) != (module, attribute):
         raise ConfigError(
             f"{kind} {name!r} is registered twice, by {known.__module__}:{known.__qualname__} and {module}:{attribute}"
@@ -108,6 +106,13 @@ def load_plugins(config: RecipeConfig) -> None:
             _import(point.module, f"the installed {kind} {name!r}")
             if name not in known:
                 raise ConfigError(f"the installed {kind} {name!r}: {point.module} registers no {kind} of that name")
+
+
+def load_trusted_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> RecipeConfig:
+    """Return a recipe that the user chose, as `load_recipe` does, and import the modules that it names."""
+    config = load_recipe(source, overrides)
+    load_plugins(config)
+    return config
 
 
 def _import(module: str, said: str) -> None:
@@ -220,8 +225,8 @@ def _resolve(kind: Kind, name: str, known: dict[str, Registered]) -> Any:
     module, sign, attribute = target.partition(":")
     if not sign:
         raise ConfigError(
-            f"{kind} {name!r} is not known; {did_you_mean(name, _names(known, _OWN[kind], plugins))} "
-            f"Your own: package.module:factory, or a name that a module in run.imports registers"
+            f"{kind} {name!r} is not known; {did_you_mean(name, {**known, **_OWN[kind], **plugins})} "
+            "Your own: package.module:factory, or a name that a module in run.imports registers"
         )
     if not built_in and name not in plugins and not PLACE.fullmatch(name):
         raise ConfigError(f"{kind} {name!r} names no place in a package; write package.module:name")
@@ -243,10 +248,6 @@ def _resolve(kind: Kind, name: str, known: dict[str, Registered]) -> Any:
         )
         raise ConfigError(f"{kind} {name!r} cannot be imported: {error}{old}") from error
     return _checked(kind, name, made, own=not built_in)
-
-
-def _names(*groups: Iterable[str]) -> list[str]:
-    return sorted({name for group in groups for name in group})
 
 
 def _checked(kind: Kind, name: str, made: Any, *, own: bool) -> Any:

@@ -50,6 +50,7 @@ SMALL = {
     "policy": {"num_iterations": 1, "prompts_per_iteration": 2, "num_generations": 4, "batch_size": 8},
     "gauge": {"every": 0},
 }
+PROMPT = ("--prompt", "a red circle moving left")
 KINDS = ("kernel", "objective", "reward", "model")
 
 
@@ -197,28 +198,52 @@ def test_a_run_folder_imports_nothing_that_is_not_installed(tmp_path, forget):
     refuse_code(own, Path("run/config.yaml"), own.rewards)
 
 
-@pytest.mark.slow
-def test_a_run_with_all_four_trains_rehearses_and_is_sampled(tmp_path, forget, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    module = write(tmp_path, "mine")
-    out = str(tmp_path / "run")
-    settings = load_recipe(recipe("mine", imports=[module], out=out))
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a module, a recipe that names its four parts, and a run of it."""
+    folder = tmp_path_factory.mktemp("plugins")
+    (folder / "parts_mine.py").write_text(PARTS.format(prefix="mine"))
+    (folder / "mine.yaml").write_text(dump_recipe(load_recipe(recipe("mine", imports=["parts_mine"], out="run"))))
+    for words in (("train", "mine.yaml"), ("sample", "mine.yaml", *PROMPT, "--out", "videos")):
+        assert command(folder, *words).returncode == 0
+    return folder
 
-    (tmp_path / "mine.yaml").write_text(dump_recipe(settings))
-    done = [
-        subprocess.run(
-            [sys.executable, "-m", "sage_grpo", *words], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        for words in (
-            ("train", "mine.yaml", "--check"),
-            ("train", "mine.yaml"),
-            ("rehearse", "mine.yaml", "--out", "rehearsed"),
-            ("sample", out, "--prompt", "a red circle moving left", "--out", "samples"),
-            ("sample", out, "--prompt", "a red circle moving left", "--out", "samples", "--trust-code"),
-        )
-    ]
-    assert [run.returncode for run in done] == [0, 0, 0, 2, 0], [run.stderr[-500:] for run in done]
-    assert "--trust-code" in done[3].stderr
+
+def command(folder, *words):
+    return subprocess.run(
+        [sys.executable, "-m", "sage_grpo", *words], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "mine.yaml", "--check"),
+        ("plan", "mine.yaml", "--json"),
+        ("rehearse", "mine.yaml"),
+        ("rehearse", "mine.yaml", "--processes", "2"),
+        ("tune", "mine.yaml", "--try", "optimizer.lr=1e-4,2e-4", "--passes", "900", "--out", "tuned", "--workers", "1"),
+        ("sample", "run", *PROMPT, "--out", "samples", "--trust-code"),
+        ("export", "run", "--out", "exported", "--trust-code"),
+        ("eval", "run", "--limit", "2", "--seeds", "1", "--out", "compared", "--trust-code"),
+        ("rewards", "score", "videos", "--rewards", "mine.yaml", "--out", "scored"),
+    ],
+    ids=" ".join,
+)
+def test_every_command_knows_them(words, trained):
+    """In a process of its own, where nothing was imported before."""
+    done = command(trained, *words)
+    assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-500:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("sample", "run", *PROMPT), ("export", "run"), ("eval", "run")], ids=" ".join)
+def test_a_run_folder_needs_trust(words, trained):
+    done = command(trained, *words, "--out", "refused")
+    assert done.returncode == 2
+    assert "module 'parts_mine'" in " ".join(done.stderr.split())
+    assert not (trained / "refused").exists()
 
 
 @pytest.mark.slow

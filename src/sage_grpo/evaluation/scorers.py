@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 
-from sage_grpo.config import ConfigError, RewardConfig, load_recipe
+from sage_grpo.config import ConfigError, RewardConfig
 from sage_grpo.core.protocols import Prompt, Reward, Videos
 from sage_grpo.errors import UserError
 from sage_grpo.evaluation.catalogue import Entry, catalogue
 from sage_grpo.evaluation.texts import MissingPrompt, NoPrompt
+from sage_grpo.registry import load_trusted_recipe
 from sage_grpo.rewards.frames import Unscorable
 from sage_grpo.rewards.function import FunctionReward
 from sage_grpo.training import build
@@ -76,7 +77,7 @@ def choose(names: Sequence[str], recipe: Path | None) -> Scorers:
     trained: list[RewardConfig] = []
     advantages = False
     if recipe:
-        config = load_recipe(recipe)
+        config = load_trusted_recipe(recipe)
         trained, advantages = list(config.rewards), config.policy.aggregation == "advantages"
         entries += [*trained, *config.monitors]
         if not entries:

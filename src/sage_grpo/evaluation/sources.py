@@ -13,6 +13,7 @@ from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
 from sage_grpo.distributed.checkpoint import MANIFEST
 from sage_grpo.distributed.storage import Storage
 from sage_grpo.inference.reopen import find_run, is_of_run, refuse_code
+from sage_grpo.registry import load_plugins
 from sage_grpo.runs.folder import CHECKPOINTS, STEP, RunFolder, is_run
 
 BASE, UNTRAINED = "base", "untrained"
@@ -69,6 +70,8 @@ def find_sources(
     for candidate in candidates:
         if is_of_run(candidate.path) and not trust_code:
             refuse_code(candidate.config, candidate.path, (*candidate.config.rewards, *candidate.config.monitors))
+    for candidate in candidates:
+        load_plugins(candidate.config)
     _refuse_mixtures(candidates)
     return candidates
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
+from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe
 from sage_grpo.distributed.device import HOST, choose_device
 from sage_grpo.distributed.launch import ProcessFailure, launch
 from sage_grpo.files import atomic_write
@@ -23,7 +23,7 @@ from sage_grpo.plan.estimate import Plan, estimate
 from sage_grpo.plan.hardware import find_gpu, guess_gpu
 from sage_grpo.plan.show import disk
 from sage_grpo.progress import Emit
-from sage_grpo.registry import load_plugins
+from sage_grpo.registry import load_trusted_recipe
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.runs.redact import clean_recipe, clean_text
 from sage_grpo.training.callbacks import PHASES
@@ -98,9 +98,7 @@ def recipe_for(source: str | Path, overrides: Sequence[str], folder: Path, count
     """
     short = [f"run.iterations={count}", f"run.out={folder / 'run'}", f"run.save_every={count}", "run.resume=never"]
     short += [f"run.sample_every={count}", "run.trackers=[]", "run.check_gpus=true"]
-    recipe = load_recipe(source, [*overrides, *short])
-    load_plugins(recipe)
-    return recipe
+    return load_trusted_recipe(source, [*overrides, *short])
 
 
 def run_iterations(config: RecipeConfig, folder: Path, emit: Emit) -> None:

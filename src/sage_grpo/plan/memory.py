@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from sage_grpo import registry
 from sage_grpo.config import RecipeConfig
 from sage_grpo.config.recipe import ParallelConfig
 from sage_grpo.core.passes import old_steps
@@ -150,7 +151,7 @@ def reward_bytes(config: RecipeConfig) -> tuple[int, tuple[str, ...]]:
     """Return the bytes of the scorers on the trainer's device, and the names of scorers of unknown size."""
     total, unknown = 0, []
     for entry in (*config.rewards, *config.monitors):
-        scorer = None if ":" in entry.type else resolve_reward(entry.type)
+        scorer = resolve_reward(entry.type) if entry.type in registry.rewards() else None
         size = scorer.device_bytes if scorer else None  # those built-in ones that say nothing are below 0.2 GB
         path = Path(str(entry.options.get("path", "")))
         files = list(path.glob("*.safetensors")) if entry.options.get("path") and path.is_dir() else []

@@ -22,7 +22,7 @@ from sage_grpo.distributed.device import HOST
 from sage_grpo.distributed.fake_group import first_of
 from sage_grpo.errors import UserError
 from sage_grpo.inference.export import export_run
-from sage_grpo.registry import load_plugins, resolve_model
+from sage_grpo.registry import load_trusted_recipe, resolve_model
 from sage_grpo.rehearsal.fake_device import FakeDevice
 from sage_grpo.rehearsal.fake_ledger import Ledger, place_of_error
 from sage_grpo.rehearsal.fake_patches import pretended_cuda
@@ -141,8 +141,7 @@ def act_out(
     report, record, ledger = FakeCudaReport(source), Rehearsal(source), Ledger({})
     try:
         emit("1 of 4: making a tiny checkpoint of the same classes")
-        config = load_recipe(source, overrides)
-        load_plugins(config)
+        config = load_trusted_recipe(source, overrides)
         small = find_monitors(smallest(config, shrink(config, folder, record, processes), record), record)
         report.processes = small.parallel.processes
         ledger.phases = phases(resolve_model(config.model.type))

@@ -17,7 +17,7 @@ from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
 from sage_grpo.distributed.device import HOST
 from sage_grpo.plan.memory import Memory, memory, model_states
 from sage_grpo.plan.probe import decoding, probe
-from sage_grpo.registry import load_plugins, resolve_model
+from sage_grpo.registry import load_trusted_recipe, resolve_model
 from sage_grpo.rehearsal.toy import Rehearsal, shrink
 from sage_grpo.runs.folder import CHECKPOINTS
 from sage_grpo.training import build
@@ -104,8 +104,7 @@ def rehearse_full_size(
     Raises:
         ConfigError: If this computer has too little memory or disk space, the folder is not empty, or a stage fails.
     """
-    config, record = load_recipe(source, overrides), Rehearsal(str(source))
-    load_plugins(config)
+    config, record = load_trusted_recipe(source, overrides), Rehearsal(str(source))
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; a rehearsal needs a folder of its own")
     folder.mkdir(parents=True, exist_ok=True)

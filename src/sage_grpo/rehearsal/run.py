@@ -6,12 +6,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
+from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe
 from sage_grpo.distributed.launch import launch
 from sage_grpo.inference.export import export_run
 from sage_grpo.inference.sample import open_source, sample_videos, write_samples
 from sage_grpo.progress import Emit
-from sage_grpo.registry import load_plugins, resolve_model
+from sage_grpo.registry import load_trusted_recipe, resolve_model
 from sage_grpo.rehearsal import worker
 from sage_grpo.rehearsal.toy import Rehearsal, find_monitors, find_prompts, find_rewards, shrink
 from sage_grpo.training import build
@@ -31,8 +31,7 @@ def rehearse(
     What a real run would raise is raised here. `folder` must be new or empty. `processes` is the number of processes on
     this computer; None for two on each axis of the recipe's layout.
     """
-    config, record = load_recipe(source, overrides), Rehearsal(str(source))
-    load_plugins(config)
+    config, record = load_trusted_recipe(source, overrides), Rehearsal(str(source))
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; a rehearsal needs a folder of its own")
     folder.mkdir(parents=True, exist_ok=True)

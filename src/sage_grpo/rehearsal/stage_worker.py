@@ -15,13 +15,13 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from sage_grpo.config import RecipeConfig, load_recipe
+from sage_grpo.config import RecipeConfig
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_noise
 from sage_grpo.distributed.device import HOST
 from sage_grpo.inference.export import export_run
 from sage_grpo.models.library_logging import quiet_libraries
-from sage_grpo.registry import resolve_model
+from sage_grpo.registry import load_trusted_recipe, resolve_model
 from sage_grpo.rehearsal.full_size import RECIPE, Stage
 from sage_grpo.rehearsal.toy import PROMPTS, Rehearsal, StandIn, find_prompts
 from sage_grpo.training.trainer import Trainer
@@ -131,7 +131,7 @@ def train(config: RecipeConfig, folder: Path, iterations: int, stage: Stage) -> 
 def main() -> None:
     name, folder = sys.argv[1], Path(sys.argv[2])
     quiet_libraries()
-    config, released = load_recipe(folder / RECIPE), (folder / "released.txt").read_text() or None
+    config, released = load_trusted_recipe(folder / RECIPE), (folder / "released.txt").read_text() or None
     resolve_model(config.model.type)  # its libraries are the interpreter's share
     stage = Stage(interpreter=resident())
     if name == "checkpoint":

@@ -17,6 +17,7 @@ from sage_grpo.distributed.launch import recording_failures
 from sage_grpo.distributed.processes import launched, launched_rank, leave
 from sage_grpo.files import atomic_write
 from sage_grpo.models.library_logging import quiet_libraries
+from sage_grpo.registry import load_trusted_recipe
 from sage_grpo.rehearsal.toy import Rehearsal, find_prompts, find_rewards
 from sage_grpo.training.trainer import Trainer
 
@@ -87,7 +88,7 @@ def main() -> None:
             atomic_write(folder / PROGRESS, text.encode())
 
     with recording_failures(folder, rank, launched()):
-        config, small = load_recipe(folder / ORIGINAL), load_recipe(folder / SMALL)
+        config, small = load_trusted_recipe(folder / ORIGINAL), load_recipe(folder / SMALL)
         run_iterations(config, small, folder, record, emit, Console(quiet=True))
         if rank == 0:
             atomic_write(folder / RECORD, json.dumps(asdict(record)).encode())

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
-from sage_grpo.registry import load_plugins
+from sage_grpo.registry import load_trusted_recipe
 
 RATE = "optimizer.lr"
 AROUND = (1 / 9, 1 / 3**1.5, 1 / 3, 1 / 3**0.5, 1.0, 3**0.5, 3.0, 3**1.5, 9.0)  # times the recipe's learning rate
@@ -49,8 +49,7 @@ def make_candidates(source: str | Path, overrides: Sequence[str], tried: Sequenc
 
     If `tried` is empty, the candidates are nine learning rates around the learning rate of the recipe.
     """
-    base = load_recipe(source, list(overrides))
-    load_plugins(base)
+    base = load_trusted_recipe(source, list(overrides))
     values = parse(tried) or {RATE: [f"{base.optimizer.lr * factor:.2g}" for factor in AROUND]}
     pairs = [[f"{key}={value.strip()}" for value in listed] for key, listed in values.items()]
     made = [Candidate(chosen) for chosen in product(*pairs)]
