@@ -15,7 +15,8 @@ from research.metrics import metrics_of
 from research.run_log import key_of
 from research.stale import StaleTrainer
 from sage_grpo.config import RecipeConfig, load_recipe
-from sage_grpo.core.loop import Callback, Loop, Metrics
+from sage_grpo.core.callback import Callback, Metrics
+from sage_grpo.core.loop import Loop
 from sage_grpo.training.trainer import Trainer
 
 REFERENCE = "lab-paper"

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config import RecipeConfig, load_recipe
-from sage_grpo.core.loop import Callback, Loop
+from sage_grpo.core.callback import Callback
+from sage_grpo.core.loop import Loop
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import sample, velocity_at
 from sage_grpo.core.update import UpdateResult

@@ -225,6 +225,7 @@ TABLE = [
         lab --seed {HUGE} --iterations 1 --samples 48 --out o → --seed
         lab --iterations 0 → --iterations
         lab nosuch → No such command
+        lab reproduce --out x --seeds 20 → is now python -m research reproduce, in a clone
         lab text --out afile → afile is a file
         lab text --base nosuch --out o → nosuch
         lab sound --out afile → afile is a file

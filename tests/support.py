@@ -7,8 +7,10 @@ import torch
 from gaussian_model import GaussianModel
 from sage_grpo.config import AlgorithmConfig, KLConfig, PolicyConfig, SamplingConfig
 from sage_grpo.core import loop as core
-from sage_grpo.core.loop import Callback, Loop
-from sage_grpo.core.protocols import Prompt, Reward, SingleProcess
+from sage_grpo.core.callback import Callback
+from sage_grpo.core.comm import SingleProcess
+from sage_grpo.core.loop import Loop
+from sage_grpo.core.protocols import Prompt, Reward
 from sage_grpo.core.scores import Scores
 from sage_grpo.math.objectives import OBJECTIVES
 

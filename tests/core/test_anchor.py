@@ -6,8 +6,8 @@ import torch
 from gaussian_model import GaussianModel
 from sage_grpo.config import KLConfig
 from sage_grpo.core.anchor import is_renewed
+from sage_grpo.core.callback import Callback
 from sage_grpo.core.copy_bank import CopyBank
-from sage_grpo.core.loop import Callback
 from support import make_config, make_loop, weights
 
 

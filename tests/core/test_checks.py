@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sage_grpo.core.checks import _worst
-from sage_grpo.core.protocols import SingleProcess
+from sage_grpo.core.comm import SingleProcess
 
 
 class Four(SingleProcess):

@@ -8,8 +8,8 @@ import torch
 
 from gaussian_model import GaussianModel
 from sage_grpo.config import RecipeConfig
+from sage_grpo.core.callback import Callback
 from sage_grpo.core.checks import SilentTraining
-from sage_grpo.core.loop import Callback
 from sage_grpo.core.objectives import OLD
 from sage_grpo.core.passes import forward_passes
 from sage_grpo.core.renoise import noise_levels

@@ -16,7 +16,7 @@ RUN = """
 import os, signal, sys, torch
 from pathlib import Path
 from support import make_config, make_loop, objective_config, weights
-from sage_grpo.core.loop import Callback
+from sage_grpo.core.callback import Callback
 
 folder, until, kill_at, objective = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 

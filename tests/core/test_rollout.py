@@ -9,7 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from gaussian_model import GaussianModel
 from oracle import linear_velocity
-from sage_grpo.core.loop import Callback
+from sage_grpo.core.callback import Callback
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_noise, keyed_rng, sample
 from sage_grpo.math.kernels import kernel_table

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from sage_grpo.core.protocols import SingleProcess, Videos
+from sage_grpo.core.comm import SingleProcess
+from sage_grpo.core.protocols import Videos
 from sage_grpo.core.sampler import gather_videos, rank_indices
 from support import FunctionReward, Rank, make_config, make_loop, mean_brightness
 

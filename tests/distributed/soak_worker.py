@@ -22,7 +22,7 @@ from distributed import traps
 from distributed.soak_checks import half_that_loads, look
 from distributed.soak_faults import expected, kinds
 from distributed.soak_places import places
-from sage_grpo.core.loop import Callback
+from sage_grpo.core.callback import Callback
 from sage_grpo.core.windows import my_samples
 from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.processes import leave

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from distributed.launcher import environment, torchrun, workers
-from sage_grpo.core.protocols import SingleProcess
+from sage_grpo.core.comm import SingleProcess
 from sage_grpo.training.callbacks import CollectiveStop
 from sage_grpo.training.trainer import _stop_on_signal
 

@@ -14,7 +14,7 @@ from collections import Counter
 
 import torch
 
-from sage_grpo.core.loop import Callback
+from sage_grpo.core.callback import Callback
 from sage_grpo.models import contract, ragged_text
 from sage_grpo.models.hunyuan15 import HunyuanVideo15
 from sage_grpo.training.trainer import Trainer

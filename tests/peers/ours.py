@@ -5,7 +5,7 @@ import sys
 from peers import work
 from peers.meter import Turns, serve
 from sage_grpo import Trainer
-from sage_grpo.core.loop import Callback
+from sage_grpo.core.callback import Callback
 
 ENDLESS = 10**6
 

@@ -10,7 +10,7 @@ import torch
 
 from memory import PeakMemory
 from plan.cases import ITERATIONS, LONG_TEXT, recipe
-from sage_grpo.core.loop import Callback
+from sage_grpo.core.callback import Callback
 from sage_grpo.distributed.processes import leave
 from sage_grpo.training.trainer import Trainer
 

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from research.__main__ import app
+from sage_grpo.cli import app as cli
 
 STUDIES = ("compare", "efficiency", "feedback", "guidance", "reproduce", "settings")
 MISTAKES = {
@@ -33,6 +34,13 @@ def test_a_mistake(line, tmp_path, monkeypatch):
     assert code == 2
     assert MISTAKES[line] in said
     assert [path.name for path in tmp_path.iterdir()] == ["afile"]
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_the_old_command_names_the_new_one(study):
+    said = CliRunner().invoke(cli, ["lab", study, "--out", "x", "--seeds", "2"], env={"COLUMNS": "200"})
+    assert said.exit_code == 2
+    assert f"python -m research {study}" in said.output
 
 
 @pytest.mark.parametrize("study", STUDIES)

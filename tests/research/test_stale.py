@@ -8,7 +8,8 @@ from research.budgeted_run import REFERENCE
 from research.compare import candidates, setting
 from research.stale import StaleTrainer
 from sage_grpo.config import load_recipe
-from sage_grpo.core.loop import Callback, Loop
+from sage_grpo.core.callback import Callback
+from sage_grpo.core.loop import Loop
 from sage_grpo.training.trainer import Trainer
 
 SMALL = ["policy.prompts_per_iteration=2", "run.trackers=[]", "run.sample_every=0", "gauge.every=0"]

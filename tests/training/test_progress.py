@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from sage_grpo.core.loop import Callback
+from sage_grpo.core.callback import Callback
 from sage_grpo.training import progress
 from sage_grpo.training.progress import ProgressCallback
 from support import make_config, make_loop

@@ -15,7 +15,7 @@ from gaussian_model import GaussianModel
 from sage_grpo.cli import app
 from sage_grpo.cli.errors import user_errors
 from sage_grpo.config import ConfigError, load_recipe
-from sage_grpo.core.loop import Callback
+from sage_grpo.core.callback import Callback
 from sage_grpo.core.protocols import Reward
 from sage_grpo.core.scores import Scores
 from sage_grpo.distributed.checkpoint import load_checkpoint

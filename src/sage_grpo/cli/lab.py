@@ -168,6 +168,18 @@ def sound(
     )
 
 
+def moved(context: typer.Context) -> None:
+    """Say where a study is that was a subcommand of `lab` in earlier versions."""
+    with user_errors():
+        from sage_grpo.config import ConfigError
+
+        raise ConfigError(f"lab {context.info_name} is now python -m research {context.info_name}, in a clone")
+
+
+for study in ("compare", "efficiency", "feedback", "guidance", "reproduce", "settings"):
+    app.command(study, hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(moved)
+
+
 class World(StrEnum):
     shapes = "shapes"
     text = "text"

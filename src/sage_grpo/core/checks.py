@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.config import AlgorithmConfig
-from sage_grpo.core.protocols import Comm, VideoModel, whole
+from sage_grpo.core.comm import Comm
+from sage_grpo.core.protocols import VideoModel, whole
 from sage_grpo.core.rollout import Trajectory, forward_settings, velocities, velocity_at
 from sage_grpo.core.selection import TrainBatch
 from sage_grpo.core.update import loss_inputs, trust_region

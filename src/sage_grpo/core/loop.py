@@ -1,9 +1,9 @@
 """The whole algorithm: rollout → reward → advantage → update → anchor, with callbacks along the way."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -11,23 +11,14 @@ from torch import Tensor
 
 from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.anchor import evaluated_places, is_evaluated, renew
+from sage_grpo.core.callback import Callback, Metrics, Rollouts
 from sage_grpo.core.checks import check_direction, check_replay, check_training
+from sage_grpo.core.comm import Comm, SingleProcess
 from sage_grpo.core.copy_bank import CopyBank
 from sage_grpo.core.objectives import OLD, chosen_objective, needs_old_velocity
-from sage_grpo.core.protocols import (
-    Comm,
-    Prompt,
-    PromptSource,
-    Reward,
-    SingleProcess,
-    VideoModel,
-    Videos,
-    WeightsBank,
-    networks,
-)
+from sage_grpo.core.protocols import PromptSource, Reward, VideoModel, Videos, WeightsBank, networks
 from sage_grpo.core.renoise import noise_levels, renoise, unguided, with_old_velocities
 from sage_grpo.core.rollout import Key, Prefixes, Trajectory, sample, velocity_at
-from sage_grpo.core.scores import Scores
 from sage_grpo.core.selection import TrainBatch, best_and_worst, has_signal, pack
 from sage_grpo.core.update import UpdateResult, UpdateStep, trained_steps, update
 from sage_grpo.core.windows import Windows, my_samples
@@ -35,69 +26,10 @@ from sage_grpo.errors import UserError
 from sage_grpo.math.advantage import dimension_advantages, group_advantages, weighted_reward
 from sage_grpo.math.controller import KLRule, KLWeight, initial_weight, next_weight
 from sage_grpo.math.equalizer import equalizer
-from sage_grpo.suggest import did_you_mean
-
-Metrics = dict[str, float]
 
 
 class RewardFailure(UserError, RuntimeError):
     """Raised when a larger share of an iteration's rewards failed than `policy.max_failed_rewards` allows."""
-
-
-@dataclass
-class Rollouts:
-    """The rollouts of one iteration on this replica: one prompt per video, trajectories and videos in batches."""
-
-    prompts: list[Prompt]
-    trajectories: list[Trajectory] = field(default_factory=list)
-    videos: list[Videos] = field(default_factory=list)
-    """The videos that this process decoded, in batches. Processes that share a video each decode a part of the
-    replica's videos."""
-    scores: list[tuple[slice, Callable[[], Scores]]] = field(default_factory=list)
-    """For each batch submitted for scoring: the slice of its rows in `prompts`, and a function that waits for its
-    scores."""
-    dealt: int = 0
-    """Number of videos assigned for decoding so far, to this process or to processes that share its videos."""
-
-
-class Callback:
-    """The base class of observers of a run, for logging, gauges and saving, of which the core has none.
-
-    Override the `on_…` methods of the events that you need.
-    """
-
-    def __init_subclass__(cls) -> None:
-        for name in vars(cls):
-            if name.startswith("on_") and not hasattr(Callback, name):
-                raise TypeError(f"{cls.__name__}.{name}: there is no such event; {did_you_mean(name, vars(Callback))}")
-
-    def on_start(self, loop: "Loop") -> None:
-        """React to the start of a run, new or resumed, before its first iteration."""
-
-    def on_scores(self, loop: "Loop", scores: Scores) -> None:
-        """React to the scores of one batch of this process's videos."""
-
-    def on_rollout(self, loop: "Loop", rollouts: Rollouts, scores: Tensor, valid: Tensor) -> None:
-        """React to the end of a rollout, when all its videos are made and scored.
-
-        Args:
-            loop: The training loop that calls this method.
-            rollouts: The rollouts of this replica.
-            scores: Scores (N, R) of the videos of all ranks: one row per video, one column per score.
-            valid: Mask (N, R), boolean: which scores are valid.
-        """
-
-    def on_update(self, loop: "Loop", result: UpdateResult) -> None:
-        """React to an optimizer update.
-
-        If the loss or the gradient was not finite, `result.stepped` is False and the weights are unchanged.
-        """
-
-    def on_iteration(self, loop: "Loop", metrics: Metrics) -> None:
-        """React to the end of an iteration. Entries added to `metrics` are logged by callbacks that come later."""
-
-    def on_end(self, loop: "Loop") -> None:
-        """React to the end of a run: after its last iteration or a call of `stop`, but not after an error."""
 
 
 class Loop:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config import RecipeConfig
-from sage_grpo.core.protocols import Comm, Prompt, VideoModel, Videos
+from sage_grpo.core.comm import Comm
+from sage_grpo.core.protocols import Prompt, VideoModel, Videos
 from sage_grpo.core.rollout import sample
 from sage_grpo.math.kernels import kernel_table
 from sage_grpo.math.schedule import sigma_schedule

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sage_grpo.core.protocols import Comm
+from sage_grpo.core.comm import Comm
 from sage_grpo.core.rollout import Point, Trajectory
 
 

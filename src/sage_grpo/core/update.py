@@ -8,7 +8,8 @@ from torch import Tensor
 
 from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.anchor import anchor_velocities
-from sage_grpo.core.protocols import Comm, VideoModel, WeightsBank
+from sage_grpo.core.comm import Comm
+from sage_grpo.core.protocols import VideoModel, WeightsBank
 from sage_grpo.core.rollout import keyed_rng, velocities
 from sage_grpo.core.selection import TrainBatch
 from sage_grpo.math.gaussian import kl, sampled_kl

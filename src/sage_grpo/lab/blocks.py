@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sage_grpo.core.protocols import SequenceParallel
+from sage_grpo.core.comm import SequenceParallel
 
 
 class Block(nn.Module):

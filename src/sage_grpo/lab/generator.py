@@ -18,7 +18,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
 from sage_grpo.config import ConfigError
-from sage_grpo.core.protocols import Condition, Prompt, SequenceParallel, VideoModel
+from sage_grpo.core.comm import SequenceParallel
+from sage_grpo.core.protocols import Condition, Prompt, VideoModel
 from sage_grpo.lab.autoencoder import Autoencoder
 from sage_grpo.lab.blocks import Block
 from sage_grpo.lab.clips import as_frames, cut, join

@@ -13,7 +13,7 @@ from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVid
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from sage_grpo.core.protocols import SequenceParallel
+from sage_grpo.core.comm import SequenceParallel
 from sage_grpo.models.errors import ModelError
 
 

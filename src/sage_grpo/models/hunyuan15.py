@@ -13,7 +13,8 @@ import transformers as hf
 from PIL import Image
 from torch import Tensor, nn
 
-from sage_grpo.core.protocols import Prompt, SequenceParallel
+from sage_grpo.core.comm import SequenceParallel
+from sage_grpo.core.protocols import Prompt
 from sage_grpo.models import hunyuan15_transformer, tiny
 from sage_grpo.models.base import JOINT_ATTENTION, ModelError
 from sage_grpo.models.context_parallel import JointAttention, check_sharing

@@ -14,8 +14,9 @@ from diffusers.models.transformers.transformer_ltx2 import apply_interleaved_rot
 from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder
 from torch import Tensor
 
+from sage_grpo.core.comm import SequenceParallel
 from sage_grpo.core.latents import LatentParts
-from sage_grpo.core.protocols import Prompt, SequenceParallel, Videos
+from sage_grpo.core.protocols import Prompt, Videos
 from sage_grpo.models import tiny
 from sage_grpo.models.context_parallel import check_sharing, cut, share_by_plan
 from sage_grpo.models.errors import ModelError

@@ -13,7 +13,8 @@ import transformers as hf
 from PIL import Image
 from torch import Tensor
 
-from sage_grpo.core.protocols import Prompt, SequenceParallel
+from sage_grpo.core.comm import SequenceParallel
+from sage_grpo.core.protocols import Prompt
 from sage_grpo.models import tiny
 from sage_grpo.models.base import DiffusersModel, ModelError
 from sage_grpo.models.context_parallel import check_sharing, share_by_plan

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path
 
 from sage_grpo.config import RecipeConfig, load_recipe
+from sage_grpo.core.callback import Callback, Metrics
 from sage_grpo.core.checks import check_direction, check_replay, check_training
 from sage_grpo.core.copy_bank import CopyBank
-from sage_grpo.core.loop import Callback, Loop, Metrics
+from sage_grpo.core.loop import Loop
 from sage_grpo.core.protocols import Reward, VideoModel
 from sage_grpo.core.update import update
 from sage_grpo.distributed.device import HOST

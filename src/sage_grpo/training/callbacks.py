@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config import RecipeConfig
-from sage_grpo.core.loop import Callback, Loop, Metrics, Rollouts
+from sage_grpo.core.callback import Callback, Metrics, Rollouts
+from sage_grpo.core.loop import Loop
 from sage_grpo.core.protocols import Reward
 from sage_grpo.core.sampler import gather_videos, generate, rank_indices
 from sage_grpo.core.update import UpdateResult

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config import GaugeConfig
-from sage_grpo.core.loop import Callback, Loop, Metrics, Rollouts
-from sage_grpo.core.protocols import Comm, SingleProcess, Videos
+from sage_grpo.core.callback import Callback, Metrics, Rollouts
+from sage_grpo.core.comm import Comm, SingleProcess
+from sage_grpo.core.loop import Loop
+from sage_grpo.core.protocols import Videos
 from sage_grpo.core.renoise import renoise, with_old_velocities
 from sage_grpo.core.rollout import Key, Trajectory
 from sage_grpo.math.gaussian import Reduction, kl

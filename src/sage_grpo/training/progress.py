@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from sage_grpo.core.loop import Callback, Loop, Metrics, Rollouts
+from sage_grpo.core.callback import Callback, Metrics, Rollouts
+from sage_grpo.core.loop import Loop
 from sage_grpo.core.update import UpdateResult
 
 LINE_EVERY = 5.0  # seconds between plain lines

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sage_grpo.core.loop import Callback, Loop, Metrics
+from sage_grpo.core.callback import Callback, Metrics
+from sage_grpo.core.loop import Loop
 from sage_grpo.distributed.device import peak_memory
 from sage_grpo.distributed.processes import Processes
 from sage_grpo.runs.folder import ENVIRONMENT, RunFolder

@@ -16,7 +16,8 @@ import torch
 from rich.console import Console
 
 from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
-from sage_grpo.core.loop import Callback, Loop, Metrics
+from sage_grpo.core.callback import Callback, Metrics
+from sage_grpo.core.loop import Loop
 from sage_grpo.core.protocols import Reward, VideoModel
 from sage_grpo.data.prompts import Prompts
 from sage_grpo.distributed.checkpoint import Saver, load_newest

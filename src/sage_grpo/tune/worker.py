@@ -11,7 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from sage_grpo.config import load_recipe
-from sage_grpo.core.loop import Callback, Loop, Metrics
+from sage_grpo.core.callback import Callback, Metrics
+from sage_grpo.core.loop import Loop
 from sage_grpo.distributed.launch import recording_failures
 from sage_grpo.distributed.processes import launched, launched_rank, leave
 from sage_grpo.models.library_logging import quiet_libraries
