@@ -22,7 +22,7 @@ class Four(SingleProcess):
         return self.seen[self.replica]
 
     def gather(self, x):
-        return self.seen.flatten()
+        return torch.cat([x if replica == self.replica else row for replica, row in enumerate(self.seen)])
 
 
 @pytest.mark.parametrize("place", [(0, 0), (0, 1), (1, 0), (1, 1)])
