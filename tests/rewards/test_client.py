@@ -47,6 +47,37 @@ def test_a_server_that_comes_back_is_waited_for():
         server.server_close()
 
 
+def test_a_server_that_is_silent_is_asked_until_the_deadline():
+    """Scorers that start again let a gate wait. Five timeouts were five wrong answers, long before the deadline."""
+    silent = 3
+
+    class Late(Server):
+        def do_POST(self):
+            nonlocal silent
+            silent -= 1
+            if silent >= 0:
+                time.sleep(0.5)
+                self.close_connection = True
+                return
+            super().do_POST()
+
+    Server.faults, Server.token = [], None
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Late)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        settings = {"retries": 0, "timeout": 0.2, "deadline": 30, "hedge": 0, "videos_per_request": len(PROMPTS)}
+        reward = HttpReward(f"http://127.0.0.1:{server.server_port}", NAMES, **settings)
+        assert torch.equal(reward.score(VIDEOS, PROMPTS).values, truth(VIDEOS, PROMPTS))
+        silent = 10**6
+        reward = HttpReward(f"http://127.0.0.1:{server.server_port}", NAMES, **settings | {"deadline": 1.0})
+        started = time.monotonic()
+        assert not reward.score(VIDEOS, PROMPTS).valid.any()
+        assert 0.5 < time.monotonic() - started < 5
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 def scripted(monkeypatch, answers, **patience):
     """A client whose requests take their answers, in seconds and a value or error, from a list."""
     client = Client("http://nowhere", "NO_TOKEN", RetryPolicy(**patience), connections=4)

@@ -141,7 +141,7 @@ def test_few_frames_do_not_make_requests_of_more_videos(url):
 def test_a_fault_is_asked_again_and_then_masked(url, fault, times):
     Server.faults = [fault] * times
     scores = together(url, timeout=0.5, retries=2).score(VIDEOS, PROMPTS)
-    if times == 1:
+    if times == 1 or fault == "slow":  # silence is no wrong answer: it is asked until the deadline
         assert scores.valid.all()
         assert torch.equal(scores.values, truth(VIDEOS, PROMPTS))
     else:

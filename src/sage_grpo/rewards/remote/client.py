@@ -35,14 +35,14 @@ class Unanswered(RuntimeError):
 
 
 class Away(OSError):
-    """Raised when the server cannot be reached or is too busy. The request may be tried again later."""
+    """Raised when the server cannot be reached, is silent or is too busy. The request may be tried again later."""
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
     timeout: float = 60.0  # seconds for one request
     deadline: float = 300.0  # seconds in all
-    retries: int = 4  # after wrong answers; a server that is away is asked until the deadline
+    retries: int = 4  # after invalid answers; a server that is away or silent is asked until the deadline
     hedge: float = 3.0  # a second request after so many times the usual time; 0 for never
 
 
@@ -182,12 +182,14 @@ class Client:
             answer: Any = self._pool.request(
                 method, self.url + path, body=body, headers={**self._headers, **BYTES}, preload_content=False
             )
+            try:
+                data: bytes = answer.read(ANSWER + 1)
+            finally:
+                answer.close() if answer.length_remaining else answer.release_conn()
         except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
             raise Away(f"{self.url} cannot be reached: {type(error).__name__}") from error
-        try:
-            data: bytes = answer.read(ANSWER + 1)
-        finally:
-            answer.close() if answer.length_remaining else answer.release_conn()
+        except urllib3.exceptions.ReadTimeoutError as error:  # silence is no invalid answer: scorers may start again
+            raise Away(f"no answer within {self.policy.timeout:g} s") from error
         if answer.status in REFUSED:
             text = data[:200].decode(errors="replace")
             raise RewardError(f"{self.url} refused with {answer.status}: {text}; look at the token, address and sizes")
