@@ -39,6 +39,7 @@ def plan(
     Where scaling stops paying: `sage-grpo plan hunyuan15-64gpu --sweep 'gpus=8,64,512,4096 sp=1,2,4,8'`
     """
     import json
+    from dataclasses import asdict
 
     from rich.console import Console
 
@@ -51,6 +52,7 @@ def plan(
         from sage_grpo.plan import show
         from sage_grpo.plan.estimate import estimate
         from sage_grpo.plan.hardware import find_gpu
+        from sage_grpo.plan.proposals import copies
         from sage_grpo.plan.sweep import parse_sweep
         from sage_grpo.plan.sweep import sweep as run_sweep
 
@@ -74,7 +76,9 @@ def plan(
         else:
             with notes.status("going through the network without weights"):
                 planned = estimate(config, kind, known)
+                proposed = copies(planned)
             figures = show.summary(planned, gpu, price)
+            figures["proposals"] = [asdict(proposed)] if proposed else []
     if as_json:
         print(json.dumps(figures))
     elif axes:
@@ -82,6 +86,8 @@ def plan(
         console.print(f"Drawn in {picture}", highlight=False)
     else:
         show.show(planned, gpu, price, console)
+        if proposed:
+            console.print(show.proposal_line(proposed), highlight=False)
         if explain:
             show.show_assumptions(planned, gpu, console)
 

@@ -12,6 +12,7 @@ from sage_grpo.plan.assumptions import Assumption, assume, kernel_of, rows
 from sage_grpo.plan.estimate import FRACTION, PIXELS, Plan
 from sage_grpo.plan.interruptions import GPU_HOURS_PER_FAILURE, lost_share
 from sage_grpo.plan.memory import Phase
+from sage_grpo.plan.proposals import Proposal
 from sage_grpo.plan.sweep import Cell, pays
 
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -258,6 +259,13 @@ def show(plan: Plan, gpu: str, price: float | None, console: Console) -> None:
     )
     for line in figures["assumptions"]:
         console.print(f"[dim]assumed: {line}[/]", highlight=False)
+
+
+def proposal_line(proposal: Proposal) -> str:
+    return (
+        f"[green]faster:[/] {proposal.change} saves {proposal.saves:.1%} of an iteration, {proposal.saves_if_slow:.1%} "
+        f"if links and GPUs are slow, and needs {in_units(proposal.memory)}; not measured"
+    )
 
 
 def show_assumptions(plan: Plan, gpu: str, console: Console) -> None:

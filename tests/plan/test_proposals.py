@@ -1,0 +1,52 @@
+"""A plan proposes copies of the weights if they fit and save time; its figures are those of the recipe it proposes."""
+
+from dataclasses import replace
+
+import pytest
+
+from sage_grpo.config import load_recipe
+from sage_grpo.plan.calibration import Calibration
+from sage_grpo.plan.estimate import estimate
+from sage_grpo.plan.hardware import GPUS
+from sage_grpo.plan.proposals import WORTH, copies
+from sage_grpo.plan.show import proposal_line
+
+NODE = replace(GPUS["h100-80g"], per_node=4)
+SLOW_NETWORK = replace(NODE, network=NODE.network / 1e4)  # or the laboratory's small messages would not be noticed
+SIXTEEN = ["parallel.processes=16", "policy.prompts_per_iteration=16", "policy.batch_size=8"]
+
+
+def plan(gpu, *changes):
+    return estimate(load_recipe("lab", [*SIXTEEN, *changes]), gpu, Calibration())
+
+
+@pytest.mark.slow
+def test_a_copy_per_node_is_proposed_where_the_network_is_slow():
+    before = plan(SLOW_NETWORK)
+    found = copies(before)
+    after = plan(SLOW_NETWORK, found.change)
+    assert found.change == "parallel.replicate=4"
+    assert found.saves == pytest.approx(1 - after.iteration / before.iteration)
+    assert found.saves_if_slow == pytest.approx(1 - after.slow.iteration / before.slow.iteration)
+    assert found.saves > WORTH
+    assert found.memory == after.memory.peak > before.memory.peak
+    assert after.seconds["train"] < before.seconds["train"]
+    assert f"{found.change} saves {found.saves:.1%}" in proposal_line(found)
+    assert copies(after) is None  # it has its copies already
+
+
+@pytest.mark.slow
+def test_fewer_copies_are_proposed_where_one_per_node_does_not_fit():
+    four, two = (plan(SLOW_NETWORK, f"parallel.replicate={n}").memory.peak for n in (4, 2))
+    assert two < four
+    tight = replace(SLOW_NETWORK, memory=(two + four) / 2 / 0.92)
+    assert copies(plan(tight)).change == "parallel.replicate=2"
+    full = replace(SLOW_NETWORK, memory=two / 2)
+    assert copies(plan(full)) is None
+
+
+@pytest.mark.slow
+def test_nothing_is_proposed_where_it_saves_nothing():
+    assert copies(plan(replace(NODE, network=NODE.link))) is None
+    assert copies(plan(replace(SLOW_NETWORK, per_node=16))) is None  # one node
+    assert copies(plan(replace(SLOW_NETWORK, per_node=5))) is None  # nodes that are not filled
