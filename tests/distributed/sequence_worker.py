@@ -52,7 +52,7 @@ def make(kind):
         asked = open_prompts(own_prompts(kind), seed=0)
         return model, model.encode(asked(0, 2))
     frames, height, width = SIZES[kind.removesuffix("-i2v").split("2.2")[0]]
-    tuning = {"mode": "full", "gradient_checkpointing": kind in RECOMPUTED}
+    tuning = {"mode": "full", "gradient_checkpointing": kind in RECOMPUTED, "keep_attention": kind == "wan"}
     model = tiny_model(resolve_model(kind), tuning, frames=frames, height=height, width=width)
     asked = contract.prompts_for(model)  # of different lengths
     return model, model.encode(asked[:1] * 2 if model.needs_image else asked)

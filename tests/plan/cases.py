@@ -47,7 +47,8 @@ def case(
     }
 
 
-AGAIN, HALF, SHARED = {"gradient_checkpointing": True}, {"precision": "bfloat16"}, {"sequence": 2}
+AGAIN, KEPT = {"gradient_checkpointing": True}, {"gradient_checkpointing": True, "keep_attention": True}
+HALF, SHARED = {"precision": "bfloat16"}, {"sequence": 2}
 CASES = {
     "hunyuan15 full": case("hunyuan15", "full", (17, 64, 64)),
     "hunyuan15 lora": case("hunyuan15", "lora", (17, 64, 64)),
@@ -57,6 +58,7 @@ CASES = {
         "hunyuan15", "full", (9, 64, 64), 2, anchor="fixed", layout=SHARED
     ),
     "wan full, 2 shards, recomputed": case("wan", "full", (17, 48, 48), 2, tuning=AGAIN),
+    "wan full, 2 shards, recomputed but for attention": case("wan", "full", (17, 48, 48), 2, tuning=KEPT),
     "wan lora, bf16": case("wan", "lora", (17, 64, 64), 2, tuning=HALF),
     "wan full, groups of 8, no anchor": case("wan", "full", (17, 64, 64), group=8, anchor="none", together=3),
     "wan full, 2 copies of 2 shards": case("wan", "full", (9, 64, 64), 4, layout={"replicate": 2}),

@@ -8,7 +8,7 @@ from sage_grpo.config import load_recipe
 from sage_grpo.plan.calibration import Calibration
 from sage_grpo.plan.estimate import estimate
 from sage_grpo.plan.hardware import GPUS
-from sage_grpo.plan.proposals import WORTH, copies
+from sage_grpo.plan.proposals import WORTH, copies, keep_attention, proposals
 from sage_grpo.plan.show import proposal_line
 
 NODE = replace(GPUS["h100-80g"], per_node=4)
@@ -46,7 +46,37 @@ def test_fewer_copies_are_proposed_where_one_per_node_does_not_fit():
 
 
 @pytest.mark.slow
+def test_attention_is_kept_where_memory_allows(tmp_path):
+    pytest.importorskip("diffusers")
+    from sage_grpo.models import contract
+    from sage_grpo.models.wan import Wan
+
+    folder = contract.make_checkpoint(Wan, tmp_path / "tiny")
+    size = ["model.frames=33", "model.height=512", "model.width=512", f"model.path={folder}"]
+
+    def tiny(gpu, *changes):
+        return estimate(load_recipe("wan-1.3b-24gb-lora", [*size, *changes]), gpu, Calibration())
+
+    before = tiny(GPUS["rtx4090-24g"])
+    found, after = keep_attention(before), tiny(GPUS["rtx4090-24g"], "tuning.keep_attention=true")
+    assert (found in proposals(before)) == (found.saves >= WORTH)
+    assert found.saves > 0
+    assert found.change == "tuning.keep_attention=true"
+    assert found.saves == pytest.approx(1 - after.iteration / before.iteration)
+    assert found.memory == after.memory.peak
+    assert after.memory.parts["activations"] > before.memory.parts["activations"]
+    # what recomputation costs is no useful work: the same as without any
+    none = tiny(GPUS["rtx4090-24g"], "tuning.gradient_checkpointing=false")
+    assert after.useful_flops == pytest.approx(none.useful_flops, rel=0.02)
+    assert before.useful_flops == pytest.approx(none.useful_flops, rel=0.02)
+    assert keep_attention(after) is None
+    assert keep_attention(none) is None
+    assert keep_attention(tiny(GPUS["rtx4090-24g"], "tuning.compile=inductor")) is None
+    assert keep_attention(tiny(replace(GPUS["rtx4090-24g"], memory=after.memory.peak / 0.95))) is None  # no room
+
+
+@pytest.mark.slow
 def test_nothing_is_proposed_where_it_saves_nothing():
-    assert copies(plan(replace(NODE, network=NODE.link))) is None
+    assert proposals(plan(replace(NODE, network=NODE.link))) == []
     assert copies(plan(replace(SLOW_NETWORK, per_node=16))) is None  # one node
     assert copies(plan(replace(SLOW_NETWORK, per_node=5))) is None  # nodes that are not filled

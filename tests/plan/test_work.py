@@ -137,12 +137,23 @@ def test_a_deep_network_lies_on_the_line_of_two_shallow_ones(monkeypatch):
 def test_backward_passes_of_full_weights_and_adapters():
     """A backward pass is twice a forward pass; adapters need no gradient of frozen weights; recomputing adds one."""
     size = ["model.guidance_scale=1", "parallel.processes=1", "parallel.sequence=1", "policy.batch_size=1"]
-    ratio = {}
-    for mode, again in (("full", False), ("full", True), ("lora", False)):
+    ratio, attention = {}, {}
+    for mode, again, kept in (
+        ("full", False, False),
+        ("full", True, False),
+        ("full", True, True),
+        ("lora", False, False),
+    ):
         settings = [*size, f"tuning.mode={mode}", f"tuning.gradient_checkpointing={again}", "model.height=128"]
+        settings.append(f"tuning.keep_attention={kept}")
         config = load_recipe("hunyuan15-64gpu", [*settings, "model.width=128"])
         _, forward, training = passes(build.outline_model(config), config, 4)
-        ratio[mode, again] = training.flops / forward.flops
-    assert ratio["full", False] == pytest.approx(3.0, abs=0.1)
-    assert ratio["full", True] == pytest.approx(3.9, abs=0.15)  # recomputed are the blocks alone
-    assert ratio["lora", False] == pytest.approx(2.1, abs=0.15)
+        ratio[mode, again + kept] = training.flops / forward.flops
+        attention[mode, again + kept] = training.flops_of("attention") / forward.flops_of("attention")
+    assert attention["full", 1] - attention["full", 0] == pytest.approx(1.0, abs=0.02)  # text's own blocks are not
+    assert attention["full", 2] == pytest.approx(attention["full", 0])  # kept, so not computed again
+    share = forward.flops_of("attention") / forward.flops
+    assert ratio["full", 1] - ratio["full", 2] == pytest.approx(share, rel=0.03)
+    assert ratio["full", 0] == pytest.approx(3.0, abs=0.1)
+    assert ratio["full", 1] == pytest.approx(3.9, abs=0.15)  # recomputed are the blocks alone
+    assert ratio["lora", 0] == pytest.approx(2.1, abs=0.15)

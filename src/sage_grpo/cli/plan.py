@@ -52,7 +52,7 @@ def plan(
         from sage_grpo.plan import show
         from sage_grpo.plan.estimate import estimate
         from sage_grpo.plan.hardware import find_gpu
-        from sage_grpo.plan.proposals import copies
+        from sage_grpo.plan.proposals import proposals
         from sage_grpo.plan.sweep import parse_sweep
         from sage_grpo.plan.sweep import sweep as run_sweep
 
@@ -76,9 +76,9 @@ def plan(
         else:
             with notes.status("going through the network without weights"):
                 planned = estimate(config, kind, known)
-                proposed = copies(planned)
+                proposed = proposals(planned)
             figures = show.summary(planned, gpu, price)
-            figures["proposals"] = [asdict(proposed)] if proposed else []
+            figures["proposals"] = [asdict(one) for one in proposed]
     if as_json:
         print(json.dumps(figures))
     elif axes:
@@ -86,8 +86,8 @@ def plan(
         console.print(f"Drawn in {picture}", highlight=False)
     else:
         show.show(planned, gpu, price, console)
-        if proposed:
-            console.print(show.proposal_line(proposed), highlight=False)
+        for one in proposed:
+            console.print(show.proposal_line(one), highlight=False)
         if explain:
             show.show_assumptions(planned, gpu, console)
 

@@ -38,6 +38,9 @@ class TuningConfig(Settings):
     )
     device: str = Field("auto", description="auto takes an accelerator if there is one")
     gradient_checkpointing: bool = Field(False, description="recompute activations: less memory, a third more time")
+    keep_attention: bool = Field(
+        False, description="recompute all but the outputs of attention: less time than without, and more memory"
+    )
     guidance: Literal["together", "one-by-one"] = Field(
         "together", description="both branches of guidance in one pass, or in two that need less memory"
     )
@@ -50,6 +53,14 @@ class TuningConfig(Settings):
     encode_ahead: bool = Field(
         True, description="encode all prompts before training, which then needs no encoders in memory"
     )
+
+    @model_validator(mode="after")
+    def _check_recomputation(self) -> "TuningConfig":
+        if self.keep_attention and not self.gradient_checkpointing:
+            raise ValueError("keep_attention says what gradient_checkpointing does not recompute; set that to true")
+        if self.keep_attention and self.compile:
+            raise ValueError("keep_attention and compile exclude each other: torch compiles no block inside it")
+        return self
 
 
 class ParallelConfig(Settings):

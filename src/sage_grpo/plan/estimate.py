@@ -46,6 +46,7 @@ class Plan:
     sample_video: int  # bytes of a decoded sample video
     encoding: Encoding
     attention: tuple[int, ...]  # of a process's largest query: batch, heads, tokens, width
+    recomputed: float  # share of a forward pass that backward computes again, if it computes any of it again
 
     @cached_property
     def slow(self) -> "Plan":
@@ -85,7 +86,8 @@ class Plan:
     @property
     def useful_flops(self) -> float:
         """Floating-point operations of an iteration on all GPUs, without recomputed forward passes."""
-        return self.flops * (1 - self.counts.again / (self.counts.forward + 2 * self.counts.backward))
+        again, counts = self.counts.again * self.recomputed, self.counts
+        return self.flops * (1 - again / (counts.forward - counts.again + again + 2 * counts.backward))
 
     @property
     def mfu(self) -> float:
@@ -291,4 +293,5 @@ def estimate(config: RecipeConfig, gpu: GPU, known: Calibration, case: Case = "e
         work.sample_video,
         encoding(config, work.encoders, gpu, assumed),
         passes.training.attention,
+        1 - passes.forward.flops_of("attention") / passes.forward.flops if config.tuning.keep_attention else 1.0,
     )

@@ -20,7 +20,7 @@ from sage_grpo.core.renoise import unguided
 from sage_grpo.distributed.fake_group import pretend
 from sage_grpo.distributed.shard import shard
 from sage_grpo.plan.fake_tensors import imagine_weights, uncollected, without_values
-from sage_grpo.plan.operations import Operation, OperationCounter
+from sage_grpo.plan.operations import Kind, Operation, OperationCounter
 from sage_grpo.training import build
 
 SHALLOW = (4, 6)  # with fewer blocks the peak is elsewhere
@@ -40,6 +40,9 @@ class Cost:
     @property
     def flops(self) -> float:
         return sum(n * operation.flops for operation, n in self.operations.items())
+
+    def flops_of(self, kind: Kind) -> float:
+        return sum(n * operation.flops for operation, n in self.operations.items() if operation.kind == kind)
 
 
 @dataclass(frozen=True)

@@ -264,7 +264,7 @@ def show(plan: Plan, gpu: str, price: float | None, console: Console) -> None:
 def proposal_line(proposal: Proposal) -> str:
     return (
         f"[green]faster:[/] {proposal.change} saves {proposal.saves:.1%} of an iteration, {proposal.saves_if_slow:.1%} "
-        f"if links and GPUs are slow, and needs {in_units(proposal.memory)}; not measured"
+        f"if GPUs and links are slow, and needs {in_units(proposal.memory)}; not measured"
     )
 
 
@@ -311,6 +311,7 @@ def remedies(config: RecipeConfig) -> dict[Phase, list[tuple[str, bool]]]:
         "score": [("scorers on other GPUs: sage-grpo serve", bool(config.rewards)), *less_held, smaller],
         "step": less_held,
         "train": [
+            ("tuning.keep_attention=false", tuning.keep_attention),
             ("tuning.gradient_checkpointing=true", not tuning.gradient_checkpointing),
             *fewer_held,
             *less_held,

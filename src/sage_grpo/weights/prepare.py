@@ -10,6 +10,7 @@ from sage_grpo.config import TuningConfig
 from sage_grpo.core.copy_bank import CopyBank, Fill
 from sage_grpo.core.protocols import VideoModel, WeightsBank, networks
 from sage_grpo.weights.parts import TuningError, has_adapters, require
+from sage_grpo.weights.recompute import recompute_all_but_attention
 
 GRAPHS = 32  # with and without gradient, guided, each batch size: more than torch allows by default
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -65,7 +66,8 @@ def save_memory(model: VideoModel, config: TuningConfig) -> None:
     """Switch on what the recipe asks for: gradient checkpointing, an attention kernel, decoding in tiles by the VAE."""
     for part in networks(model.module).values():
         if config.gradient_checkpointing:
-            require(part, "enable_gradient_checkpointing", "tuning.gradient_checkpointing")()
+            enable = require(part, "enable_gradient_checkpointing", "tuning.gradient_checkpointing")
+            enable(recompute_all_but_attention) if config.keep_attention else enable()
         if config.attention:
             set_attention(part, config.attention)
     if config.vae_tiling:
