@@ -133,6 +133,33 @@ def settings(
 
 
 @app.command()
+def halving(
+    out: Annotated[Path, typer.Option(help="File for the figures, as JSON.")] = Path("halving.json"),
+    log: Annotated[Path, typer.Option(help="Runs of `settings` to choose from.")] = Path("docs/tuning/runs.jsonl"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Compare the search of `tune` with Optuna's pruners, on the curves on record. Makes no runs; needs Optuna.
+
+    Example: `python -m research halving --out docs/tuning/halving.json`
+    """
+    from dataclasses import asdict
+
+    from research.halving import write
+    from sage_grpo.cli.errors import user_errors
+
+    with user_errors():
+        rows = write(log, out)
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows]))
+        return
+    for row in rows:
+        print(
+            f"seed {row.seed}, {row.way:<26} {row.share:.0%} of the best (worst order {row.worst_share:.0%}) "
+            f"for {row.cost:.0%} of the grid (worst order {row.worst_cost:.0%})"
+        )
+
+
+@app.command()
 def feedback(
     out: Annotated[
         Path, typer.Option(help="Folder for runs, results.json and feedback.png.", callback=writable_folder)
