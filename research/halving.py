@@ -58,7 +58,9 @@ def optuna_pruner(name: str, curves: Curves, order: Sequence[str]) -> tuple[str,
     first = math.ceil(whole / KEEP ** (len(rungs(len(order), 1.0)) - 1))
     settings = {"min_resource": first, "reduction_factor": KEEP}
     settings |= {"max_resource": whole} if name == "HyperbandPruner" else {}
-    study = optuna.create_study(direction="maximize", pruner=getattr(optuna.pruners, name)(**settings))
+    pruner = getattr(optuna.pruners, name)(**settings)
+    # Hyperband deals trials out by the name of the study
+    study = optuna.create_study(study_name="halving", direction="maximize", pruner=pruner)
     for candidate in order:
         study.enqueue_trial({"candidate": candidate})
 

@@ -48,14 +48,36 @@ def test_the_fleet_gives_each_video_its_own_scores(running):
 
 @pytest.mark.parametrize(("address", "sentence"), [(None, "does not start on this machine"), ("auto", "at auto")])
 def test_a_ray_that_fails_is_a_sentence(address, sentence, monkeypatch):
+    calls = []
+
     def broken(**_):
+        calls.append(1)
         raise Exception("The current node timed out during startup.\nmore\nmore")
 
     monkeypatch.setattr(fleet.ray, "init", broken)
+    monkeypatch.setattr(fleet.ray, "shutdown", lambda: None)
     monkeypatch.setenv("SAGE_GRPO_TOKEN", "secret")
     with pytest.raises(fleet.FleetError, match=f"{sentence}.*timed out during startup.; ") as caught:
         fleet.start(FleetConfig(scorers=(ScorerConfig(type="motion"),), port=free_port()), address)
     assert "\n" not in str(caught.value)
+    assert len(calls) == (1 if address else 3)
+
+
+def test_a_ray_that_comes_late_is_tried_again(monkeypatch):
+    """Ray gives its processes 30 seconds, which a busy machine does not keep: the command ended with that sentence."""
+    late, ended = [Exception("The current node timed out during startup.")] * 2, []
+
+    def start(**_):
+        if late:
+            raise late.pop()
+
+    monkeypatch.setattr(fleet.ray, "init", start)
+    monkeypatch.setattr(fleet.ray, "shutdown", lambda: ended.append(1))
+    fleet.start_ray(None)
+    assert len(ended) == 2
+    late.append(Exception("no such thing\nmore"))
+    with pytest.raises(fleet.FleetError, match="does not start on this machine: no such thing;"):
+        fleet.start_ray(None)
 
 
 def test_a_proxy_that_comes_late_is_waited_for(monkeypatch):

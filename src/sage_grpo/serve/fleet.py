@@ -170,21 +170,7 @@ def start(config: FleetConfig, address: str | None = None) -> str:
     logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", PATIENCE)  # processes of a Ray started here read it
-    try:
-        ray.init(
-            address=address or "local",
-            include_dashboard=False if address is None else None,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            namespace="sage-grpo",
-        )
-    except Exception as error:  # Ray raises plain exceptions of any kind
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        if address is not None:
-            fix = "leave --address out to start it here"
-            raise FleetError(f"Ray does not answer at {address}: {reason}; {fix}") from error
-        fix = "`ray stop` ends one that is left; look into /tmp/ray/session_latest/logs"
-        raise FleetError(f"Ray does not start on this machine: {reason}; {fix}") from error
+    start_ray(address)
     check_room(config)
     quiet = {"log_level": "ERROR", "enable_access_log": False}
     start_proxies(config, everywhere=address is not None, logging_config=quiet)
@@ -193,6 +179,32 @@ def start(config: FleetConfig, address: str | None = None) -> str:
     except (RuntimeError, TimeoutError) as error:
         raise FleetError(f"the scorers do not start: {_last_words() or error}") from error
     return f"http://{config.host}:{config.port}"
+
+
+def start_ray(address: str | None, tries: int = 3) -> None:
+    """Connect to the Ray cluster at `address`, or start Ray on this machine, in at most `tries` attempts.
+
+    Ray gives its own processes 30 seconds to start, which a busy machine does not always keep.
+    """
+    for left in reversed(range(tries)):
+        try:
+            ray.init(
+                address=address or "local",
+                include_dashboard=False if address is None else None,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                namespace="sage-grpo",
+            )
+            return
+        except Exception as error:  # Ray raises plain exceptions of any kind
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            if address is not None:
+                fix = "leave --address out to start it here"
+                raise FleetError(f"Ray does not answer at {address}: {reason}; {fix}") from error
+            ray.shutdown()  # what came up of it
+            if left == 0 or "timed out" not in reason:
+                fix = "`ray stop` ends one that is left; look into /tmp/ray/session_latest/logs"
+                raise FleetError(f"Ray does not start on this machine: {reason}; {fix}") from error
 
 
 def start_proxies(config: FleetConfig, everywhere: bool, logging_config: dict[str, Any], tries: int = 3) -> None:
