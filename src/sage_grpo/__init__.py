@@ -31,6 +31,7 @@ __all__ = [
     "open_run",
     "reward",
     "sigma_schedule",
+    "tracker",
 ]
 
 _HOMES = {
@@ -52,6 +53,7 @@ _HOMES = {
     "open_run": "inference.reopen",
     "reward": "registry",
     "sigma_schedule": "math.schedule",
+    "tracker": "runs.tracker",
 }
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from sage_grpo.math.objectives import objective
     from sage_grpo.math.schedule import sigma_schedule
     from sage_grpo.registry import model, reward
+    from sage_grpo.runs.tracker import tracker
     from sage_grpo.training.trainer import Trainer
 else:  # unseen by type checkers: a wrong name must not become an object of any type
 

@@ -5,7 +5,7 @@ read from the text of their files. Importing all of these files would take secon
 on other machines only.
 
 A plug-in is an installed package with entry points in the groups `sage_grpo.models`, `sage_grpo.rewards`,
-`sage_grpo.kernels` or `sage_grpo.objectives`.
+`sage_grpo.kernels`, `sage_grpo.objectives` or `sage_grpo.trackers`.
 """
 
 import ast
@@ -40,6 +40,12 @@ def model(name: str, *, extra: str | None = None) -> Callable[[C], C]:
     Args:
         name: The name that recipes give in `model.type`.
         extra: For a built-in model, the extra of `sage-grpo` that installs the libraries that the model needs.
+
+    >>> from sage_grpo import model
+    >>> from sage_grpo.lab.shapes.model import ShapesModel
+    >>> @model("slow-shapes")
+    ... class SlowShapes(ShapesModel):
+    ...     frame_rate = 4.0
     """
     return lambda made: _register("model", name, made)
 
@@ -79,13 +85,13 @@ def _register(kind: Kind, name: str, made: C) -> C:
 def installed(kind: str) -> dict[str, EntryPoint]:
     """Return the entry points of one `kind` in installed plug-ins, by name.
 
-    The `kind` is "model", "reward", "kernel" or "objective".
+    The `kind` is "model", "reward", "kernel", "objective" or "tracker".
     """
     return {point.name: point for point in entry_points(group=f"sage_grpo.{kind}s")}
 
 
 def load_plugins(config: RecipeConfig) -> None:
-    """Import the modules in `run.imports`, and installed plug-ins that provide the recipe's kernel or objective.
+    """Import the modules in `run.imports`, and installed plug-ins for the recipe's kernel, objective and trackers.
 
     Call this function only for a recipe that the user chose, because importing a module runs its code.
 
@@ -94,12 +100,14 @@ def load_plugins(config: RecipeConfig) -> None:
     """
     for module in config.run.imports:
         _import(module, f"run.imports: {module}")
-    from sage_grpo.math.kernels import KERNELS  # noqa: PLC0415 - torch, which the names alone do not need
+    from sage_grpo.math.kernels import KERNELS  # noqa: PLC0415
     from sage_grpo.math.objectives import OBJECTIVES  # noqa: PLC0415
+    from sage_grpo.runs.tracker import TRACKERS  # noqa: PLC0415 - torch, which the names alone do not need
 
     registered: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
         ("kernel", config.sampling.kernel, KERNELS),
         ("objective", config.policy.objective, OBJECTIVES),
+        *(("tracker", name, TRACKERS) for name in config.run.trackers),
     )
     for kind, name, known in registered:
         if name not in known and (point := installed(kind).get(name)):

@@ -1,4 +1,4 @@
-"""A user's own kernel, objective, reward and model by name: from `run.imports`, and from an installed package."""
+"""A part of your own by name - kernel, objective, reward, model, tracker: from `run.imports` and from a package."""
 
 import os
 import subprocess
@@ -8,19 +8,21 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sage_grpo import registry
+from sage_grpo import registry, tracker
 from sage_grpo.cli import app
 from sage_grpo.config import ConfigError, dump_recipe, load_recipe
 from sage_grpo.inference.reopen import refuse_code
 from sage_grpo.math.kernels import KERNELS
 from sage_grpo.math.objectives import OBJECTIVES
+from sage_grpo.runs.tracker import TRACKERS
 from sage_grpo.training.build import check_names, find_reward
+from sage_grpo.training.trackers import make_trackers
 
 PARTS = '''"""One part of each kind."""
 
 from dataclasses import dataclass
 
-from sage_grpo import kernel, model, objective, reward
+from sage_grpo import kernel, model, objective, reward, tracker
 from sage_grpo.lab.shapes.model import ShapesModel
 from sage_grpo.math.kernels import euler_maruyama
 from sage_grpo.math.objectives.grpo import Grpo
@@ -45,13 +47,30 @@ def brightness(videos, prompts):
 @model("{prefix}_model")
 class Shapes(ShapesModel):
     pass
+
+
+@tracker("{prefix}_tracker")
+class Written:
+    def __init__(self, run):
+        self.file = (run.folder / "written.txt").open("a")
+
+    def log(self, step, metrics):
+        print(step, metrics["reward/mean"], file=self.file)
+
+    def video(self, step, name, path):
+        print(step, name, path.name, file=self.file)
+
+    def close(self):
+        self.file.close()
 '''
 SMALL = {
     "policy": {"num_iterations": 1, "prompts_per_iteration": 2, "num_generations": 4, "batch_size": 8},
     "gauge": {"every": 0},
 }
+PLACES = {"reward": ":brightness", "model": ":Shapes"}
 PROMPT = ("--prompt", "a red circle moving left")
-KINDS = ("kernel", "objective", "reward", "model")
+KINDS = ("kernel", "objective", "reward", "model", "tracker")
+KNOWN = (KERNELS, OBJECTIVES, TRACKERS, *registry._OWN.values())
 
 
 def recipe(prefix, **run):
@@ -62,17 +81,17 @@ def recipe(prefix, **run):
         "sampling": {"kernel": f"{prefix}_kernel", "steps": 4, "shift": 3.0},
         "policy": {**SMALL["policy"], "objective": f"{prefix}_objective"},
         "gauge": SMALL["gauge"],
-        "run": {"iterations": 1, "sample_every": 0, "trackers": [], **run},
+        "run": {"iterations": 1, "sample_every": 1, "samples": 1, "trackers": [f"{prefix}_tracker"], **run},
     }
 
 
 @pytest.fixture
 def forget():
     """What a test registers is not there for the next."""
-    before = [dict(known) for known in (KERNELS, OBJECTIVES, *registry._OWN.values())]
+    before = [dict(known) for known in KNOWN]
     modules, path = set(sys.modules), list(sys.path)
     yield
-    for known, old in zip((KERNELS, OBJECTIVES, *registry._OWN.values()), before, strict=True):
+    for known, old in zip(KNOWN, before, strict=True):
         known.clear()
         known.update(old)
     for name in set(sys.modules) - modules:
@@ -93,23 +112,22 @@ def announce(folder, prefix):
     place = folder / f"{prefix}-1.0.dist-info"
     place.mkdir()
     (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {prefix}\nVersion: 1.0\n")
-    names = {"reward": ":brightness", "model": ":Shapes", "kernel": "", "objective": ""}
-    points = [f"[sage_grpo.{kind}s]\n{prefix}_{kind} = parts_{prefix}{names[kind]}\n" for kind in KINDS]
+    points = [f"[sage_grpo.{kind}s]\n{prefix}_{kind} = parts_{prefix}{PLACES.get(kind, '')}\n" for kind in KINDS]
     (place / "entry_points.txt").write_text("\n".join(points))
 
 
-def test_all_four_are_known_once_their_module_is_imported(tmp_path, forget):
+def test_all_are_known_once_their_module_is_imported(tmp_path, forget):
     module = write(tmp_path, "mine")
     for kind in KINDS:
         values = recipe("mine")
         section, key = {"kernel": ("sampling", "kernel"), "objective": ("policy", "objective")}.get(kind, (None, None))
-        small = {**recipe("mine"), "rewards": [{"type": "shapes"}], "model": {"type": "shapes"}}
+        small = {**recipe("mine", trackers=[]), "rewards": [{"type": "shapes"}], "model": {"type": "shapes"}}
         small["sampling"] = {**values["sampling"], "kernel": "sage"}
         small["policy"] = {**values["policy"], "objective": "grpo"}
         if section:
             small[section][key] = f"mine_{kind}"
         else:
-            name = {"reward": "rewards", "model": "model"}[kind]
+            name = {"reward": "rewards", "model": "model", "tracker": "run"}[kind]
             small[name] = values[name]
         with pytest.raises(ConfigError, match=f"mine_{kind}"):
             check_names(load_recipe(small))
@@ -200,7 +218,7 @@ def test_a_run_folder_imports_nothing_that_is_not_installed(tmp_path, forget):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder with a module, a recipe that names its four parts, and a run of it."""
+    """A folder with a module, a recipe that names its parts, and a run of it."""
     folder = tmp_path_factory.mktemp("plugins")
     (folder / "parts_mine.py").write_text(PARTS.format(prefix="mine"))
     (folder / "mine.yaml").write_text(dump_recipe(load_recipe(recipe("mine", imports=["parts_mine"], out="run"))))
@@ -213,6 +231,31 @@ def command(folder, *words):
     return subprocess.run(
         [sys.executable, "-m", "sage_grpo", *words], cwd=folder, capture_output=True, text=True, check=False
     )
+
+
+@pytest.mark.slow
+def test_a_tracker_of_ones_own_records_the_run(trained):
+    lines = (trained / "run" / "written.txt").read_text().splitlines()
+    (logged,) = [line for line in lines if len(line.split()) == 2]
+    assert logged.startswith("1 ")
+    assert any(line.endswith(".mp4") for line in lines)
+
+
+def test_a_tracker_that_lacks_a_method_is_told(tmp_path, forget):
+    class Half:
+        def __init__(self, run):
+            pass
+
+        def log(self, step, metrics):
+            pass
+
+    tracker("half")(Half)
+    with pytest.raises(ConfigError, match="tracker 'half': Half has no video, close"):
+        make_trackers(["half"], tmp_path, config={}, name="x", resume_at=None)
+    with pytest.raises(ConfigError, match="did you mean 'half'"):
+        make_trackers(["hafl"], tmp_path, config={}, name="x", resume_at=None)
+    with pytest.raises(ValueError, match=r"tracker .wandb. is already registered, by sage_grpo\.training"):
+        tracker("wandb")(Half)
 
 
 @pytest.mark.slow
@@ -255,7 +298,7 @@ def test_a_package_that_pip_installed(tmp_path):
     (source / "parts_plugged.py").write_text(PARTS.format(prefix="plugged"))
     points = "\n".join(
         f'[project.entry-points."sage_grpo.{kind}s"]\nplugged_{kind} = "parts_plugged{place}"\n'
-        for kind, place in {"reward": ":brightness", "model": ":Shapes", "kernel": "", "objective": ""}.items()
+        for kind, place in ((kind, PLACES.get(kind, "")) for kind in KINDS)
     )
     (source / "pyproject.toml").write_text(
         '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n\n'

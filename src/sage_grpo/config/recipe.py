@@ -152,7 +152,7 @@ class RunConfig(Settings):
         (), description="modules that register kernels, objectives, models or rewards of your own"
     )
     trackers: tuple[str, ...] = Field(
-        ("tensorboard",), description="besides metrics.jsonl: tensorboard, wandb, trackio"
+        ("tensorboard",), description="besides metrics.jsonl: tensorboard, wandb, trackio, or one of your own"
     )
 
     @property
@@ -181,7 +181,12 @@ class GaugeConfig(Settings):
 
 
 class RecipeConfig(AlgorithmConfig):
-    """All settings of a run, frozen and validated. Use `load_recipe` to make such an object."""
+    """All settings of a run, frozen and validated. Use `load_recipe` to make such an object.
+
+    >>> from sage_grpo import load_recipe
+    >>> load_recipe("lab").sampling.kernel
+    'sage'
+    """
 
     model: ModelConfig = Field(ModelConfig(), description="what is post-trained")
     rewards: tuple[RewardConfig, ...] = Field((), description="scorers whose weighted sum is trained on")

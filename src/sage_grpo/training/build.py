@@ -22,7 +22,7 @@ from sage_grpo.rewards.function import CompositeReward, FunctionReward
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.suggest import did_you_mean
 from sage_grpo.training.callbacks import EMA
-from sage_grpo.training.trackers import NAMES as TRACKERS
+from sage_grpo.training.trackers import tracker_names
 from sage_grpo.weights.prepare import initial_weights, prepare, reserve_copies, storage_dtypes
 
 
@@ -45,7 +45,7 @@ def check_names(config: RecipeConfig, *, model: bool = True, rewards: bool = Tru
     registry.load_plugins(config)
     refuse_unknown([config.sampling.kernel], set(KERNELS), "sampling.kernel: there is no kernel {!r}")
     chosen_objective(config, config.parallel.replicas)
-    refuse_unknown(config.run.trackers, set(TRACKERS), "run.trackers: there is no tracker {!r}")
+    refuse_unknown(config.run.trackers, set(tracker_names()), "run.trackers: there is no tracker {!r}")
     if model and config.model.type not in registry.models():
         resolve_model(config.model.type)
     if rewards:

@@ -17,7 +17,7 @@ from sage_grpo.core.sampler import gather_videos, generate, rank_indices
 from sage_grpo.core.update import UpdateResult
 from sage_grpo.files import write_json
 from sage_grpo.runs.folder import RunFolder
-from sage_grpo.training.trackers import Tracker
+from sage_grpo.runs.tracker import Tracker
 from sage_grpo.videos import contact_sheet, sound_of, write_mp4
 
 EMA = "ema"

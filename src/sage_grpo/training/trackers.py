@@ -9,29 +9,25 @@ import time
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from PIL import Image
 
+from sage_grpo.config import ConfigError
 from sage_grpo.errors import UserError
 from sage_grpo.files import atomic_write
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.runs.read import current_metric
+from sage_grpo.runs.tracker import TRACKERS, TrackedRun, Tracker, tracker
 from sage_grpo.suggest import did_you_mean
 from sage_grpo.videos import frame_rate, read_mp4
 
 PROJECT = "sage-grpo"
-NAMES = ("jsonl", "tensorboard", "trackio", "wandb")
+JSONL = "jsonl"  # of every run, named or not
 
 
 class MissingExtra(UserError, ImportError):
     """Raised when a recipe names a tracker whose package is not installed."""
-
-
-class Tracker(Protocol):
-    def log(self, step: int, metrics: dict[str, float]) -> None: ...
-    def video(self, step: int, name: str, path: Path) -> None: ...
-    def close(self) -> None: ...
 
 
 def _need(package: str, module: str = "") -> Any:
@@ -95,10 +91,14 @@ class JsonlTracker:
         self._file.close()
 
 
+@tracker("tensorboard")
 class TensorBoardTracker:
-    def __init__(self, folder: Path, resume_at: int | None = None) -> None:
+    """A tracker that writes the files of TensorBoard into the run folder."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        folder = str(RunFolder(run.folder).tensorboard)
         self._proto = _need("tensorboard", "tensorboard.compat.proto.summary_pb2")
-        self._writer = _need("tensorboard", "torch.utils.tensorboard").SummaryWriter(str(folder), purge_step=resume_at)
+        self._writer = _need("tensorboard", "torch.utils.tensorboard").SummaryWriter(folder, purge_step=run.resume_at)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         for key, value in metrics.items():
@@ -128,21 +128,22 @@ def _run_id(folder: Path, package: str) -> str:
     return path.read_text().strip()
 
 
+@tracker("wandb")
 class WandbTracker:
     """A tracker that logs to wandb: online, offline or disabled, as the environment variable WANDB_MODE says.
 
     wandb itself ignores steps that a resumed run repeats.
     """
 
-    def __init__(self, folder: Path, project: str, name: str, config: dict[str, Any]) -> None:
+    def __init__(self, run: TrackedRun) -> None:
         self._wandb = _need("wandb")
         self._run = self._wandb.init(
-            project=project,
-            name=name,
-            id=_run_id(folder, "wandb"),
+            project=PROJECT,
+            name=run.name,
+            id=_run_id(run.folder, "wandb"),
             resume="allow",
-            dir=str(folder),
-            config=config,
+            dir=str(run.folder),
+            config=run.config,
             settings=self._wandb.Settings(console="off"),  # else every redraw of the progress display is a log line
         )
 
@@ -156,19 +157,20 @@ class WandbTracker:
         self._run.finish()
 
 
+@tracker("trackio")
 class TrackioTracker:
     """A tracker that logs to trackio: to its local store, which `trackio show` displays, by default.
 
     If the environment variable TRACKIO_SPACE_ID names a Space of Hugging Face, trackio logs there.
     """
 
-    def __init__(self, folder: Path, project: str, name: str, config: dict[str, Any]) -> None:
+    def __init__(self, run: TrackedRun) -> None:
         self._trackio = _need("trackio")
         # trackio resumes by name, so the name must be this folder's own.
-        unique = f"{name}-{_run_id(folder, 'trackio')}"
-        self._run = self._trackio.init(project=project, name=unique, config=config, resume="allow", embed=False)
+        unique = f"{run.name}-{_run_id(run.folder, 'trackio')}"
+        self._run = self._trackio.init(project=PROJECT, name=unique, config=run.config, resume="allow", embed=False)
         # trackio keeps both values of a repeated step. A resumed run repeats its steps exactly: skip them.
-        self._seen = folder / "trackio_last_step"
+        self._seen = run.folder / "trackio_last_step"
         self._done = int(self._seen.read_text()) if self._seen.exists() else -1
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -182,6 +184,19 @@ class TrackioTracker:
 
     def close(self) -> None:
         self._trackio.finish()  # the module's: it also forgets the run, which would else be finished again at exit
+
+
+def tracker_names() -> list[str]:
+    """Return the names that `run.trackers` may have: those that ship, and those that modules of the run registered."""
+    return sorted([JSONL, *TRACKERS])
+
+
+def _opened(kind: str, run: TrackedRun) -> Tracker:
+    made = TRACKERS[kind](run)
+    missing = [name for name in ("log", "video", "close") if not callable(getattr(made, name, None))]
+    if missing:
+        raise ConfigError(f"tracker {kind!r}: {type(made).__name__} has no {', '.join(missing)}; define it")
+    return made
 
 
 def make_trackers(
@@ -200,20 +215,15 @@ def make_trackers(
             removed.
     """
     for kind in names:
-        if kind not in NAMES:
-            raise ValueError(f"unknown tracker {kind!r}; {did_you_mean(kind, NAMES)}")
+        if kind not in tracker_names():
+            raise ConfigError(f"unknown tracker {kind!r}; {did_you_mean(kind, tracker_names())}")
     folder.mkdir(parents=True, exist_ok=True)
-    trackers: list[Tracker] = []
+    run = TrackedRun(folder, name, config, resume_at)
+    trackers: list[Tracker] = [JsonlTracker(RunFolder(folder).log, resume_at)]
     try:
-        files = RunFolder(folder)
-        trackers.append(JsonlTracker(files.log, resume_at))
         for kind in dict.fromkeys(names):
-            if kind == "tensorboard":
-                trackers.append(TensorBoardTracker(files.tensorboard, resume_at))
-            elif kind == "wandb":
-                trackers.append(WandbTracker(folder, PROJECT, name, config))
-            elif kind == "trackio":
-                trackers.append(TrackioTracker(folder, PROJECT, name, config))
+            if kind != JSONL:
+                trackers.append(_opened(kind, run))
     except BaseException:
         for tracker in trackers:
             tracker.close()

@@ -32,6 +32,7 @@ from sage_grpo.rewards.function import CompositeReward
 from sage_grpo.runs.folder import ENVIRONMENT, RECIPE, RunFolder
 from sage_grpo.runs.lock import take
 from sage_grpo.runs.redact import clean_settings, clean_text
+from sage_grpo.runs.tracker import Tracker
 from sage_grpo.training import build
 from sage_grpo.training.attention_watch import watch_first_pass
 from sage_grpo.training.callbacks import Clock, CollectiveStop, Log, Samples, Save, WeightAverage
@@ -40,7 +41,7 @@ from sage_grpo.training.encode import encode_ahead
 from sage_grpo.training.environment import describe_environment
 from sage_grpo.training.progress import ProgressCallback
 from sage_grpo.training.throughput import Throughput, Work, past_of
-from sage_grpo.training.trackers import Tracker, make_trackers
+from sage_grpo.training.trackers import make_trackers
 from sage_grpo.weights.optimizers import build_optimizer
 from sage_grpo.weights.prepare import make_bank, prepare
 
@@ -101,6 +102,16 @@ class Trainer:
         prompts: A path, list of texts, `datasets` object or function.
         callbacks: Called at every event of the run, in this order.
         console: Where progress and summary are printed; by default standard output.
+
+    >>> from rich.console import Console
+    >>> from sage_grpo import Trainer, load_recipe
+    >>> def brightness(videos, prompts):  # uint8 (N, F, H, W, 3)
+    ...     return videos.float().mean((1, 2, 3, 4)) / 255
+    >>> small = ["policy.prompts_per_iteration=1", "policy.num_generations=4", "policy.batch_size=4"]
+    >>> recipe = load_recipe("lab", [*small, "sampling.steps=4", "run.iterations=1", "run.out=runs/bright"])
+    >>> result = Trainer(rewards=[brightness], config=recipe, console=Console(quiet=True)).train()
+    >>> result.iterations
+    1
     """
 
     loop_type: ClassVar[type[Loop]] = Loop
