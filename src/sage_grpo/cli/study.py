@@ -96,7 +96,7 @@ def run(
 
 
 def _wait(server: Server, store: Store, console: Console) -> None:
-    """Serves until a signal comes, telling progress where it changes."""
+    """Serve a study until a signal arrives, and print the number of answers whenever it changes."""
     import signal
     import threading
 

@@ -87,7 +87,10 @@ class Difference(Interval):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The difference `source` minus `against` in one score, on all prompts."""
+    """How much one source of videos differs from another in one score: the mean over all prompts, with an interval.
+
+    Sources are what `sage-grpo eval` compares, such as two checkpoints. The difference is `source` minus `against`.
+    """
 
     source: str
     against: str

@@ -33,8 +33,17 @@ def log_ratio(v: Tensor, v_old: Tensor, noise: Tensor, k: float, reduction: Redu
     $$\log\frac{\pi_\theta}{\pi_\mathrm{old}} = k\,\langle\varepsilon, \delta\rangle - \tfrac12 k^2\lVert\delta\rVert^2,
     \qquad \delta = v_\theta - v_\mathrm{old}$$
 
-    The velocities and the noise $\varepsilon$ are (B, …), and $k = b/s$. Where $\delta = 0$, the log-ratio is exactly
-    0.
+    Where $\delta = 0$, the log-ratio is exactly 0.
+
+    Args:
+        v: Velocity (B, …) of the policy.
+        v_old: Velocity (B, …) of the policy that made the rollout.
+        noise: $\varepsilon$ (B, …) of the rollout's step $x' = ax + bv + s\varepsilon$.
+        k: $b/s$ of the step.
+        reduction: Whether the products above are sums over the elements of a latent, or means.
+
+    >>> log_ratio(torch.tensor([[1.0]]), torch.tensor([[0.5]]), torch.tensor([[2.0]]), k=1.0)
+    tensor([0.8750])
     """
     delta = difference(v, v_old)
     return k * reduce(noise * delta, reduction) - 0.5 * k**2 * reduce(delta.square(), reduction)

@@ -86,9 +86,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class ModelStates:
-    """The bytes that a process keeps between passes, by kind, and those of a whole checkpoint.
+    """The bytes that a process keeps between passes, by kind, and the bytes of a checkpoint on disk.
 
-    The kinds are trained and frozen weights, copies, gradients, optimizer and buffers.
+    The kinds are trained and frozen weights, gradients, optimizer, buffers, and copies of the trained weights: the
+    anchor and averages.
     """
 
     by_kind: dict[str, int]
