@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -370,6 +371,34 @@ def warm_up():
     fault(Clumsy("--help", ""), limit=600)
 
 
+def may_stay(clumsy):
+    """Whether an invocation needs no process of its own: it starts no run and handles no signal."""
+    command, *rest = shlex.split(clumsy.line)
+    return command not in ("train", "tune", "serve", "rehearse", "first-run", "doctor") or "--check" in rest
+
+
+def fault_here(clumsy):
+    """As `fault`, but in this process, which is five times as fast."""
+    from click.testing import CliRunner
+    from typer.main import get_command
+
+    from sage_grpo.cli import app
+
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory(prefix="clumsy-") as place:
+        prepare(Path(place))
+        os.chdir(place)
+        try:
+            result = CliRunner(env=ENVIRONMENT).invoke(
+                get_command(app), shlex.split(clumsy.line), prog_name="sage-grpo"
+            )
+        finally:
+            os.chdir(before)
+    if result.exception and not isinstance(result.exception, SystemExit):
+        return "a stack trace", "".join(traceback.format_exception(*result.exc_info))
+    return judged(clumsy, result.exit_code, result.output), result.output
+
+
 def fault(clumsy, limit=LIMIT):
     """What is wrong with the end of an invocation in a folder of its own; None if nothing is, and what it printed."""
     with tempfile.TemporaryDirectory(prefix="clumsy-") as place:
@@ -385,13 +414,18 @@ def fault(clumsy, limit=LIMIT):
             os.killpg(process.pid, 9)
             process.communicate()
             return f"not ended within {limit:.0f} s", ""
+    return judged(clumsy, process.returncode, said), said
+
+
+def judged(clumsy, code, said):
+    """What is wrong with an exit code and an output; None if nothing is."""
     if "Traceback" in said:
-        return "a stack trace", said
-    if process.returncode != clumsy.code:
-        return f"ended with {process.returncode}, not {clumsy.code}", said
+        return "a stack trace"
+    if code != clumsy.code:
+        return f"ended with {code}, not {clumsy.code}"
     if clumsy.answer not in " ".join(said.replace("│", " ").split()):
-        return f"the answer does not say {clumsy.answer!r}", said
-    return None, said
+        return f"the answer does not say {clumsy.answer!r}"
+    return None
 
 
 def main():

@@ -75,11 +75,34 @@ def warm():
     clumsy.warm_up()
 
 
+HERE, APART = ([row for row in clumsy.TABLE if clumsy.may_stay(row) is stays] for stays in (True, False))
+
+
+def name(row):
+    return row.line[:80]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("row", clumsy.TABLE, ids=lambda row: row.line[:80])
-def test_a_clumsy_invocation(row, warm):
+@pytest.mark.parametrize("row", HERE, ids=name)
+def test_a_clumsy_invocation(row):
+    """In this process; `make clumsy` starts one for each."""
+    wrong, said = clumsy.fault_here(row)
+    assert wrong is None, f"sage-grpo {row.line}: {wrong}\n{said}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", [*APART, HERE[0], HERE[-1]], ids=name)
+def test_a_clumsy_invocation_in_a_process_of_its_own(row, warm):
     wrong, said = clumsy.fault(row)
     assert wrong is None, f"sage-grpo {row.line}: {wrong}\n{said}"
+
+
+def test_a_trace_in_this_process_is_seen(monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr("sage_grpo.config.load.read_settings", broken)
+    assert clumsy.fault_here(clumsy.Clumsy("train nosuch --check", ""))[0] == "a stack trace"
 
 
 def test_the_table_knows_a_trace_from_a_sentence(monkeypatch):

@@ -52,7 +52,7 @@ def test_attention_is_kept_where_memory_allows(tmp_path):
     from sage_grpo.models.wan import Wan
 
     folder = contract.make_checkpoint(Wan, tmp_path / "tiny")
-    size = ["model.frames=33", "model.height=512", "model.width=512", f"model.path={folder}"]
+    size = ["model.frames=9", "model.height=128", "model.width=128", f"model.path={folder}"]
 
     def tiny(gpu, *changes):
         return estimate(load_recipe("wan-1.3b-24gb-lora", [*size, *changes]), gpu, Calibration())

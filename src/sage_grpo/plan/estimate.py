@@ -131,6 +131,7 @@ def alone(config: RecipeConfig, batch: int = 1, *, unguided: bool = False) -> Re
     """
     values = config.model_dump()
     values |= {"parallel": {"processes": 1}, "run": {}}
+    values["tuning"] |= {"keep_attention": False}  # of backward alone
     values["policy"] |= {"batch_size": batch, "prompts_per_iteration": batch}
     values["model"] |= {"guidance_scale": 1.0} if unguided else {}
     return RecipeConfig.model_validate(values)
