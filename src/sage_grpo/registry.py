@@ -41,11 +41,12 @@ def model(name: str, *, extra: str | None = None) -> Callable[[C], C]:
         name: The name that recipes give in `model.type`.
         extra: For a built-in model, the extra of `sage-grpo` that installs the libraries that the model needs.
 
-    >>> from sage_grpo import model
-    >>> from sage_grpo.lab.shapes.model import ShapesModel
-    >>> @model("slow-shapes")
-    ... class SlowShapes(ShapesModel):
-    ...     frame_rate = 4.0
+    Examples:
+        >>> from sage_grpo import model
+        >>> from sage_grpo.lab.shapes.model import ShapesModel
+        >>> @model("slow-shapes")
+        ... class SlowShapes(ShapesModel):
+        ...     frame_rate = 4.0
     """
     return lambda made: _register("model", name, made)
 
@@ -58,10 +59,11 @@ def reward(name: str, *, extra: str | None = None, install: str | None = None) -
         extra: For a built-in reward, the extra of `sage-grpo` that installs the libraries that the reward needs.
         install: For a built-in reward, the command that installs its library, if an extra would install too much.
 
-    >>> from sage_grpo import reward
-    >>> @reward("brightness")
-    ... def brightness(videos, prompts):
-    ...     return videos.float().mean((1, 2, 3, 4))
+    Examples:
+        >>> from sage_grpo import reward
+        >>> @reward("brightness")
+        ... def brightness(videos, prompts):
+        ...     return videos.float().mean((1, 2, 3, 4))
     """
     return lambda made: _register("reward", name, made)
 

@@ -100,7 +100,7 @@ def _paragraphs(docstring: str) -> Iterator[str]:
     """Without examples, tables and formulas."""
     text = re.sub(r"\$\$.*?\$\$", GAP, docstring, flags=re.S)
     for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\w+:) )", text):
-        if not re.match(r"\s*(>>>|\||```)", paragraph):
+        if not re.match(r"\s*(Examples?:\s*>>>|>>>|\||```)", paragraph):
             yield " ".join(FORMULA.sub(GAP, CODE.sub(GAP, paragraph)).split())
 
 

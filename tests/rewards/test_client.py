@@ -78,6 +78,19 @@ def test_a_server_that_is_silent_is_asked_until_the_deadline():
         server.server_close()
 
 
+def test_a_server_that_takes_no_body_is_away():
+    """A large body fills the sockets' buffers: sending it times out, which is no answer either."""
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(8)
+        policy = RetryPolicy(timeout=0.3, deadline=1.5, retries=0, hedge=0)
+        client = Client(f"http://127.0.0.1:{deaf.getsockname()[1]}", "NO_TOKEN", policy, connections=1)
+        started = time.monotonic()
+        with pytest.raises(Unanswered, match="Away"):
+            client.ask("/score", bytes(30_000_000), bytes)
+        assert time.monotonic() - started > 0.9  # asked until the deadline
+
+
 def scripted(monkeypatch, answers, **patience):
     """A client whose requests take their answers, in seconds and a value or error, from a list."""
     client = Client("http://nowhere", "NO_TOKEN", RetryPolicy(**patience), connections=4)

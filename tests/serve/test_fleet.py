@@ -55,7 +55,6 @@ def test_a_ray_that_fails_is_a_sentence(address, sentence, monkeypatch):
         raise Exception("The current node timed out during startup.\nmore\nmore")
 
     monkeypatch.setattr(fleet.ray, "init", broken)
-    monkeypatch.setattr(fleet.ray, "shutdown", lambda: None)
     monkeypatch.setenv("SAGE_GRPO_TOKEN", "secret")
     with pytest.raises(fleet.FleetError, match=f"{sentence}.*timed out during startup.; ") as caught:
         fleet.start(FleetConfig(scorers=(ScorerConfig(type="motion"),), port=free_port()), address)
@@ -65,16 +64,22 @@ def test_a_ray_that_fails_is_a_sentence(address, sentence, monkeypatch):
 
 def test_a_ray_that_comes_late_is_tried_again(monkeypatch):
     """Ray gives its processes 30 seconds, which a busy machine does not keep: the command ended with that sentence."""
-    late, ended = [Exception("The current node timed out during startup.")] * 2, []
+    late, ended = [Exception("The current node timed out during startup.") for _ in range(2)], []
 
-    def start(**_):
-        if late:
-            raise late.pop()
+    class Started(fleet.Node):
+        def __init__(self):
+            if late:
+                raise late.pop()
 
-    monkeypatch.setattr(fleet.ray, "init", start)
-    monkeypatch.setattr(fleet.ray, "shutdown", lambda: ended.append(1))
+        def kill_all_processes(self, **_):
+            ended.append(1)
+
+        __del__ = object.__init__
+
+    monkeypatch.setattr(fleet.ray, "init", lambda **_: Started())
+    monkeypatch.setattr(fleet.ray, "shutdown", lambda: pytest.fail("a Ray that works was ended"))
     fleet.start_ray(None)
-    assert len(ended) == 2
+    assert len(ended) == 2  # what came up of each try
     late.append(Exception("no such thing\nmore"))
     with pytest.raises(fleet.FleetError, match="does not start on this machine: no such thing;"):
         fleet.start_ray(None)

@@ -254,8 +254,9 @@ def test_a_tracker_that_lacks_a_method_is_told(tmp_path, forget):
         make_trackers(["half"], tmp_path, config={}, name="x", resume_at=None)
     with pytest.raises(ConfigError, match="did you mean 'half'"):
         make_trackers(["hafl"], tmp_path, config={}, name="x", resume_at=None)
-    with pytest.raises(ValueError, match=r"tracker .wandb. is already registered, by sage_grpo\.training"):
-        tracker("wandb")(Half)
+    for name in ("wandb", "jsonl"):
+        with pytest.raises(ConfigError, match=f"tracker '{name}' is built in; give .*Half another name"):
+            tracker(name)(Half)
 
 
 @pytest.mark.slow

@@ -48,8 +48,9 @@ def load_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     Raises:
         ConfigError: The recipe is wrong; the message says what, where, and the nearest fix.
 
-    >>> load_recipe("lab", ["policy.clip=1e-3"]).policy.clip
-    0.001
+    Examples:
+        >>> load_recipe("lab", ["policy.clip=1e-3"]).policy.clip
+        0.001
     """
     return validate(read_settings(source, overrides), RecipeConfig)
 

@@ -60,6 +60,8 @@ class TuningConfig(Settings):
             raise ValueError("keep_attention says what gradient_checkpointing does not recompute; set that to true")
         if self.keep_attention and self.compile:
             raise ValueError("keep_attention and compile exclude each other: torch compiles no block inside it")
+        if self.keep_attention and self.attention and "flex" in self.attention:
+            raise ValueError("keep_attention cannot see the kernel of attention=flex; choose another, or leave it out")
         return self
 
 
@@ -149,7 +151,7 @@ class RunConfig(Settings):
     sample_height: int | None = Field(None, ge=1, description="of the sample videos; none means that of training")
     sample_width: int | None = Field(None, ge=1, description="of the sample videos; none means that of training")
     imports: tuple[str, ...] = Field(
-        (), description="modules that register kernels, objectives, models or rewards of your own"
+        (), description="modules that register kernels, objectives, models, rewards or trackers of your own"
     )
     trackers: tuple[str, ...] = Field(
         ("tensorboard",), description="besides metrics.jsonl: tensorboard, wandb, trackio, or one of your own"
@@ -183,9 +185,10 @@ class GaugeConfig(Settings):
 class RecipeConfig(AlgorithmConfig):
     """All settings of a run, frozen and validated. Use `load_recipe` to make such an object.
 
-    >>> from sage_grpo import load_recipe
-    >>> load_recipe("lab").sampling.kernel
-    'sage'
+    Examples:
+        >>> from sage_grpo import load_recipe
+        >>> load_recipe("lab").sampling.kernel
+        'sage'
     """
 
     model: ModelConfig = Field(ModelConfig(), description="what is post-trained")

@@ -35,8 +35,9 @@ def is_evaluated(config: KLConfig, updates: int) -> bool:
     True if there is an anchor that may differ from the policy. Immediately after the policy is copied to the anchor,
     their KL is 0, and no evaluation is needed.
 
-    >>> [is_evaluated(KLConfig(anchor="moving", ref_model_sync_steps=2), updates) for updates in range(5)]
-    [False, True, False, True, False]
+    Examples:
+        >>> [is_evaluated(KLConfig(anchor="moving", ref_model_sync_steps=2), updates) for updates in range(5)]
+        [False, True, False, True, False]
     """
     copied = updates == 0 or config.decay == 0
     return config.anchor != "none" and not (copied and is_renewed(config, updates))

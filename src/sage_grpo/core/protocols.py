@@ -22,8 +22,9 @@ Condition = Mapping[str, Tensor]  # inputs of the network; every tensor has the 
 class Prompt:
     """A prompt: its text, and the other columns of its row in the prompt file.
 
-    >>> Prompt("a red circle moving left", {"image": "circle.png"}).columns["image"]
-    'circle.png'
+    Examples:
+        >>> Prompt("a red circle moving left", {"image": "circle.png"}).columns["image"]
+        'circle.png'
     """
 
     text: str
@@ -36,9 +37,10 @@ class Prompt:
 class Videos:
     """Decoded videos: their frames, the frame rate, and the sound if there is any.
 
-    >>> videos = Videos(torch.zeros(4, 9, 32, 32, 3, dtype=torch.uint8), frame_rate=8)
-    >>> [tuple(part.frames.shape) for part in videos.split(3)]
-    [(3, 9, 32, 32, 3), (1, 9, 32, 32, 3)]
+    Examples:
+        >>> videos = Videos(torch.zeros(4, 9, 32, 32, 3, dtype=torch.uint8), frame_rate=8)
+        >>> [tuple(part.frames.shape) for part in videos.split(3)]
+        [(3, 9, 32, 32, 3), (1, 9, 32, 32, 3)]
     """
 
     frames: Tensor
@@ -76,21 +78,22 @@ class VideoModel(ABC):
     Derive from it, set `module` and implement the abstract methods. All other members are capabilities, and their
     defaults say that the model does not have them.
 
-    >>> class OnePixel(VideoModel):
-    ...     def __init__(self):
-    ...         self.module = nn.Linear(1, 1)
-    ...     def latent_shape(self, prompt):
-    ...         return (1,)
-    ...     def encode(self, prompts):
-    ...         return {}
-    ...     def velocity(self, x, sigma, condition):
-    ...         return self.module(x)
-    ...     def decode(self, x0):
-    ...         return (255 * x0.sigmoid()).byte().reshape(-1, 1, 1, 1, 1).expand(-1, 1, 1, 1, 3)
-    ...     def save_pretrained(self, directory):
-    ...         torch.save(self.module.state_dict(), f"{directory}/weights.pt")
-    >>> OnePixel().velocity(torch.zeros(2, 1), torch.ones(2), {}).shape
-    torch.Size([2, 1])
+    Examples:
+        >>> class OnePixel(VideoModel):
+        ...     def __init__(self):
+        ...         self.module = nn.Linear(1, 1)
+        ...     def latent_shape(self, prompt):
+        ...         return (1,)
+        ...     def encode(self, prompts):
+        ...         return {}
+        ...     def velocity(self, x, sigma, condition):
+        ...         return self.module(x)
+        ...     def decode(self, x0):
+        ...         return (255 * x0.sigmoid()).byte().reshape(-1, 1, 1, 1, 1).expand(-1, 1, 1, 1, 3)
+        ...     def save_pretrained(self, directory):
+        ...         torch.save(self.module.state_dict(), f"{directory}/weights.pt")
+        >>> OnePixel().velocity(torch.zeros(2, 1), torch.ones(2), {}).shape
+        torch.Size([2, 1])
     """
 
     module: nn.Module
@@ -265,13 +268,14 @@ class Reward:
     Derive from it, define `names` and `score`, and override the defaults that do not fit. Callers use only the members
     below, so a wrapper around a reward must forward all of them.
 
-    >>> class Brightness(Reward):
-    ...     names = ("brightness",)
-    ...     def score(self, videos, prompts):
-    ...         return Scores.of(videos.double().flatten(1).mean(1, keepdim=True) / 255)
-    >>> dark = torch.full((2, 9, 8, 8, 3), 51, dtype=torch.uint8)
-    >>> Brightness().score(dark, [Prompt("a cat"), Prompt("a dog")]).values.tolist()
-    [[0.2], [0.2]]
+    Examples:
+        >>> class Brightness(Reward):
+        ...     names = ("brightness",)
+        ...     def score(self, videos, prompts):
+        ...         return Scores.of(videos.double().flatten(1).mean(1, keepdim=True) / 255)
+        >>> dark = torch.full((2, 9, 8, 8, 3), 51, dtype=torch.uint8)
+        >>> Brightness().score(dark, [Prompt("a cat"), Prompt("a dog")]).values.tolist()
+        [[0.2], [0.2]]
     """
 
     names: Sequence[str] = ()

@@ -26,13 +26,14 @@ def generate(model: VideoModel, prompts: Sequence[Prompt], config: RecipeConfig,
     Returns:
         Latents (N, …) of the N videos, for `model.decode` or `model.render`.
 
-    >>> from sage_grpo import Prompt, generate, load_recipe
-    >>> from sage_grpo.training.build import build_model
-    >>> config = load_recipe("lab")
-    >>> model = build_model(config)
-    >>> latents = generate(model, 2 * [Prompt("a red circle moving left")], config, seeds=[0, 1])
-    >>> len(model.render(latents))
-    2
+    Examples:
+        >>> from sage_grpo import Prompt, generate, load_recipe
+        >>> from sage_grpo.training.build import build_model
+        >>> config = load_recipe("lab")
+        >>> model = build_model(config)
+        >>> latents = generate(model, 2 * [Prompt("a red circle moving left")], config, seeds=[0, 1])
+        >>> len(model.render(latents))
+        2
     """
     s, size = config.sampling, config.policy.batch_size
     table = kernel_table("ode", sigma_schedule(s.steps, s.shift), 0.0, s.order)

@@ -17,8 +17,9 @@ class Scores:
     Where `valid` is false, the value means nothing. This class alone decides what a failure is: a number that is not
     finite, or beyond ±`LARGEST`, is never valid, whatever the given mask says.
 
-    >>> Scores.of(torch.tensor([[0.5, 1.0], [torch.nan, 1.0]])).valid.tolist()
-    [[True, True], [False, True]]
+    Examples:
+        >>> Scores.of(torch.tensor([[0.5, 1.0], [torch.nan, 1.0]])).valid.tolist()
+        [[True, True], [False, True]]
     """
 
     values: Tensor

@@ -122,13 +122,14 @@ def open_run(
         overrides: Settings that replace those of the run's recipe, such as tuning.device=cpu.
         trust_code: Whether the recipe may name a model that is not built in, whose code is then run.
 
-    >>> from rich.console import Console
-    >>> from sage_grpo import Trainer, load_recipe, open_run
-    >>> small = ["policy.prompts_per_iteration=1", "policy.num_generations=4", "policy.batch_size=4"]
-    >>> recipe = load_recipe("lab", [*small, "sampling.steps=4", "run.iterations=1", "run.out=runs/short"])
-    >>> _ = Trainer(config=recipe, console=Console(quiet=True)).train()
-    >>> open_run("runs/short").iteration
-    1
+    Examples:
+        >>> from rich.console import Console
+        >>> from sage_grpo import Trainer, load_recipe, open_run
+        >>> small = ["policy.prompts_per_iteration=1", "policy.num_generations=4", "policy.batch_size=4"]
+        >>> recipe = load_recipe("lab", [*small, "sampling.steps=4", "run.iterations=1", "run.out=runs/short"])
+        >>> _ = Trainer(config=recipe, console=Console(quiet=True)).train()
+        >>> open_run("runs/short").iteration
+        1
     """
     place = find_run(path, overrides, trust_code=trust_code)
     config, step = place.config, place.step

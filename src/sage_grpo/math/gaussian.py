@@ -42,8 +42,9 @@ def log_ratio(v: Tensor, v_old: Tensor, noise: Tensor, k: float, reduction: Redu
         k: $b/s$ of the step.
         reduction: Whether the products above are sums over the elements of a latent, or means.
 
-    >>> log_ratio(torch.tensor([[1.0]]), torch.tensor([[0.5]]), torch.tensor([[2.0]]), k=1.0)
-    tensor([0.8750])
+    Examples:
+        >>> log_ratio(torch.tensor([[1.0]]), torch.tensor([[0.5]]), torch.tensor([[2.0]]), k=1.0)
+        tensor([0.8750])
     """
     delta = difference(v, v_old)
     return k * reduce(noise * delta, reduction) - 0.5 * k**2 * reduce(delta.square(), reduction)

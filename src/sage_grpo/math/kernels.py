@@ -49,12 +49,13 @@ def kernel(
     SDE for a fixed $\hat x_0$: such a kernel has a form of second order. `scaled` is false where the log-likelihood is
     $-\lVert x' - \mathrm{mean}\rVert^2$ alone.
 
-    >>> from sage_grpo import kernel, kernel_table, sigma_schedule
-    >>> @kernel()
-    ... def constant(sigma, sigma_next, eta):  # x' = x + (σ' - σ) v + s ε
-    ...     return 1 + 0 * sigma, sigma_next - sigma, eta + 0 * sigma
-    >>> kernel_table("constant", sigma_schedule(2), eta=0.1).s.tolist()
-    [0.1, 0.1]
+    Examples:
+        >>> from sage_grpo import kernel, kernel_table, sigma_schedule
+        >>> @kernel()
+        ... def constant(sigma, sigma_next, eta):  # x' = x + (σ' - σ) v + s ε
+        ...     return 1 + 0 * sigma, sigma_next - sigma, eta + 0 * sigma
+        >>> kernel_table("constant", sigma_schedule(2), eta=0.1).s.tolist()
+        [0.1, 0.1]
     """
 
     def register(function: KernelFunction) -> KernelFunction:
@@ -133,9 +134,10 @@ def kernel_table(name: str, sigmas: Tensor, eta: float, order: int = 1) -> Kerne
         eta: Strength of the noise; 0 gives the plain ODE under any name.
         order: 1, or 2 to extrapolate the clean estimate in kernels with `holds_x0`; other kernels stay as they are.
 
-    >>> from sage_grpo import kernel_table, sigma_schedule
-    >>> kernel_table("sage", sigma_schedule(4, shift=3.0), eta=0.7).s
-    tensor([1.2925, 0.6128, 0.4660, 0.3076], dtype=torch.float64)
+    Examples:
+        >>> from sage_grpo import kernel_table, sigma_schedule
+        >>> kernel_table("sage", sigma_schedule(4, shift=3.0), eta=0.7).s
+        tensor([1.2925, 0.6128, 0.4660, 0.3076], dtype=torch.float64)
     """
     if name not in KERNELS:
         raise ValueError(f"unknown kernel {name!r}; {did_you_mean(name, KERNELS)}")

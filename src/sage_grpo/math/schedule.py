@@ -21,8 +21,9 @@ def sigma_schedule(steps: int, shift: float = 1.0) -> Tensor:
         steps: Number of steps $T$.
         shift: 1 leaves the levels uniform; above 1 there are more steps at high noise.
 
-    >>> sigma_schedule(4, shift=3.0)
-    tensor([1.0000, 0.9000, 0.7500, 0.5000, 0.0000], dtype=torch.float64)
+    Examples:
+        >>> sigma_schedule(4, shift=3.0)
+        tensor([1.0000, 0.9000, 0.7500, 0.5000, 0.0000], dtype=torch.float64)
     """
     if steps < 1 or shift <= 0:
         raise ValueError(f"steps={steps}, shift={shift}: use at least one step and a shift above 0")

@@ -1,5 +1,6 @@
 """What a plan proposes: changes that fit, save time and leave the algorithm as it is."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,8 @@ def proposals(plan: Plan) -> list[Proposal]:
 def keep_attention(plan: Plan) -> Proposal | None:
     """Return what it saves to recompute all but the outputs of attention, if the recipe recomputes everything."""
     tuning = plan.config.tuning
-    if not tuning.gradient_checkpointing or tuning.keep_attention or tuning.compile:
+    seen = tuning.attention is None or not re.search("flex|xformers|sage", tuning.attention)  # an operator of torch's
+    if not tuning.gradient_checkpointing or tuning.keep_attention or tuning.compile or not seen:
         return None
     return _try(plan, "tuning", "keep_attention", True)
 

@@ -126,9 +126,11 @@ def cost_tables(summaries: Sequence[RunSummary]) -> list[PageTable]:
         tables = [PageTable("Time at work", ["run", *(PHASES.get(name, name) for name in phases), *header], rows)]
     gaps = [[t.run.name, str(g.before), duration(g.seconds), g.why] for t in summaries for g in t.cost.gaps]
     if gaps:
-        left = f"The first 20 of {len(gaps)}. " if len(gaps) > 20 else ""
+        left = f"The first {MOST_GAPS} of {len(gaps)}. " if len(gaps) > MOST_GAPS else ""
         tables.append(
-            PageTable("Pauses that are not counted", ["run", "before iteration", "length", "why"], gaps[:20], left)
+            PageTable(
+                "Pauses that are not counted", ["run", "before iteration", "length", "why"], gaps[:MOST_GAPS], left
+            )
         )
     return tables
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from sage_grpo.config import ConfigError
+
 
 class Tracker(Protocol):
     """Records the metrics and sample videos of a run. Only the first process of a run has trackers."""
@@ -36,6 +38,8 @@ class TrackedRun:
     that was killed, and come again."""
 
 
+JSONL = "jsonl"  # of every run, named or not
+BUILT_IN = (JSONL, "tensorboard", "trackio", "wandb")
 TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {}
 C = TypeVar("C", bound=Callable[[TrackedRun], Tracker])
 
@@ -43,19 +47,22 @@ C = TypeVar("C", bound=Callable[[TrackedRun], Tracker])
 def tracker(name: str) -> Callable[[C], C]:
     """Register a tracker for use in `run.trackers`: put `@tracker("mine")` above a class that is made from the run.
 
-    >>> from sage_grpo import tracker
-    >>> @tracker("printed")
-    ... class Printed:
-    ...     def __init__(self, run): self.name = run.name
-    ...     def log(self, step, metrics): print(self.name, step, metrics["reward/mean"])
-    ...     def video(self, step, name, path): pass
-    ...     def close(self): pass
+    Examples:
+        >>> from sage_grpo import tracker
+        >>> @tracker("printed")
+        ... class Printed:
+        ...     def __init__(self, run): self.name = run.name
+        ...     def log(self, step, metrics): print(self.name, step, metrics["reward/mean"])
+        ...     def video(self, step, name, path): pass
+        ...     def close(self): pass
     """
 
     def register(made: C) -> C:
+        if name in BUILT_IN and not made.__module__.startswith("sage_grpo."):
+            raise ConfigError(f"tracker {name!r} is built in; give {made.__module__}:{made.__qualname__} another name")
         known = TRACKERS.get(name)
         if known and (known.__module__, known.__qualname__) != (made.__module__, made.__qualname__):
-            raise ValueError(f"tracker {name!r} is already registered, by {known.__module__}")
+            raise ConfigError(f"tracker {name!r} is already registered, by {known.__module__}")
         TRACKERS[name] = made
         return made
 

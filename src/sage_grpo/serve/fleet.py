@@ -9,11 +9,13 @@ import logging
 import os
 import re
 import socket
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
 import ray
 from ray import serve
+from ray._private.node import Node
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.config import AutoscalingConfig, HTTPOptions
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -201,10 +203,18 @@ def start_ray(address: str | None, tries: int = 3) -> None:
             if address is not None:
                 fix = "leave --address out to start it here"
                 raise FleetError(f"Ray does not answer at {address}: {reason}; {fix}") from error
-            ray.shutdown()  # what came up of it
             if left == 0 or "timed out" not in reason:
                 fix = "`ray stop` ends one that is left; look into /tmp/ray/session_latest/logs"
                 raise FleetError(f"Ray does not start on this machine: {reason}; {fix}") from error
+            _end_half_started(error)
+
+
+def _end_half_started(error: Exception) -> None:
+    """End the processes of a Ray that did not start in time. Ray itself forgets them until this program ends."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node = frame.f_locals.get("self")
+        if isinstance(node, Node):
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
 def start_proxies(config: FleetConfig, everywhere: bool, logging_config: dict[str, Any], tries: int = 3) -> None:

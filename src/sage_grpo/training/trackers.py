@@ -18,12 +18,11 @@ from sage_grpo.errors import UserError
 from sage_grpo.files import atomic_write
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.runs.read import current_metric
-from sage_grpo.runs.tracker import TRACKERS, TrackedRun, Tracker, tracker
+from sage_grpo.runs.tracker import JSONL, TRACKERS, TrackedRun, Tracker, tracker
 from sage_grpo.suggest import did_you_mean
 from sage_grpo.videos import frame_rate, read_mp4
 
 PROJECT = "sage-grpo"
-JSONL = "jsonl"  # of every run, named or not
 
 
 class MissingExtra(UserError, ImportError):

@@ -103,15 +103,16 @@ class Trainer:
         callbacks: Called at every event of the run, in this order.
         console: Where progress and summary are printed; by default standard output.
 
-    >>> from rich.console import Console
-    >>> from sage_grpo import Trainer, load_recipe
-    >>> def brightness(videos, prompts):  # uint8 (N, F, H, W, 3)
-    ...     return videos.float().mean((1, 2, 3, 4)) / 255
-    >>> small = ["policy.prompts_per_iteration=1", "policy.num_generations=4", "policy.batch_size=4"]
-    >>> recipe = load_recipe("lab", [*small, "sampling.steps=4", "run.iterations=1", "run.out=runs/bright"])
-    >>> result = Trainer(rewards=[brightness], config=recipe, console=Console(quiet=True)).train()
-    >>> result.iterations
-    1
+    Examples:
+        >>> from rich.console import Console
+        >>> from sage_grpo import Trainer, load_recipe
+        >>> def brightness(videos, prompts):  # uint8 (N, F, H, W, 3)
+        ...     return videos.float().mean((1, 2, 3, 4)) / 255
+        >>> small = ["policy.prompts_per_iteration=1", "policy.num_generations=4", "policy.batch_size=4"]
+        >>> recipe = load_recipe("lab", [*small, "sampling.steps=4", "run.iterations=1", "run.out=runs/bright"])
+        >>> result = Trainer(rewards=[brightness], config=recipe, console=Console(quiet=True)).train()
+        >>> result.iterations
+        1
     """
 
     loop_type: ClassVar[type[Loop]] = Loop

@@ -15,7 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
-KERNEL = re.compile(r"attention|attn")  # in the names of torch's operators, and of those that FlashAttention registers
+KERNEL = re.compile(
+    r"attention|attn|flash_fwd"
+)  # in the names of torch's operators, and of those that FlashAttention registers
 
 
 class Keep(TorchDispatchMode):
@@ -38,7 +40,7 @@ class Reuse(Keep):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not KERNEL.search(str(func)):
             return func(*args, **(kwargs or {}))
-        kernel, out = self.kept.popleft()
+        kernel, out = self.kept.popleft() if self.kept else (None, None)
         if kernel is not func:
             raise RuntimeError(f"recomputation reached {func} where the forward pass ran {kernel}")
         return out

@@ -127,14 +127,15 @@ OBJECTIVES: dict[str, type[Objective]] = {}
 def objective(name: str) -> Callable[[C], C]:
     """Register a class of objectives under its name in recipes: put `@objective("mine")` above it.
 
-    >>> from dataclasses import dataclass, replace
-    >>> from sage_grpo import objective
-    >>> from sage_grpo.math.objectives.grpo import Grpo
-    >>> @objective("doubled")
-    ... @dataclass(frozen=True, kw_only=True)
-    ... class Doubled(Grpo):  # the loss of GRPO with twice the advantage
-    ...     def loss(self, inputs):
-    ...         return super().loss(replace(inputs, advantage=2 * inputs.advantage))
+    Examples:
+        >>> from dataclasses import dataclass, replace
+        >>> from sage_grpo import objective
+        >>> from sage_grpo.math.objectives.grpo import Grpo
+        >>> @objective("doubled")
+        ... @dataclass(frozen=True, kw_only=True)
+        ... class Doubled(Grpo):  # the loss of GRPO with twice the advantage
+        ...     def loss(self, inputs):
+        ...         return super().loss(replace(inputs, advantage=2 * inputs.advantage))
     """
 
     def register(cls: C) -> C:

@@ -31,8 +31,9 @@ def surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
 
     It is float64, because with mean reduction ratios differ from 1 by 1e-5, where float32 has two digits left.
 
-    >>> surrogate(torch.tensor([0.0, 0.5]), torch.tensor([1.0, 1.0]), clip=0.2)
-    tensor([-1.0000, -1.2000], dtype=torch.float64)
+    Examples:
+        >>> surrogate(torch.tensor([0.0, 0.5]), torch.tensor([1.0, 1.0]), clip=0.2)
+        tensor([-1.0000, -1.2000], dtype=torch.float64)
     """
     ratio = log_ratio.double().exp()
     return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
@@ -41,8 +42,9 @@ def surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
 def clip_mask(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
     """Return the mask (B,) of clipped videos, which get no gradient.
 
-    >>> clip_mask(torch.tensor([0.0, 0.5, -0.5]), torch.tensor([1.0, 1.0, 1.0]), clip=0.2)
-    tensor([False,  True, False])
+    Examples:
+        >>> clip_mask(torch.tensor([0.0, 0.5, -0.5]), torch.tensor([1.0, 1.0, 1.0]), clip=0.2)
+        tensor([False,  True, False])
     """
     ratio = log_ratio.double().exp()
     return ((ratio > 1 + clip) & (advantage > 0)) | ((ratio < 1 - clip) & (advantage < 0))

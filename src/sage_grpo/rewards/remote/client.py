@@ -190,6 +190,10 @@ class Client:
             raise Away(f"{self.url} cannot be reached: {type(error).__name__}") from error
         except urllib3.exceptions.ReadTimeoutError as error:  # silence is no invalid answer: scorers may start again
             raise Away(f"no answer within {self.policy.timeout:g} s") from error
+        except urllib3.exceptions.ProtocolError as error:
+            if isinstance(error.args[-1], TimeoutError):  # while the request was sent: nobody takes it
+                raise Away("the request was not taken in time") from error
+            raise
         if answer.status in REFUSED:
             text = data[:200].decode(errors="replace")
             raise RewardError(f"{self.url} refused with {answer.status}: {text}; look at the token, address and sizes")
