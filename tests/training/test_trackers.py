@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from sage_grpo.runs.folder import RunFolder
+from sage_grpo.runs.tracker import TrackedRun
 from sage_grpo.training import trackers as tracking
 from sage_grpo.training.trackers import MissingExtra, TensorBoardTracker, make_trackers
 from sage_grpo.videos import write_mp4
@@ -19,13 +21,13 @@ def test_tensorboard_curve_and_video(tmp_path):
     movie = tmp_path / "movie.mp4"
     write_mp4(movie, np.arange(5 * 16 * 16 * 3, dtype=np.uint32).reshape(5, 16, 16, 3).astype(np.uint8))
     for start, stop, value, resume_at in ((0, 5, 1.0, None), (3, 7, 2.0, 3)):
-        tracker = TensorBoardTracker(tmp_path / "tb", resume_at)
+        tracker = TensorBoardTracker(TrackedRun(tmp_path, "demo", {}, resume_at))
         for step in range(start, stop):
             tracker.log(step, {"reward/mean": value})
         tracker.video(stop - 1, "sample", movie)
         tracker.close()
         time.sleep(1.1)  # files are read in the order of their names, which begin with the second
-    events = accumulator.EventAccumulator(str(tmp_path / "tb"))
+    events = accumulator.EventAccumulator(str(RunFolder(tmp_path).tensorboard))
     events.Reload()
     curve = [(event.step, event.value) for event in events.Scalars("reward/mean")]
     assert curve == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0), (6, 2.0)]
