@@ -47,6 +47,8 @@ def model(name: str, *, extra: str | None = None) -> Callable[[C], C]:
         >>> @model("slow-shapes")
         ... class SlowShapes(ShapesModel):
         ...     frame_rate = 4.0
+        >>> resolve_model("slow-shapes").frame_rate
+        4.0
     """
     return lambda made: _register("model", name, made)
 
@@ -64,6 +66,8 @@ def reward(name: str, *, extra: str | None = None, install: str | None = None) -
         >>> @reward("brightness")
         ... def brightness(videos, prompts):
         ...     return videos.float().mean((1, 2, 3, 4))
+        >>> resolve_reward("brightness") is brightness
+        True
     """
     return lambda made: _register("reward", name, made)
 
@@ -92,10 +96,11 @@ def installed(kind: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=f"sage_grpo.{kind}s")}
 
 
-def load_plugins(config: RecipeConfig) -> None:
-    """Import the modules in `run.imports`, and installed plug-ins for the recipe's kernel, objective and trackers.
+def load_plugins(config: RecipeConfig, *, trackers: bool = False) -> None:
+    """Import the modules in `run.imports`, and installed plug-ins that provide the recipe's kernel or objective.
 
-    Call this function only for a recipe that the user chose, because importing a module runs its code.
+    Call this function only for a recipe that the user chose, because importing a module runs its code. With `trackers`,
+    plug-ins for its trackers are imported too; only training needs them.
 
     Raises:
         ConfigError: A module cannot be imported, or a plug-in does not register the name of its entry point.
@@ -109,7 +114,7 @@ def load_plugins(config: RecipeConfig) -> None:
     registered: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
         ("kernel", config.sampling.kernel, KERNELS),
         ("objective", config.policy.objective, OBJECTIVES),
-        *(("tracker", name, TRACKERS) for name in config.run.trackers),
+        *(("tracker", name, TRACKERS) for name in config.run.trackers if trackers),
     )
     for kind, name, known in registered:
         if name not in known and (point := installed(kind).get(name)):

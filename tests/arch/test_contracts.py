@@ -21,6 +21,7 @@ OTHERS = {  # objects of other libraries and of users, which promise us nothing
     "rehearsal/fake_values.py": {"kept", "origin"},
     "rewards/function.py": {"__name__"},  # a user's function
     "evaluation/clips.py": {"strerror", "n_frames"},  # an OSError, a picture of PIL
+    "serve/fleet.py": {"kill_all_processes"},  # what Ray started on this machine
     "weights/export.py": {"load_lora_adapter", "load_lora_weights"},
     "weights/lora_bank.py": {"add_adapter"},
     "weights/merge.py": {"_hf_peft_config_loaded"},

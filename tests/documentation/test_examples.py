@@ -31,7 +31,9 @@ def test_examples_print_what_they_say(path, tmp_path, monkeypatch):
     before = [dict(known) for known in registered]
     module = import_module(".".join(("sage_grpo", *Path(short(path)).with_suffix("").parts)).removesuffix(".__init__"))
     try:
-        result = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
+        # as in a module of a user: what it registers is not taken for built in
+        own = {"__name__": "__main__"}
+        result = doctest.testmod(module, extraglobs=own, optionflags=doctest.NORMALIZE_WHITESPACE)
     finally:
         for known, old in zip(registered, before, strict=True):
             known.clear()

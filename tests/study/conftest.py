@@ -2,6 +2,7 @@ import pytest
 
 from sage_grpo.evaluation.study.make import DIMENSIONS, choose_pairs, from_eval, make_study
 from sage_grpo.evaluation.study.plan import Dimension, read_plan
+from study.client import Client
 from study.material import write_eval
 
 
@@ -32,3 +33,16 @@ def make(evaluated, tmp_path, dimensions):
         return (tmp_path / out, *read_plan(tmp_path / out))
 
     return plan_study
+
+
+@pytest.fixture
+def start():
+    running = []
+
+    def started(*study, **options):
+        running.append(Client(*study, **options))
+        return running[-1]
+
+    yield started
+    for client in running:
+        client.close()

@@ -113,8 +113,10 @@ def test_a_finished_run_is_not_saved_again(tmp_path):
 
 def test_files_of_killed_writers_are_removed(tmp_path):
     make(tmp_path, iterations=3).train()
-    left = [tmp_path / ".metrics.jsonl.1.new", tmp_path / "samples" / "000003" / ".00.mp4.1.new"]
+    hang = tmp_path / "hang" / "20261119-170107-errors" / ".rank-0001.txt.1-2.new"  # the launcher ends a failing rank
+    left = [tmp_path / ".metrics.jsonl.1.new", tmp_path / "samples" / "000003" / ".00.mp4.1.new", hang]
     for file in left:
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"half")
     make(tmp_path, iterations=4).train()
     assert not any(file.exists() for file in left)

@@ -216,6 +216,16 @@ def test_a_run_folder_imports_nothing_that_is_not_installed(tmp_path, forget):
     refuse_code(own, Path("run/config.yaml"), own.rewards)
 
 
+def test_only_training_imports_an_installed_tracker(tmp_path, forget):
+    module = write(tmp_path, "plugged")
+    announce(tmp_path, "plugged")
+    config = load_recipe({"run": {"trackers": ["plugged_tracker"]}, "rewards": [{"type": "motion"}]})
+    registry.load_plugins(config)  # as sample, export and eval do
+    assert module not in sys.modules
+    check_names(config)
+    assert module in sys.modules
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A folder with a module, a recipe that names its parts, and a run of it."""
@@ -249,7 +259,13 @@ def test_a_tracker_that_lacks_a_method_is_told(tmp_path, forget):
         def log(self, step, metrics):
             pass
 
-    tracker("half")(Half)
+    with pytest.raises(ConfigError, match="tracker 'half': Half has no video, close"):  # before anything is loaded
+        tracker("half")(Half)
+
+    def made(run):
+        return Half(run)
+
+    tracker("half")(made)
     with pytest.raises(ConfigError, match="tracker 'half': Half has no video, close"):
         make_trackers(["half"], tmp_path, config={}, name="x", resume_at=None)
     with pytest.raises(ConfigError, match="did you mean 'half'"):

@@ -1,6 +1,5 @@
 """What a plan proposes: changes that fit, save time and leave the algorithm as it is."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +30,7 @@ def proposals(plan: Plan) -> list[Proposal]:
 def keep_attention(plan: Plan) -> Proposal | None:
     """Return what it saves to recompute all but the outputs of attention, if the recipe recomputes everything."""
     tuning = plan.config.tuning
-    seen = tuning.attention is None or not re.search("flex|xformers|sage", tuning.attention)  # an operator of torch's
-    if not tuning.gradient_checkpointing or tuning.keep_attention or tuning.compile or not seen:
+    if not tuning.gradient_checkpointing or tuning.keep_attention or tuning.compile:
         return None
     return _try(plan, "tuning", "keep_attention", True)
 

@@ -44,6 +44,14 @@ TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {}
 C = TypeVar("C", bound=Callable[[TrackedRun], Tracker])
 
 
+def check_tracker(name: str, made: Any) -> None:
+    """Raise a ConfigError if a tracker, or the class of one, lacks a method of `Tracker`."""
+    missing = [method for method in ("log", "video", "close") if not callable(getattr(made, method, None))]
+    if missing:
+        kind = made if isinstance(made, type) else type(made)
+        raise ConfigError(f"tracker {name!r}: {kind.__name__} has no {', '.join(missing)}; define it")
+
+
 def tracker(name: str) -> Callable[[C], C]:
     """Register a tracker for use in `run.trackers`: put `@tracker("mine")` above a class that is made from the run.
 
@@ -63,6 +71,8 @@ def tracker(name: str) -> Callable[[C], C]:
         known = TRACKERS.get(name)
         if known and (known.__module__, known.__qualname__) != (made.__module__, made.__qualname__):
             raise ConfigError(f"tracker {name!r} is already registered, by {known.__module__}")
+        if isinstance(made, type):
+            check_tracker(name, made)
         TRACKERS[name] = made
         return made
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray._private.node import Node
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.config import AutoscalingConfig, HTTPOptions
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -212,9 +211,9 @@ def start_ray(address: str | None, tries: int = 3) -> None:
 def _end_half_started(error: Exception) -> None:
     """End the processes of a Ray that did not start in time. Ray itself forgets them until this program ends."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        node = frame.f_locals.get("self")
-        if isinstance(node, Node):
-            node.kill_all_processes(check_alive=False, allow_graceful=False)
+        kill = getattr(frame.f_locals.get("self"), "kill_all_processes", None)  # Ray's own object of this machine
+        if kill is not None:
+            kill(check_alive=False, allow_graceful=False)
 
 
 def start_proxies(config: FleetConfig, everywhere: bool, logging_config: dict[str, Any], tries: int = 3) -> None:

@@ -42,7 +42,7 @@ def check_names(config: RecipeConfig, *, model: bool = True, rewards: bool = Tru
     Built-in models and rewards are not imported, because their libraries may be on another machine. Set `model` or
     `rewards` to False if the run uses objects of the caller instead of the model or rewards that the recipe names.
     """
-    registry.load_plugins(config)
+    registry.load_plugins(config, trackers=True)
     refuse_unknown([config.sampling.kernel], set(KERNELS), "sampling.kernel: there is no kernel {!r}")
     chosen_objective(config, config.parallel.replicas)
     refuse_unknown(config.run.trackers, set(tracker_names()), "run.trackers: there is no tracker {!r}")

@@ -18,7 +18,7 @@ from sage_grpo.errors import UserError
 from sage_grpo.files import atomic_write
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.runs.read import current_metric
-from sage_grpo.runs.tracker import JSONL, TRACKERS, TrackedRun, Tracker, tracker
+from sage_grpo.runs.tracker import JSONL, TRACKERS, TrackedRun, Tracker, check_tracker, tracker
 from sage_grpo.suggest import did_you_mean
 from sage_grpo.videos import frame_rate, read_mp4
 
@@ -192,9 +192,7 @@ def tracker_names() -> list[str]:
 
 def _opened(kind: str, run: TrackedRun) -> Tracker:
     made = TRACKERS[kind](run)
-    missing = [name for name in ("log", "video", "close") if not callable(getattr(made, name, None))]
-    if missing:
-        raise ConfigError(f"tracker {kind!r}: {type(made).__name__} has no {', '.join(missing)}; define it")
+    check_tracker(kind, made)
     return made
 
 

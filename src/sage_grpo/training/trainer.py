@@ -236,8 +236,15 @@ class Trainer:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other runs out of the folder inside the block. The first process takes the lock and tells the others."""
+        """Keep other runs out of the folder inside the block. The first process takes the lock and tells the others.
+
+        Before it does, while none of them can write, it removes the unfinished files of earlier parts that were killed.
+        """
         lock = take(self.files.lock) if self.main else None
+        if lock is not None:
+            samples = (sample.path for sample in self.files.samples().values())
+            for folder in (self.folder, *samples, *self.files.hangs.glob("*")):
+                sweep(folder)
         busy = self.main and lock is None
         if self.processes:
             busy = any(self.processes.everybody(busy))
@@ -336,8 +343,6 @@ class Trainer:
 
     def _describe(self, resumed: bool) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        for folder in (self.folder, *(sample.path for sample in self.files.samples().values())):
-            sweep(folder)
         number = len(self.files.parts(ENVIRONMENT)) if resumed else 0
         values = self.config.model_dump(mode="json")
         secret = clean_settings(values) != values  # a recipe must be kept as it is, but need not be read by everyone
