@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.core.protocols import Condition, Prompt, VideoModel
+from sage_grpo.core.protocols import Condition, Prompt
 from sage_grpo.core.rollout import keyed_noise
+from sage_grpo.core.video_model import VideoModel
 
 RANGE = 4.0  # latents in [-RANGE, RANGE] fill the 256 grey levels of a frame
 

@@ -10,7 +10,8 @@ from sage_grpo.core import loop as core
 from sage_grpo.core.callback import Callback
 from sage_grpo.core.comm import SingleProcess
 from sage_grpo.core.loop import Loop
-from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 from sage_grpo.math.objectives import OBJECTIVES
 

@@ -38,11 +38,11 @@ _HOMES = {
     "ConfigError": "config",
     "Prompt": "core.protocols",
     "RecipeConfig": "config",
-    "Reward": "core.protocols",
+    "Reward": "core.reward",
     "Scores": "core.scores",
     "Trainer": "training.trainer",
     "UserError": "errors",
-    "VideoModel": "core.protocols",
+    "VideoModel": "core.video_model",
     "Videos": "core.protocols",
     "generate": "core.sampler",
     "kernel": "math.kernels",
@@ -58,9 +58,11 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
-    from sage_grpo.core.protocols import Prompt, Reward, VideoModel, Videos
+    from sage_grpo.core.protocols import Prompt, Videos
+    from sage_grpo.core.reward import Reward
     from sage_grpo.core.sampler import generate
     from sage_grpo.core.scores import Scores
+    from sage_grpo.core.video_model import VideoModel
     from sage_grpo.errors import UserError
     from sage_grpo.inference.reopen import open_run
     from sage_grpo.math.kernels import kernel, kernel_table

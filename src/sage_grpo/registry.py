@@ -291,7 +291,8 @@ def _refuse_strangers(kind: Kind, name: str, made: Any) -> None:
 
     Otherwise a recipe could call any function of any package, with the options that the recipe gives.
     """
-    from sage_grpo.core.protocols import Reward, VideoModel  # noqa: PLC0415 - torch, which the names alone do not need
+    from sage_grpo.core.reward import Reward  # noqa: PLC0415 - torch, which the names alone do not need
+    from sage_grpo.core.video_model import VideoModel  # noqa: PLC0415 - torch, which the names alone do not need
 
     wanted = {"model": VideoModel, "reward": Reward}[kind]
     if inspect.isclass(made):

@@ -14,7 +14,8 @@ import sage_grpo.models
 import sage_grpo.rewards
 from sage_grpo import registry
 from sage_grpo.config import ConfigError
-from sage_grpo.core.protocols import Reward, VideoModel
+from sage_grpo.core.reward import Reward
+from sage_grpo.core.video_model import VideoModel
 
 pytestmark = pytest.mark.slow
 

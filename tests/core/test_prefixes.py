@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gaussian_model import GaussianModel
-from sage_grpo.core import loop as module
+from sage_grpo.core import collect as module
 from support import Rank, make_config, make_loop, perturbed
 
 SAMPLING = {"steps": 8, "window": {"size": 2, "start": 3}}

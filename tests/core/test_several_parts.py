@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from gaussian_model import GaussianModel
 from sage_grpo.core.latents import LatentParts
-from sage_grpo.core.protocols import Reward, Videos
+from sage_grpo.core.protocols import Videos
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 from sage_grpo.rewards.function import CompositeReward
 from support import make_config, make_loop, weights

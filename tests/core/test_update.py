@@ -8,8 +8,8 @@ from torch import nn
 
 from gaussian_model import GaussianModel
 from sage_grpo.core.checks import ReplayError, check_replay
-from sage_grpo.core.loop import RewardFailure
-from sage_grpo.core.protocols import Reward
+from sage_grpo.core.collect import RewardFailure
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 from sage_grpo.core.update import trained_steps
 from sage_grpo.math.gaussian import log_ratio

@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from sage_grpo.core.protocols import Reward
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 from serve.faults import NAMES, NOT_FINITE, ON_THE_WAY, Faulty, Relay, truth
 

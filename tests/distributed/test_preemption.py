@@ -12,8 +12,7 @@ import pytest
 
 from distributed.launcher import environment, torchrun, workers
 from sage_grpo.core.comm import SingleProcess
-from sage_grpo.training.callbacks import CollectiveStop
-from sage_grpo.training.trainer import _stop_on_signal
+from sage_grpo.training.stop import CollectiveStop, stop_on_signal
 
 TRAIN = (
     "sage_grpo",
@@ -84,7 +83,7 @@ def test_a_request_waits_until_all_can_agree():
     """Else a process that is asked while it saves would leave the others alone in the next iteration."""
     agree, told = CollectiveStop(), []
     loop = SimpleNamespace(comm=SingleProcess(), stop_reason=None, stop=told.append)
-    with _stop_on_signal(agree):
+    with stop_on_signal(agree):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)  # from the scheduler, and passed on by torchrun
         assert not told

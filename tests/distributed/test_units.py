@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from sage_grpo.config import load_recipe
-from sage_grpo.core.protocols import Prompt, whole
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.video_model import whole
 from sage_grpo.distributed.device import HOST
 from sage_grpo.distributed.fake_group import pretend
 from sage_grpo.distributed.processes import lay_out

@@ -14,7 +14,7 @@ import torch
 from distributed import traps
 from distributed.layouts import bytes_held
 from sage_grpo.core.callback import Callback
-from sage_grpo.core.protocols import whole
+from sage_grpo.core.video_model import whole
 from sage_grpo.distributed.processes import launched, leave
 from sage_grpo.registry import resolve_model
 from sage_grpo.training import build

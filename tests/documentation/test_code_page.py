@@ -21,6 +21,14 @@ def test_six_files_are_named_and_contributors_are_told_the_same():
     assert [f"src/sage_grpo/{name}" for name in told] == files
 
 
+def test_each_is_read_in_one_sitting():
+    lengths = {
+        name: len((ROOT / name).read_text().splitlines())
+        for name in first_column(SECTIONS["Read these six files first"])
+    }
+    assert max(lengths.values()) < 250, lengths
+
+
 def test_each_file_needs_only_those_before_it():
     """Of the six: what comes later in the list is imported by nobody above it."""
     files = first_column(SECTIONS["Read these six files first"])

@@ -23,7 +23,8 @@ from gaussian_model import RANGE, GaussianModel
 from sage_grpo.config import AlgorithmConfig, KLConfig, PolicyConfig, SamplingConfig
 from sage_grpo.core.callback import Callback
 from sage_grpo.core.loop import Loop
-from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 
 ITERATIONS = 36

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import torch
 
-from sage_grpo.core.protocols import Reward
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from sage_grpo.core.protocols import Reward
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 
 

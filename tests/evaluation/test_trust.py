@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from sage_grpo.cli import app
 from sage_grpo.config import ConfigError, RewardConfig
-from sage_grpo.core.protocols import Reward
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 from sage_grpo.registry import resolve_model
 from sage_grpo.training.build import build_reward

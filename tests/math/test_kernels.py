@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from kernel_contract import CONTRACT
 from oracle import full_grid_error, interior_error, order
 from sage_grpo.math import kernels
-from sage_grpo.math.kernels import CLAMP, KERNELS, euler_maruyama, frozen_x0, kernel, kernel_table
+from sage_grpo.math.kernels import CLAMP, KERNELS, kernel, kernel_table
 from sage_grpo.math.schedule import short_tail, sigma_schedule, stochastic_window
+from sage_grpo.math.steps import euler_maruyama, frozen_x0
 
 SHIPPED = ("ode", "dance", "flow", "sage", "cps", "precise", "dance_precise", "cps_unscaled")
 schedules = st.tuples(st.integers(2, 1000), st.floats(0.5, 17))

@@ -14,7 +14,8 @@ pytest.importorskip("urllib3")
 import torch
 
 from rewards.test_http import NAMES, PROMPTS, VIDEOS, Server, truth, url  # noqa: F401 - a fixture
-from sage_grpo.core.protocols import Prompt, Reward, Videos
+from sage_grpo.core.protocols import Prompt, Videos
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.function import CompositeReward

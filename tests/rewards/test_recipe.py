@@ -8,7 +8,7 @@ from rich.console import Console
 
 from gaussian_model import GaussianModel
 from sage_grpo.config import ConfigError, load_recipe
-from sage_grpo.core.protocols import Reward
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 from sage_grpo.training import build
 from sage_grpo.training.trackers import read_metrics

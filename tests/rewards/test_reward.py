@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from sage_grpo.config import ConfigError
-from sage_grpo.core.protocols import Reward, Videos
+from sage_grpo.core.protocols import Videos
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 from sage_grpo.rewards.function import CompositeReward
 from sage_grpo.training.build import as_reward

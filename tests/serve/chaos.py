@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 
 from sage_grpo.config import FleetConfig
-from sage_grpo.core.loop import RewardFailure
-from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.core.collect import RewardFailure
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.rewards.remote.http import HttpReward

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import torch
 import urllib3
 
-from sage_grpo.core.protocols import Reward
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 from sage_grpo.rewards.remote.wire import Limits, _unpack, pack_answer
 

@@ -11,7 +11,8 @@ pytest.importorskip("urllib3")
 import torch
 from starlette.testclient import TestClient
 
-from sage_grpo.core.protocols import Prompt, Reward, Videos
+from sage_grpo.core.protocols import Prompt, Videos
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 from sage_grpo.rewards.remote.wire import Chosen, Limits, pack_request, unpack_answer
 from sage_grpo.serve import gate as module

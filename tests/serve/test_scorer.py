@@ -8,7 +8,8 @@ pytest.importorskip("urllib3")
 
 import torch
 
-from sage_grpo.core.protocols import Prompt, Reward, Videos
+from sage_grpo.core.protocols import Prompt, Videos
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 from sage_grpo.rewards.remote.wire import pack_request, unpack_answer
 from sage_grpo.serve.scorer import SICK, Scorer, WrongScores

@@ -17,7 +17,8 @@ import torch
 
 from sage_grpo.config import FleetConfig, RewardConfig, load_recipe
 from sage_grpo.core.loop import Loop
-from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.reward import Reward
 from sage_grpo.rewards.remote.http import HttpReward
 from sage_grpo.training import build
 from sage_grpo.weights.optimizers import build_optimizer

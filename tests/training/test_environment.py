@@ -19,8 +19,8 @@ from sage_grpo.files import write_json
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.runs.redact import clean_command, clean_recipe, clean_text
 from sage_grpo.training import environment
+from sage_grpo.training.bookkeeping import describe
 from sage_grpo.training.environment import describe_environment
-from sage_grpo.training.trainer import Trainer
 
 
 def test_it_says_what_it_ran_on(monkeypatch):
@@ -157,9 +157,7 @@ def test_a_run_keeps_its_command_and_its_secrets_to_its_owner(tmp_path, monkeypa
     assert PLANTED not in (tmp_path / "environment.json").read_text()
     assert (tmp_path / "environment.json").stat().st_mode & 0o777 == 0o600
     config = load_recipe("lab", [f"model.options.api_key={PLANTED}", f"run.out={tmp_path / 'run'}"])
-    trainer = object.__new__(Trainer)
-    trainer.config, trainer.folder, trainer.files = config, tmp_path / "run", RunFolder(tmp_path / "run")
-    trainer._describe(resumed=False)
+    describe(RunFolder(tmp_path / "run"), config, None, resumed=False)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run").iterdir()}
     assert modes == {"config.yaml": 0o600, "environment.json": 0o600}
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from sage_grpo import kernel, model, objective, reward, tracker
 from sage_grpo.lab.shapes.model import ShapesModel
-from sage_grpo.math.kernels import euler_maruyama
+from sage_grpo.math.steps import euler_maruyama
 from sage_grpo.math.objectives.grpo import Grpo
 
 

@@ -16,7 +16,7 @@ from sage_grpo.cli import app
 from sage_grpo.cli.errors import user_errors
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.callback import Callback
-from sage_grpo.core.protocols import Reward
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 from sage_grpo.distributed.checkpoint import load_checkpoint
 from sage_grpo.lab.shapes.model import ShapesModel

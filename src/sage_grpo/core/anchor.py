@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config import AlgorithmConfig, KLConfig
-from sage_grpo.core.protocols import VideoModel, WeightsBank
+from sage_grpo.core.protocols import WeightsBank
 from sage_grpo.core.rollout import Trajectory, keyed_rng, velocities
+from sage_grpo.core.video_model import VideoModel
 
 ANCHOR = "anchor"  # the name of its weights in a bank
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.comm import Comm
-from sage_grpo.core.protocols import VideoModel, whole
 from sage_grpo.core.rollout import Trajectory, forward_settings, velocities, velocity_at
 from sage_grpo.core.selection import TrainBatch
 from sage_grpo.core.update import loss_inputs, trust_region
+from sage_grpo.core.video_model import VideoModel, whole
 from sage_grpo.errors import UserError
 from sage_grpo.math.objective_contract import fault_at_old_policy
 from sage_grpo.math.objectives import Objective

@@ -1,6 +1,5 @@
 """The whole algorithm: rollout → reward → advantage → update → anchor, with callbacks along the way."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
@@ -13,23 +12,21 @@ from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.anchor import evaluated_places, is_evaluated, renew
 from sage_grpo.core.callback import Callback, Metrics, Rollouts
 from sage_grpo.core.checks import check_direction, check_replay, check_training
+from sage_grpo.core.collect import check_failed, collect, gather_scores
 from sage_grpo.core.comm import Comm, SingleProcess
 from sage_grpo.core.copy_bank import CopyBank
-from sage_grpo.core.objectives import OLD, chosen_objective, needs_old_velocity
-from sage_grpo.core.protocols import PromptSource, Reward, VideoModel, Videos, WeightsBank, networks
-from sage_grpo.core.renoise import noise_levels, renoise, unguided, with_old_velocities
-from sage_grpo.core.rollout import Key, Prefixes, Trajectory, sample, velocity_at
+from sage_grpo.core.metrics import iteration_metrics
+from sage_grpo.core.objectives import OLD, chosen_objective, needs_old_velocity, point_weights
+from sage_grpo.core.protocols import PromptSource, WeightsBank
+from sage_grpo.core.renoise import renoise_rollouts, unguided, with_old_velocities
+from sage_grpo.core.reward import Reward
+from sage_grpo.core.rollout import Trajectory
 from sage_grpo.core.selection import TrainBatch, best_and_worst, has_signal, pack
 from sage_grpo.core.update import UpdateResult, UpdateStep, trained_steps, update
-from sage_grpo.core.windows import Windows, my_samples
-from sage_grpo.errors import UserError
+from sage_grpo.core.video_model import VideoModel, networks
+from sage_grpo.core.windows import Windows
 from sage_grpo.math.advantage import dimension_advantages, group_advantages, weighted_reward
 from sage_grpo.math.controller import KLRule, KLWeight, initial_weight, next_weight
-from sage_grpo.math.equalizer import equalizer
-
-
-class RewardFailure(UserError, RuntimeError):
-    """Raised when a larger share of an iteration's rewards failed than `policy.max_failed_rewards` allows."""
 
 
 class Loop:
@@ -58,101 +55,20 @@ class Loop:
         self.windows = Windows(config, self.comm.num_replicas, len(networks(model.module)))
         self.table = self.windows.full
         self.objective = chosen_objective(config, self.comm.num_replicas)
-        self.equalizer = self._point_weights()
-
-    def _point_weights(self) -> Tensor:
-        policy, table = self.config.policy, self.table
-        if policy.points:  # an objective on renoised videos weighs noise levels itself
-            return torch.ones(policy.points, dtype=torch.float64)
-        # From the full table, not the window: a window that moves must not change a step's weight.
-        own = self.objective.step_weights(table)
-        balanced = equalizer(table) if own is None else own
-        return balanced if policy.equalizer else table.stochastic.double()
+        self.equalizer = point_weights(self.objective, self.table, config)
 
     def rollout(self) -> Rollouts:
-        """Sample this rank's part of an iteration's videos (P prompts × G), decode them and submit them for scoring.
-
-        Noise is keyed by the global index of a sample, never by rank.
-        """
-        config, iteration, size = self.config, self.iteration, self.config.policy.batch_size
-        group = config.policy.num_generations
-        prompts = self.prompts(iteration * config.policy.prompts_per_iteration, config.policy.prompts_per_iteration)
-        mine = my_samples(config.rollouts, self.comm.num_replicas, self.comm.replica)
-        out = Rollouts([prompts[i // group] for i in mine])
+        """Sample this rank's part of an iteration's videos, decode them and submit them for scoring (`collect`)."""
         if self.objective.averages and OLD not in self.bank:
             self.bank.save(OLD)
-        prefixes, tables = Prefixes() if self.windows.share_prefixes else None, self.windows.tables(iteration)
         with self._old():  # once: putting a copy in place may move all weights
-            for first in mine[::size]:
-                batch = range(first, first + size)
-                samples: list[Key] = [(config.seed, iteration, i) for i in batch]
-                shared: list[Key] = [(config.seed, iteration, i // group * group) for i in batch]
-                initial = shared if config.sampling.shared_initial_noise else samples
-                asked = [prompts[i // group] for i in batch]
-                trajectory = sample(self.model, asked, tables[first // group], initial, samples, prefixes)
-                out.trajectories.append(trajectory)
-                self._decode(out)
-            self._pad_forward_passes(out.trajectories[-1])
-        return out
-
-    def _pad_forward_passes(self, trajectory: Trajectory) -> None:
-        """Run extra forward passes until this rank has run as many as the rank that needs most.
-
-        FSDP's all-gathers are collective, so all ranks must run the same number.
-        """
-        one = {name: value[:1] for name, value in trajectory.condition.items()}
-        with torch.no_grad():
-            for _ in range(self.windows.padding_passes(self.iteration, self.comm.replica)):
-                velocity_at(self.model, trajectory.x0[:1], 1.0, one)
-
-    def _decode(self, rollouts: Rollouts) -> None:
-        """Decode the videos that are sampled but not yet decoded, and submit them for scoring.
-
-        Remote scorers work while the next videos are made. Processes that share a video have the same latents, and each
-        decodes a part of the videos. They postpone decoding until the videos divide into equal parts, or until the
-        rollout ends.
-        """
-        batch, sharers = self.config.policy.batch_size, self.comm.sp_size
-        unit = self.config.policy.num_generations if self.reward.groupwise else 1
-        made, whole = len(rollouts.trajectories) * batch, len(rollouts.prompts)
-        fresh = made - rollouts.dealt
-        if fresh % (unit * sharers) and made < whole:
-            return
-        share = math.ceil(fresh / unit / sharers) * unit
-        skipped = share * self.comm.sp_rank
-        first = rollouts.dealt + skipped
-        latents = torch.cat([trajectory.x0 for trajectory in rollouts.trajectories[rollouts.dealt // batch :]])
-        own = latents[skipped : skipped + share]
-        rollouts.dealt = made
-        if not len(own):
-            return
-        videos = Videos.joined([self.model.render(x0) for x0 in torch.split(own, batch)])
-        rollouts.videos.extend(videos.split(batch))
-        size = unit if self.reward.groupwise else batch
-        for i, scored in enumerate(videos.split(size)):
-            part = slice(first + i * size, first + i * size + len(scored))
-            rollouts.scores.append((part, self.reward.submit(scored, rollouts.prompts[part])))
+            return collect(
+                self.model, self.reward, self.prompts, self.config, self.windows, self.iteration, comm=self.comm
+            )
 
     def score(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
-        """Wait for a rollout's scores, and return the scores of all ranks (N, R) with a mask (N, R) of the valid ones.
-
-        There is one row per video, in the order of the iteration's rollouts, and one column per score. Values are
-        float64, on the host.
-        """
-        names = self.reward.names
-        values = torch.zeros(len(rollouts.prompts), len(names), dtype=torch.float64)
-        valid = torch.zeros_like(values)
-        for rows, ask in rollouts.scores:
-            part, wanted = ask(), values[rows].shape
-            if part.values.shape != wanted:
-                raise ValueError(
-                    f"reward {list(names)} returned {tuple(part.values.shape)} values for "
-                    f"{wanted[0]} videos; one row per video and one column per name are needed"
-                )
-            held = part.on_host()
-            values[rows], valid[rows] = held.values, held.valid.double()
-            self._call("on_scores", part)
-        return self.comm.gather(self.comm.sum_sp(values)), self.comm.gather(self.comm.sum_sp(valid)).bool()
+        """Wait for a rollout's scores, and return those of all ranks (N, R) with a mask (N, R) of the valid ones."""
+        return gather_scores(rollouts, self.reward.names, self.comm, lambda scores: self._call("on_scores", scores))
 
     def iterate(self) -> Metrics:
         """Run one iteration, which is a rollout and all updates on it, and return the iteration's metrics by name."""
@@ -169,34 +85,23 @@ class Loop:
         paths = rollouts.trajectories
         del rollouts  # the videos are scored and seen: training needs their room
         reward, ok = (x.view(-1, group) for x in weighted_reward(scores, valid, policy.reward_weights))
-        if 1 - ok.double().mean().item() > policy.max_failed_rewards:
-            raise RewardFailure(
-                f"{(~ok).sum().item()} of {ok.numel()} rewards failed in iteration {self.iteration}; at most "
-                f"{policy.max_failed_rewards:.0%} may (policy.max_failed_rewards): look at the scorer first"
-            )
+        check_failed(ok, policy.max_failed_rewards, self.iteration)
         advantage, used = group_advantages(reward, ok, limit=limit)
         if policy.aggregation == "advantages":
             advantage, used = dimension_advantages(scores, valid, policy.reward_weights, group, limit=limit)
         results = list[UpdateResult]()
         with self._as_trained():
             for batches, step in self._updates(*self.prepare(paths, advantage, used)):
-                results.append(
-                    update(
-                        self.model,
-                        batches,
-                        step,
-                        self.config,
-                        optimizer=self.optimizer,
-                        bank=self.bank,
-                        comm=self.comm,
-                    )
+                result = update(
+                    self.model, batches, step, self.config, optimizer=self.optimizer, bank=self.bank, comm=self.comm
                 )
-                self._after_update(results[-1])
+                results.append(result)
+                self._after_update(result)
         decay = self.objective.old_decay(self.iteration)
         if decay is not None:
             self.bank.save(OLD, decay)
-        metrics = self._metrics(reward[ok], advantage, used, results) | checked
-        metrics["reward/failed"] = (~ok).double().mean().item()
+        metrics = iteration_metrics(reward, ok, advantage, used, results) | checked
+        metrics |= {"kl_weight": self.kl_weight.value, "updates": float(self.updates)}
         self.iteration += 1
         self._call("on_iteration", metrics)
         return metrics
@@ -223,18 +128,7 @@ class Loop:
         return unguided(self.model) if self.objective.renoised else nullcontext()
 
     def _renoise(self, paths: list[Trajectory]) -> list[Trajectory]:
-        """Return the trajectories with renoised points in place of the rollout's steps.
-
-        The noise of each video is keyed by its global index. For a paired objective the noise is keyed by the group
-        instead, so that both videos of a pair get the same noise.
-        """
-        seed, iteration, size = self.config.seed, self.iteration, self.config.policy.batch_size
-        group = self.config.policy.num_generations if self.objective.paired else 1
-        levels = noise_levels(self.config, iteration)
-        mine = my_samples(self.config.rollouts, self.comm.num_replicas, self.comm.replica)
-        batches = (mine[i : i + size] for i in range(0, len(mine), size))
-        keys: list[list[Key]] = [[(seed, iteration, i // group * group) for i in batch] for batch in batches]
-        return [renoise(self.model, path, levels, its) for path, its in zip(paths, keys, strict=False)]
+        return renoise_rollouts(self.model, paths, self.objective, self.config, self.comm, self.iteration)
 
     def _check(self, first: Trajectory) -> float:
         """Run all checks on the first batch of rollouts, and return the largest relative deviation in the replay."""
@@ -280,9 +174,8 @@ class Loop:
         batches = pack([TrainBatch(*columns) for columns in zip(paths, *rows, strict=True)], self.comm)
         if self.needs_old_velocity:
             with self._old():
-                batches = [
-                    replace(batch, trajectory=with_old_velocities(self.model, batch.trajectory)) for batch in batches
-                ]
+                paths = [with_old_velocities(self.model, batch.trajectory) for batch in batches]
+            batches = [replace(batch, trajectory=path) for batch, path in zip(batches, paths, strict=True)]
         return batches, int(chosen.sum())
 
     def _updates(self, batches: list[TrainBatch], samples: int) -> Iterator[tuple[list[TrainBatch], UpdateStep]]:
@@ -300,13 +193,9 @@ class Loop:
                 places = list[int]()
                 if is_evaluated(kl, self.updates):
                     places = evaluated_places(len(steps[0]), self.config, self.iteration, epoch, n)
+                on_policy = self.on_policy and self.updates == before
                 step = UpdateStep(
-                    self.objective,
-                    self.equalizer,
-                    self.kl_weight.value,
-                    samples,
-                    places,
-                    on_policy=self.on_policy and self.updates == before,
+                    self.objective, self.equalizer, self.kl_weight.value, samples, places, on_policy=on_policy
                 )
                 yield [replace(batch, steps=own) for batch, own in zip(batches, steps, strict=True)], step
 
@@ -315,30 +204,6 @@ class Loop:
             self.updates += 1
             self.kl_weight = next_weight(self.kl_weight, result.mean("kl_penalty"), self.rule)
         self._call("on_update", result)
-
-    def _metrics(self, reward: Tensor, advantage: Tensor, used: Tensor, results: list[UpdateResult]) -> Metrics:
-        flat = used.any(1) & ~has_signal(advantage)
-        metrics = {
-            "zero_std_ratio": flat.double().mean().item(),
-            "skipped_iterations": float(not results),
-            "kl_weight": self.kl_weight.value,
-            "updates": float(self.updates),
-            "skipped_updates": float(sum(not r.stepped for r in results)),
-        }
-        names = {
-            "ratio_mean": "ratio",
-            "clip_frac": "clip_frac",
-            "kl/penalty": "kl_penalty",
-            "kl/anchor": "kl_anchor",
-            "kl/old": "kl_old",
-            "loss": "loss",
-        }
-        if len(reward):
-            metrics |= {"reward/mean": reward.mean().item(), "reward/std": reward.std(correction=0).item()}
-        if results:
-            metrics |= {name: sum(r.mean(c) for r in results) / len(results) for name, c in names.items()}
-            metrics["grad_norm"] = sum(r.grad_norm for r in results) / len(results)
-        return metrics
 
     def run(self, iterations: int) -> None:
         """Train until `iterations` iterations are done, including those before a resume, or until `stop` is called."""

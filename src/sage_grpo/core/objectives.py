@@ -1,6 +1,11 @@
 """Builds the objective that a recipe names, and refuses settings that do not fit it."""
 
+import torch
+from torch import Tensor
+
 from sage_grpo.config import AlgorithmConfig, ConfigError
+from sage_grpo.math.equalizer import equalizer
+from sage_grpo.math.kernels import KernelTable
 from sage_grpo.math.objectives import OBJECTIVES, Objective, make_objective
 from sage_grpo.suggest import did_you_mean
 
@@ -50,6 +55,20 @@ def needs_old_velocity(objective: Objective, config: AlgorithmConfig) -> bool:
     objectives on the steps of a rollout, where the old policy's velocity is stored already.
     """
     return objective.renoised and (objective.averages or config.policy.updates_per_rollout > 1)
+
+
+def point_weights(objective: Objective, table: KernelTable, config: AlgorithmConfig) -> Tensor:
+    """Return the weight of each trained point in the loss, float64: (T,) for the steps of `table`, or one per point.
+
+    A step's weight is that of the equalizer, or 1 without it, and 0 for a step without noise. `table` is that of all
+    steps, so that a window that moves does not change the weight of a step.
+    """
+    policy = config.policy
+    if policy.points:  # an objective on renoised videos weighs noise levels itself
+        return torch.ones(policy.points, dtype=torch.float64)
+    own = objective.step_weights(table)
+    balanced = equalizer(table) if own is None else own
+    return balanced if policy.equalizer else table.stochastic.double()
 
 
 def _fits(objective: Objective, config: AlgorithmConfig, replicas: int) -> None:

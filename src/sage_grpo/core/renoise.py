@@ -8,8 +8,11 @@ from dataclasses import replace
 import torch
 
 from sage_grpo.config import AlgorithmConfig
-from sage_grpo.core.protocols import VideoModel
+from sage_grpo.core.comm import Comm
 from sage_grpo.core.rollout import Key, Point, Trajectory, forward_settings, keyed_noise, keyed_rng, velocity_at
+from sage_grpo.core.video_model import VideoModel
+from sage_grpo.core.windows import my_samples
+from sage_grpo.math.objectives import Objective
 from sage_grpo.math.schedule import shift_sigma
 
 UNIT = math.sqrt(2.0)  # k of such a point: the KL of the trust region is then the squared distance of two velocities
@@ -41,6 +44,27 @@ def renoise(model: VideoModel, path: Trajectory, levels: Sequence[float], keys: 
         z = keyed_noise(tuple(x0.shape[1:]), [(*key, "noised", n) for key in keys], x0.device)
         points[n] = Point((1 - sigma) * x0 + sigma * z, sigma, None, z, b=0.0, k=UNIT)
     return replace(path, points=points, forward_settings=forward_settings(model, x0))
+
+
+def renoise_rollouts(
+    model: VideoModel,
+    paths: Sequence[Trajectory],
+    objective: Objective,
+    config: AlgorithmConfig,
+    comm: Comm,
+    iteration: int,
+) -> list[Trajectory]:
+    """Return this rank's rollouts of an iteration with renoised points in place of the steps.
+
+    The noise of each video is keyed by its global index. For a paired objective the noise is keyed by the group
+    instead, so that both videos of a pair get the same noise.
+    """
+    size, group = config.policy.batch_size, config.policy.num_generations if objective.paired else 1
+    levels = noise_levels(config, iteration)
+    mine = my_samples(config.rollouts, comm.num_replicas, comm.replica)
+    batches = (mine[i : i + size] for i in range(0, len(mine), size))
+    keys: list[list[Key]] = [[(config.seed, iteration, i // group * group) for i in batch] for batch in batches]
+    return [renoise(model, path, levels, its) for path, its in zip(paths, keys, strict=False)]
 
 
 @torch.no_grad()

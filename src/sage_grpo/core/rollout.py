@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sage_grpo.core.protocols import Condition, Prompt, VideoModel
+from sage_grpo.core.protocols import Condition, Prompt
+from sage_grpo.core.video_model import VideoModel
 from sage_grpo.math.kernels import KernelTable
 
 Key = tuple[int | str, ...]

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.comm import Comm
-from sage_grpo.core.protocols import Prompt, VideoModel, Videos
+from sage_grpo.core.protocols import Prompt, Videos
 from sage_grpo.core.rollout import sample
+from sage_grpo.core.video_model import VideoModel
 from sage_grpo.math.kernels import kernel_table
 from sage_grpo.math.schedule import sigma_schedule
 

@@ -9,9 +9,10 @@ from torch import Tensor
 from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.anchor import anchor_velocities
 from sage_grpo.core.comm import Comm
-from sage_grpo.core.protocols import VideoModel, WeightsBank
+from sage_grpo.core.protocols import WeightsBank
 from sage_grpo.core.rollout import keyed_rng, velocities
 from sage_grpo.core.selection import TrainBatch
+from sage_grpo.core.video_model import VideoModel
 from sage_grpo.math.gaussian import kl, sampled_kl
 from sage_grpo.math.loss import dual_kl, sage_loss
 from sage_grpo.math.objectives import Loss, LossInputs, Objective

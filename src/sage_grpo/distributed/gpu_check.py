@@ -8,6 +8,7 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
+from rich.console import Console
 
 from sage_grpo.distributed.device import HOST, median_seconds
 from sage_grpo.distributed.processes import Processes
@@ -78,3 +79,15 @@ def slow_devices(speeds: Sequence[Speed]) -> list[str]:
                 f"{median(links):.3g}; look for a broken link or a slow node"
             )
     return found
+
+
+def check_gpus(processes: Processes | None, device: torch.device, console: Console, *, report: bool) -> list[Speed]:
+    """Return the speed of every process's device. With `report`, print a summary and a sentence about each slow one."""
+    speeds = measure_speeds(processes, device)
+    if report:
+        slow = slow_devices(speeds)
+        usual = f"{median(speed.tflops for speed in speeds):.3g} TFLOP/s in the median"
+        console.print(f"devices: {len(speeds)} checked, {usual}, {len(slow)} slow", highlight=False)
+        for sentence in slow:
+            console.print(f"[yellow]slow:[/] {sentence}", highlight=False)
+    return speeds

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.rendezvous import rendezvous
 
 from sage_grpo.config import ConfigError
-from sage_grpo.core.protocols import networks, whole
+from sage_grpo.core.video_model import networks, whole
 from sage_grpo.distributed.device import HOST, backend_for, choose_device
 from sage_grpo.distributed.hang import record_collectives
 from sage_grpo.distributed.ulysses import RING, ULYSSES, SequenceParallel

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from sage_grpo.core.copy_bank import Fill
-from sage_grpo.core.protocols import VideoModel, networks
+from sage_grpo.core.video_model import VideoModel, networks
 
 MATRICES = (nn.Linear, nn.modules.conv._ConvNd)  # layers whose weights autocast casts
 Adapter = Callable[[str, tuple[int, ...]], Tensor]

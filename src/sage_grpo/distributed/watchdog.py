@@ -12,7 +12,7 @@ import torch
 
 from sage_grpo.core.callback import Callback
 from sage_grpo.core.loop import Loop
-from sage_grpo.core.protocols import networks
+from sage_grpo.core.video_model import networks
 from sage_grpo.distributed.hang import STDERR, failed_rank, report_error, report_hang
 from sage_grpo.distributed.processes import Processes
 from sage_grpo.runs.folder import RunFolder

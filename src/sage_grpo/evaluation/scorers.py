@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from sage_grpo.config import ConfigError, RewardConfig
-from sage_grpo.core.protocols import Prompt, Reward, Videos
+from sage_grpo.core.protocols import Prompt, Videos
+from sage_grpo.core.reward import Reward
 from sage_grpo.errors import UserError
 from sage_grpo.evaluation.catalogue import Entry, catalogue
 from sage_grpo.evaluation.texts import MissingPrompt, NoPrompt

@@ -8,7 +8,8 @@ import torch
 
 from sage_grpo import registry
 from sage_grpo.config import ConfigError, RecipeConfig, RewardConfig, load_recipe
-from sage_grpo.core.protocols import VideoModel, WeightsBank
+from sage_grpo.core.protocols import WeightsBank
+from sage_grpo.core.video_model import VideoModel
 from sage_grpo.distributed.checkpoint import checkpoints, load_checkpoint, load_newest
 from sage_grpo.runs.folder import RECIPE, RunFolder, is_run, split
 from sage_grpo.training import build

@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from sage_grpo.config import RecipeConfig, load_recipe
-from sage_grpo.core.protocols import Prompt, VideoModel, Videos
+from sage_grpo.core.protocols import Prompt, Videos
 from sage_grpo.core.sampler import generate
+from sage_grpo.core.video_model import VideoModel
 from sage_grpo.inference.reopen import is_of_run, open_run, refuse_code
 from sage_grpo.runs.folder import is_run
 from sage_grpo.training import build

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sage_grpo.config import RecipeConfig, load_recipe
-from sage_grpo.core.protocols import VideoModel
+from sage_grpo.core.video_model import VideoModel
 from sage_grpo.training.build import build_model
 from sage_grpo.training.callbacks import averaged
 from sage_grpo.training.trainer import Trainer

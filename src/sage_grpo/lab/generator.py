@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from sage_grpo.config import ConfigError
 from sage_grpo.core.comm import SequenceParallel
-from sage_grpo.core.protocols import Condition, Prompt, VideoModel
+from sage_grpo.core.protocols import Condition, Prompt
+from sage_grpo.core.video_model import VideoModel
 from sage_grpo.lab.autoencoder import Autoencoder
 from sage_grpo.lab.blocks import Block
 from sage_grpo.lab.clips import as_frames, cut, join

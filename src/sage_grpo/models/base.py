@@ -17,7 +17,8 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 from torch import Tensor, nn
 
-from sage_grpo.core.protocols import Condition, Prompt, VideoModel
+from sage_grpo.core.protocols import Condition, Prompt
+from sage_grpo.core.video_model import VideoModel
 from sage_grpo.models.conditions import ConditionStore, fingerprint
 from sage_grpo.models.encoders import LeftOut
 from sage_grpo.models.errors import ModelError

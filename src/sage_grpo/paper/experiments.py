@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sage_grpo import registry
 from sage_grpo.config import ConfigError, RecipeConfig
-from sage_grpo.core.protocols import Reward
+from sage_grpo.core.reward import Reward
 from sage_grpo.evaluation.catalogue import entry
 
 SCORES = ("VQ", "MQ", "TA")

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from sage_grpo.config import RecipeConfig
-from sage_grpo.core.protocols import VideoModel
+from sage_grpo.core.video_model import VideoModel
 from sage_grpo.data.prompts import Prompts
 from sage_grpo.plan.assumptions import Assumed
 from sage_grpo.plan.hardware import GPU

@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.passes import trained_videos
-from sage_grpo.core.protocols import networks
+from sage_grpo.core.video_model import networks
 from sage_grpo.plan.assumptions import Case, assume, kernel_of
 from sage_grpo.plan.calibration import Calibration
 from sage_grpo.plan.counts import Counts, count

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.loop import Loop
-from sage_grpo.core.protocols import VideoModel
+from sage_grpo.core.video_model import VideoModel
 from sage_grpo.distributed.checkpoint import saved_tensors
 from sage_grpo.distributed.fake_group import pretend
 from sage_grpo.distributed.processes import Processes

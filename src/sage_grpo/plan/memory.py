@@ -16,7 +16,8 @@ from sage_grpo import registry
 from sage_grpo.config import RecipeConfig
 from sage_grpo.config.recipe import ParallelConfig
 from sage_grpo.core.passes import old_steps
-from sage_grpo.core.protocols import Prompt, VideoModel
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.video_model import VideoModel
 from sage_grpo.distributed.device import HOST
 from sage_grpo.distributed.fake_group import pretend
 from sage_grpo.distributed.shard import local

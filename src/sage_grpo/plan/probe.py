@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from sage_grpo.config import RecipeConfig
-from sage_grpo.core.protocols import Prompt, VideoModel, networks
+from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.renoise import unguided
+from sage_grpo.core.video_model import VideoModel, networks
 from sage_grpo.distributed.fake_group import pretend
 from sage_grpo.distributed.shard import shard
 from sage_grpo.plan.fake_tensors import imagine_weights, uncollected, without_values

@@ -17,8 +17,9 @@ from sage_grpo.core.callback import Callback, Metrics
 from sage_grpo.core.checks import check_direction, check_replay, check_training
 from sage_grpo.core.copy_bank import CopyBank
 from sage_grpo.core.loop import Loop
-from sage_grpo.core.protocols import Reward, VideoModel
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.update import update
+from sage_grpo.core.video_model import VideoModel
 from sage_grpo.distributed.device import HOST
 from sage_grpo.distributed.fake_group import first_of
 from sage_grpo.errors import UserError

@@ -18,7 +18,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 from sage_grpo import registry
 from sage_grpo.config import ConfigError, ParallelConfig, RecipeConfig, load_recipe
-from sage_grpo.core.protocols import Reward
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 from sage_grpo.distributed.device import HOST
 from sage_grpo.registry import resolve_model, resolve_reward

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
-from sage_grpo.core.protocols import whole
+from sage_grpo.core.video_model import whole
 from sage_grpo.distributed.launch import recording_failures
 from sage_grpo.distributed.processes import launched, launched_rank, leave
 from sage_grpo.files import atomic_write

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_grpo.core.protocols import Prompt, Reward, Videos
+from sage_grpo.core.protocols import Prompt, Videos
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 
 

@@ -26,7 +26,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sage_grpo.config import ConfigError
-from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 from sage_grpo.registry import reward
 from sage_grpo.rewards.errors import MissingWeights, RewardError

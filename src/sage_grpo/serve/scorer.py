@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from sage_grpo.core.protocols import Prompt, Reward, Videos
+from sage_grpo.core.protocols import Prompt, Videos
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 from sage_grpo.rewards.remote.wire import Limits, pack_answer, unpack_request
 

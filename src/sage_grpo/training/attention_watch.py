@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sage_grpo.core.protocols import networks
+from sage_grpo.core.video_model import networks
 
 KERNELS = {  # by a part of an operation's name
     "cudnn_attention": "cuDNN",

@@ -11,7 +11,9 @@ from sage_grpo.config import ConfigError, ModelConfig, RecipeConfig, RewardConfi
 from sage_grpo.core.anchor import ANCHOR
 from sage_grpo.core.comm import SequenceParallel
 from sage_grpo.core.objectives import OLD, chosen_objective
-from sage_grpo.core.protocols import PromptSource, Reward, VideoModel
+from sage_grpo.core.protocols import PromptSource
+from sage_grpo.core.reward import Reward
+from sage_grpo.core.video_model import VideoModel
 from sage_grpo.data.prompts import PromptFunction, Prompts, open_prompts
 from sage_grpo.distributed.device import HOST, choose_device
 from sage_grpo.distributed.processes import Processes

@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.callback import Callback, Metrics, Rollouts
 from sage_grpo.core.loop import Loop
-from sage_grpo.core.protocols import Reward
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.sampler import gather_videos, generate, rank_indices
 from sage_grpo.core.update import UpdateResult
 from sage_grpo.files import write_json
@@ -159,24 +158,6 @@ class Samples(Callback):
         rated = {name: [v.item() if ok else None for v, ok in zip(*c, strict=True)] for name, c in columns.items()}
         write_json(folder.scores, rated)
         return {f"held_out/{name}": values[ok].mean().item() for name, (values, ok) in columns.items() if ok.any()}
-
-
-class CollectiveStop(Callback):
-    """A callback that stops all processes after the same iteration once one of them receives a request to stop.
-
-    Requests are exchanged at the start and after each iteration.
-    """
-
-    def __init__(self) -> None:
-        self.request: str | None = None  # as a signal leaves it, at any moment
-
-    def on_start(self, loop: Loop) -> None:
-        wish = loop.stop_reason or self.request
-        if loop.comm.mean(torch.tensor([float(wish is not None)])).item() > 0:
-            loop.stop(wish or "another process was asked to stop")
-
-    def on_iteration(self, loop: Loop, metrics: Metrics) -> None:
-        self.on_start(loop)
 
 
 class Save(Callback):

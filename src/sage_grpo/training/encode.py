@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from rich.console import Console
 
 from sage_grpo.config import RecipeConfig
-from sage_grpo.core.protocols import VideoModel
+from sage_grpo.core.video_model import VideoModel
 from sage_grpo.data.prompts import Prompts
 from sage_grpo.distributed.processes import Processes
 from sage_grpo.progress import progress_of

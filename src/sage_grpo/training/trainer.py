@@ -1,95 +1,43 @@
 """The trainer, which runs a recipe: `Trainer(model=…, rewards=[…], config=…, prompts=…).train()`."""
 
-import math
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any, ClassVar
 
 import torch
 from rich.console import Console
 
-from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
-from sage_grpo.core.callback import Callback, Metrics
+from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
+from sage_grpo.core.callback import Callback
 from sage_grpo.core.loop import Loop
-from sage_grpo.core.protocols import Reward, VideoModel
+from sage_grpo.core.reward import Reward
+from sage_grpo.core.video_model import VideoModel
 from sage_grpo.data.prompts import Prompts
 from sage_grpo.distributed.checkpoint import Saver, load_newest
 from sage_grpo.distributed.device import HOST, DeviceRandom, choose_device
-from sage_grpo.distributed.gpu_check import Speed, measure_speeds, slow_devices
+from sage_grpo.distributed.gpu_check import Speed, check_gpus
 from sage_grpo.distributed.processes import join
 from sage_grpo.distributed.shard import base_weights
 from sage_grpo.distributed.watchdog import Watchdog
 from sage_grpo.errors import UserError
-from sage_grpo.files import atomic_write, sweep, why_not_writable, write_json
 from sage_grpo.rewards.function import CompositeReward
-from sage_grpo.runs.folder import ENVIRONMENT, RECIPE, RunFolder
-from sage_grpo.runs.lock import take
+from sage_grpo.runs.folder import RunFolder
 from sage_grpo.runs.redact import clean_settings, clean_text
 from sage_grpo.runs.tracker import Tracker
 from sage_grpo.training import build
 from sage_grpo.training.attention_watch import watch_first_pass
-from sage_grpo.training.callbacks import Clock, CollectiveStop, Log, Samples, Save, WeightAverage
+from sage_grpo.training.bookkeeping import alone, check_places, describe, write_end
+from sage_grpo.training.callbacks import Clock, Log, Samples, Save, WeightAverage
 from sage_grpo.training.drift_gauge import INITIAL, DriftGauge
 from sage_grpo.training.encode import encode_ahead
-from sage_grpo.training.environment import describe_environment
 from sage_grpo.training.progress import ProgressCallback
+from sage_grpo.training.result import Result, summarize
+from sage_grpo.training.stop import CollectiveStop, stop_on_signal
 from sage_grpo.training.throughput import Throughput, Work, past_of
 from sage_grpo.training.trackers import make_trackers
 from sage_grpo.weights.optimizers import build_optimizer
 from sage_grpo.weights.prepare import make_bank, prepare
-
-
-@contextmanager
-def _stop_on_signal(stop: CollectiveStop) -> Iterator[None]:
-    """On Ctrl-C, SIGTERM or SIGHUP, finish the iteration, save and end; a second Ctrl-C interrupts immediately.
-
-    A second SIGTERM does not: schedulers send it to all processes, and torchrun passes its own on to the same ones.
-    A closed terminal sends SIGHUP, unless `nohup` had it ignored.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, frame: object) -> None:
-        if stop.request is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.request = stop.request or f"{signal.Signals(number).name} received"
-
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
-    before = {number: signal.signal(number, handle) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@dataclass(frozen=True)
-class Result:
-    """The outcome of a run."""
-
-    folder: Path
-    """The run folder."""
-    iterations: int
-    """Number of iterations that are done, those before a resume included."""
-    first: Metrics
-    """Metrics of the first iteration after the start or resume, such as `reward/mean`."""
-    last: Metrics
-    """Metrics of the last iteration."""
-    seconds: float
-    """Seconds since the start or resume."""
-    stop_reason: str | None = None
-    """Why the run stopped early; None if all iterations are done."""
-    alarms: list[str] = field(default_factory=list)
-    """Sentences of the drift gauge about crossed limits."""
 
 
 class Trainer:
@@ -133,7 +81,7 @@ class Trainer:
     ) -> None:
         recipe = config if isinstance(config, RecipeConfig) else load_recipe(config or {})
         build.check_names(recipe, model=model is None, rewards=rewards is None)
-        _check_places(recipe)
+        check_places(recipe)
         layout = recipe.parallel
         # The watchdog must bark first: a collective that times out ends its process without a word on the others.
         minutes = max(30.0, 2 * recipe.run.hang_minutes)
@@ -141,17 +89,17 @@ class Trainer:
             layout.processes, layout.sequence, layout.replicate, recipe.tuning.device, ring=layout.ring, minutes=minutes
         )
         self.main = self.processes is None or self.processes.main  # writes files and talks to people
-        # while devices are empty
-        self._speeds = self._check_gpus(recipe, console or Console()) if recipe.run.check_gpus else []
+        self._speeds = list[Speed]()
+        if recipe.run.check_gpus:  # while devices are empty
+            device = self.processes.device if self.processes else choose_device(recipe.tuning.device)
+            self._speeds = check_gpus(self.processes, device, console or Console(), report=self.main)
         self.reward, recipe = self._rewards(rewards, recipe)
         self.config = recipe
         self.monitors = build.build_monitors(recipe) if self.main else None  # who writes the samples
         self.prompts = build.build_prompts(recipe, prompts)
         self.model = self._model(model)
-        self.callbacks, self.console = (
-            list(callbacks),
-            console if console and self.main else Console(quiet=not self.main),
-        )
+        self.callbacks = list(callbacks)
+        self.console = console if console and self.main else Console(quiet=not self.main)
         self.folder = Path(recipe.run.out)
         self.files = RunFolder(self.folder)
         torch.manual_seed(recipe.seed)
@@ -171,18 +119,6 @@ class Trainer:
             raise ConfigError(str(error)) from error
         self._check_groups()
         self._check_samples()
-
-    def _check_gpus(self, recipe: RecipeConfig, console: Console) -> list[Speed]:
-        """Return the speed of every process's device, and print a sentence about each slow one."""
-        device = self.processes.device if self.processes else choose_device(recipe.tuning.device)
-        speeds = measure_speeds(self.processes, device)
-        if self.main:
-            slow = slow_devices(speeds)
-            usual = f"{median(speed.tflops for speed in speeds):.3g} TFLOP/s in the median"
-            console.print(f"devices: {len(speeds)} checked, {usual}, {len(slow)} slow", highlight=False)
-            for sentence in slow:
-                console.print(f"[yellow]slow:[/] {sentence}", highlight=False)
-        return speeds
 
     def _rewards(
         self, rewards: Sequence[Reward | Callable[..., Any]] | None, recipe: RecipeConfig
@@ -231,56 +167,28 @@ class Trainer:
         Ctrl-C finishes the iteration, saves a checkpoint and ends the run.
         """
         watchdog = Watchdog(self.loop, self.folder, self.config.run.hang_minutes, self.processes)
-        with self._alone(), watchdog.watching():
+        with alone(self.files, self.processes), watchdog.watching():
             return self._train(watchdog)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other runs out of the folder inside the block. The first process takes the lock and tells the others.
-
-        Before it does, while none of them can write, it removes the unfinished files of earlier parts that were killed.
-        """
-        lock = take(self.files.lock) if self.main else None
-        if lock is not None:
-            samples = (sample.path for sample in self.files.samples().values())
-            for folder in (self.folder, *samples, *self.files.hangs.glob("*")):
-                sweep(folder)
-        busy = self.main and lock is None
-        if self.processes:
-            busy = any(self.processes.everybody(busy))
-        try:
-            if busy:
-                raise ConfigError(f"another run is writing into {self.folder}; wait for it, or use another run.out")
-            yield
-        finally:
-            if lock is not None:
-                os.close(lock)
 
     def _train(self, watchdog: Watchdog) -> Result:
         config, loop, started = self.config, self.loop, time.perf_counter()
         if isinstance(self.prompts, Prompts):
             encode_ahead(self.model, self.prompts, config, self.processes, watchdog.mark, self.console)
         resumed = self._resume()
+        describe(self.files, config, self.processes, resumed=resumed, speeds=self._speeds)
+        trackers = list[Tracker]()
         if self.main:
-            self._describe(resumed)
-            if self._speeds:
-                write_json(self.files.speeds, [asdict(speed) for speed in self._speeds])
-        trackers: list[Tracker] = []
-        if self.main:
+            cleaned = clean_settings(config.model_dump(mode="json"))
+            # resume_at: a run killed before its first checkpoint starts over, and so do its curves
             trackers = make_trackers(
-                config.run.trackers,
-                self.folder,
-                config=clean_settings(config.model_dump(mode="json")),
-                name=self.folder.name,
-                # a run killed before its first checkpoint starts over, and so do its curves
-                resume_at=loop.iteration + 1,
+                config.run.trackers, self.folder, config=cleaned, name=self.folder.name, resume_at=loop.iteration + 1
             )
         log = Log(trackers, self.reward.names, clock := Clock())
         parts: list[Callback] = [watchdog]
         parts += [WeightAverage(config.optimizer.ema)] if config.optimizer.ema else []
         if config.run.sample_every:
-            samples = Samples(self.files, config, trackers, write=self.main, monitors=self.monitors)
-            parts.append(samples)  # before the log: it adds what the monitors say
+            # before the log: it adds what the monitors say
+            parts.append(Samples(self.files, config, trackers, write=self.main, monitors=self.monitors))
         past = past_of(self.files) if self.main else None
         speed = Throughput(log, self.processes, past, self.work if self.main else None)
         parts += [self.gauge, speed, log, *self.callbacks]
@@ -288,24 +196,23 @@ class Trainer:
         parts.append(stop := CollectiveStop())
         saver = Saver(self.files.checkpoints(config), config.run.keep, self.processes, config.run.keep_every)
         saved = {"gauge": self.gauge, "random": self.random}
-        parts.append(Save(saver.save, config, saved))  # after the others: it saves what they did
-        parts.append(clock)
+        parts += [Save(saver.save, config, saved), clock]  # after the others: it saves what they did
         loop.callbacks = parts
         if config.tuning.compile is None:  # compiled blocks would be compiled for the watch
             watch_first_pass(self.model.module, lambda told: self.console.print(told, highlight=False))
         try:
-            with _stop_on_signal(stop):
+            with stop_on_signal(stop):
                 loop.run(config.run.iterations)
                 saver.wait()
         except Exception as error:
             watchdog.fail(error)  # first: trackers may take their time to close
-            self._end(f"{type(error).__name__}: {clean_text(str(error))[:400]}")
+            write_end(self.files, loop, self.processes, f"{type(error).__name__}: {clean_text(str(error))[:400]}")
             raise
         finally:
             for tracker in trackers:
                 tracker.close()
         seconds = time.perf_counter() - started
-        self._end()
+        write_end(self.files, loop, self.processes)
         result = Result(self.folder, loop.iteration, log.first, log.last, seconds, loop.stop_reason, self.gauge.alarms)
         summarize(result, config, self.console)
         return result
@@ -340,43 +247,3 @@ class Trainer:
         self.random.load_state_dict(state["parts"].get("random", {}))  # older checkpoints have none
         self.console.print(f"resumed from {name} at iteration {self.loop.iteration}", highlight=False)
         return True
-
-    def _describe(self, resumed: bool) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        number = len(self.files.parts(ENVIRONMENT)) if resumed else 0
-        values = self.config.model_dump(mode="json")
-        secret = clean_settings(values) != values  # a recipe must be kept as it is, but need not be read by everyone
-        atomic_write(self.files.part(RECIPE, number), dump_recipe(self.config).encode(), private=secret)
-        write_json(self.files.part(ENVIRONMENT, number), describe_environment(), private=True)
-        self.files.end.unlink(missing_ok=True)  # of the part before: this one has not ended
-
-    def _end(self, error: str | None = None) -> None:
-        """Write into the folder how the run ended. A run whose folder does not say so was killed or still runs."""
-        facts = {"iteration": self.loop.iteration, "stop_reason": self.loop.stop_reason, "error": error}
-        with suppress(OSError):  # a full disk is reported by what filled it
-            if self.main:
-                write_json(self.files.end, facts | {"time": time.time()})
-
-
-def _check_places(config: RecipeConfig) -> None:
-    """Refuse folders that cannot be written, before anything is loaded."""
-    for key, place in (("run.out", config.run.out), ("run.checkpoints", config.run.checkpoints)):
-        if place and "://" not in place and (why := why_not_writable(Path(place))):
-            raise ConfigError(f"{key}: {why}; name another folder")
-
-
-def summarize(result: Result, config: RecipeConfig, console: Console) -> None:
-    """Print the outcome of a run: iterations, rewards before and after, KL, the last alarms and the folder."""
-    first, last = result.first, result.last
-    done = f"{result.iterations} of {config.run.iterations} iterations in {result.seconds:.0f} s"
-    console.print(f"\n[bold]{'Stopped: ' + result.stop_reason if result.stop_reason else 'Done'}[/] ({done})")
-    for name in (key for key in last if key.startswith("reward/") and key not in ("reward/std", "reward/failed")):
-        before, now = first.get(name, math.nan), last[name]
-        console.print(f"  {name:<16} {before:8.3f} → {now:8.3f}  ({now - before:+.3f})", highlight=False)
-    for name, text in (("kl/penalty", "KL"), ("clip_frac", "clipped"), ("skipped_updates", "skipped updates")):
-        if name in last:
-            console.print(f"  {text:<16} {last[name]:.3g}", highlight=False)
-    for alarm in result.alarms[-5:]:
-        console.print(f"  [yellow]alarm[/] {alarm}", highlight=False)
-    console.print(f"  metrics, samples and checkpoints are in {result.folder}", highlight=False)
-    console.print(f"  curves, videos, alarms and cost on one page: sage-grpo report {result.folder}", highlight=False)

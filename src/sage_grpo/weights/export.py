@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from sage_grpo.core.protocols import VideoModel, networks
+from sage_grpo.core.video_model import VideoModel, networks
 from sage_grpo.weights.merge import merge_adapters
 from sage_grpo.weights.parts import TuningError, has_adapters, kept_in_float32
 

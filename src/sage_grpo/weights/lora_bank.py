@@ -12,8 +12,8 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from sage_grpo.config import TuningConfig
-from sage_grpo.core.protocols import VideoModel, networks, whole
 from sage_grpo.core.rollout import keyed_rng
+from sage_grpo.core.video_model import VideoModel, networks, whole
 from sage_grpo.suggest import nearest
 from sage_grpo.weights.parts import TuningError
 

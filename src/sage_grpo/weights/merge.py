@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.core.protocols import networks
+from sage_grpo.core.video_model import networks
 from sage_grpo.weights.parts import kept_in_float32
 
 

@@ -8,7 +8,8 @@ from torch import nn
 
 from sage_grpo.config import TuningConfig
 from sage_grpo.core.copy_bank import CopyBank, Fill
-from sage_grpo.core.protocols import VideoModel, WeightsBank, networks
+from sage_grpo.core.protocols import WeightsBank
+from sage_grpo.core.video_model import VideoModel, networks
 from sage_grpo.weights.parts import TuningError, has_adapters, require
 from sage_grpo.weights.recompute import recompute_all_but_attention
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.loop import Loop
-from sage_grpo.core.protocols import Prompt, VideoModel
+from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.sampler import generate
+from sage_grpo.core.video_model import VideoModel
 from sage_grpo.lab.clips import as_clips
 from sage_grpo.lab.digits import world as text
 from sage_grpo.rewards.ocr import OCRReward, fold, similarity, wanted_text

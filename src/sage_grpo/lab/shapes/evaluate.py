@@ -11,8 +11,9 @@ from torch import Tensor
 
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.loop import Loop
-from sage_grpo.core.protocols import Prompt, VideoModel, Videos
+from sage_grpo.core.protocols import Prompt, Videos
 from sage_grpo.core.sampler import generate
+from sage_grpo.core.video_model import VideoModel
 from sage_grpo.lab.clips import as_clips
 from sage_grpo.lab.shapes.reward import ShapesReward
 from sage_grpo.lab.shapes.world import Fit, all_prompts, as_asked, fit, kept_out, parse_prompt

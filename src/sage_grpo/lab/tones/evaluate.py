@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config import RecipeConfig
-from sage_grpo.core.protocols import Prompt, VideoModel, Videos
+from sage_grpo.core.protocols import Prompt, Videos
+from sage_grpo.core.video_model import VideoModel
 from sage_grpo.lab.shapes import evaluate as shapes
 from sage_grpo.lab.shapes.world import Fit
 from sage_grpo.lab.tones.phase import gaps

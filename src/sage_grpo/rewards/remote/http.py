@@ -16,7 +16,8 @@ from typing import Any
 import urllib3
 from torch import Tensor
 
-from sage_grpo.core.protocols import Prompt, Reward, Videos
+from sage_grpo.core.protocols import Prompt, Videos
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 from sage_grpo.registry import reward
 from sage_grpo.rewards.errors import RewardError

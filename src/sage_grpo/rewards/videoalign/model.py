@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer, Qwen2VLConfig, Qwen2VLModel
 
-from sage_grpo.core.protocols import Prompt, Reward
+from sage_grpo.core.protocols import Prompt
+from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
 from sage_grpo.registry import reward
 from sage_grpo.rewards.errors import MissingWeights, RewardError
