@@ -8,7 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 
 FOLDER = "SAGE_GRPO_SHARED_PLANS"  # where one session of the tests keeps what was counted
-COUNTED = ("_probe", "_decoding")  # functions of `sage_grpo.plan.estimate`, by the settings that they depend on
+COUNTED = (
+    "_probe",
+    "_decoding",
+)  # functions of `sage_grpo.preflight.plan.estimate`, by settings
 
 
 def shared(look, folder):
@@ -28,8 +31,8 @@ def shared(look, folder):
 
 
 def install():
-    """Where `sage_grpo.plan.estimate` was imported already; called again, it does nothing."""
-    estimate = sys.modules.get("sage_grpo.plan.estimate")
+    """Where `sage_grpo.preflight.plan.estimate` was imported already; called again, it does nothing."""
+    estimate = sys.modules.get("sage_grpo.preflight.plan.estimate")
     folder = os.environ.get(FOLDER)
     if estimate is None or folder is None:
         return

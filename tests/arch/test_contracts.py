@@ -11,14 +11,14 @@ OTHERS = {  # objects of other libraries and of users, which promise us nothing
     "data/prompts.py": {"__len__", "__getitem__", "select_columns"},  # a list, or a dataset of `datasets`
     "distributed/checkpoint.py": {"failures"},  # torch's CheckpointException
     "distributed/fake_group.py": {"_get_device_handle"},  # modules of FSDP2
-    "plan/fake_tensors.py": {"inverted"},  # a mark on a tensor
+    "preflight/plan/fake_tensors.py": {"inverted"},  # a mark on a tensor
     "inference/export.py": {"load_lora_weights", "transformer_2"},  # a pipeline
     "distributed/hang.py": {"_dump_fr_trace_json"},  # torch's flight recorder
     "models/conditions.py": {"backend_tokenizer", "chat_template", "vae"},  # a tokenizer, a pipeline
     "registry.py": {"__name__"},  # what a user's name stands for
-    "rehearsal/fake_device.py": {"inverted"},
-    "rehearsal/fake_run.py": {"key", "idx", "origin"},  # a path of pytree, a mark on a tensor
-    "rehearsal/fake_values.py": {"kept", "origin"},
+    "preflight/rehearsal/fake_device.py": {"inverted"},
+    "preflight/rehearsal/fake_run.py": {"key", "idx", "origin"},  # a path of pytree, a mark on a tensor
+    "preflight/rehearsal/fake_values.py": {"kept", "origin"},
     "rewards/function.py": {"__name__"},  # a user's function
     "evaluation/clips.py": {"strerror", "n_frames"},  # an OSError, a picture of PIL
     "serve/fleet.py": {"kill_all_processes"},  # what Ray started on this machine

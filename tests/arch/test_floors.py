@@ -18,9 +18,9 @@ FLOORS = {
             ("models", "rewards", "data", "distributed", "weights", "report"),
             ("training",),
             ("tune",),
-            ("plan", "serve", "inference", "lab"),
+            ("serve", "inference", "lab"),
             ("evaluation",),
-            ("rehearsal", "first_run", "paper"),
+            ("preflight", "paper"),
             ("cli",),
             ("__main__",),
         ]
@@ -115,8 +115,8 @@ DEVICES = re.compile(r"""\.cuda\(|["'](cuda|cpu|mps|xpu|npu)(:\d+)?["']|torch\.c
 MAY_NAME_DEVICES = {  # the one that decides, the one that describes, those that pretend there is one
     "distributed/device.py",
     "training/environment.py",
-    "rehearsal/fake_device.py",
-    "rehearsal/fake_patches.py",
+    "preflight/rehearsal/fake_device.py",
+    "preflight/rehearsal/fake_patches.py",
 }
 
 

@@ -30,5 +30,5 @@ def test_what_fails_is_not_kept(tmp_path):
 
 
 def test_the_functions_are_there():
-    estimate = pytest.importorskip("sage_grpo.plan.estimate", exc_type=ImportError)
+    estimate = pytest.importorskip("sage_grpo.preflight.plan.estimate", exc_type=ImportError)
     assert all(callable(getattr(estimate, name)) for name in shared_plans.COUNTED)

@@ -14,7 +14,7 @@ from bare import brought
 from distributed.test_full_disk import small_disk
 from sage_grpo import registry
 from sage_grpo.cli import app
-from sage_grpo.first_run import doctor
+from sage_grpo.preflight.first_run import doctor
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from sage_grpo.core.windows import my_samples
 from sage_grpo.distributed.fake_group import pretend
 from sage_grpo.distributed.processes import Processes
 from sage_grpo.distributed.shard import local
-from sage_grpo.plan.layout import Contents, contents
+from sage_grpo.preflight.plan.layout import Contents, contents
 from sage_grpo.training import build
 
 META = torch.device("meta")

@@ -22,8 +22,8 @@ from sage_grpo.config import load_recipe
 from sage_grpo.distributed.fake_group import pretend
 from sage_grpo.distributed.shard import shard
 from sage_grpo.models import contract
-from sage_grpo.plan.layout import Contents
-from sage_grpo.plan.memory import model_states as fullest
+from sage_grpo.preflight.plan.layout import Contents
+from sage_grpo.preflight.plan.memory import model_states as fullest
 from sweeps import further
 from tiny_models import tiny_model
 

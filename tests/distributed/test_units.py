@@ -17,9 +17,9 @@ from sage_grpo.distributed.fake_group import pretend
 from sage_grpo.distributed.processes import lay_out
 from sage_grpo.distributed.shard import shard
 from sage_grpo.models import contract
-from sage_grpo.plan.fake_tensors import imagine_weights, without_values
-from sage_grpo.plan.operations import OperationCounter
-from sage_grpo.plan.probe import probe
+from sage_grpo.preflight.plan.fake_tensors import imagine_weights, without_values
+from sage_grpo.preflight.plan.operations import OperationCounter
+from sage_grpo.preflight.plan.probe import probe
 from sage_grpo.registry import resolve_model
 from sweeps import further
 from tiny_models import disturb, tiny_model

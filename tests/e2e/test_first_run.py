@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from sage_grpo.cli import app
 from sage_grpo.distributed.device import HOST
-from sage_grpo.first_run import attention
-from sage_grpo.plan.hardware import guess_gpu
+from sage_grpo.preflight.first_run import attention
+from sage_grpo.preflight.plan.hardware import guess_gpu
 
 runner = CliRunner()
 

@@ -45,7 +45,7 @@ FREE = ("LD_LIBRARY_PATH", "RAY_CLIENT_MODE", "PYTORCH_ENABLE_MPS_FALLBACK")  # 
 FREE += ("PYTHONPATH", "PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "TORCHELASTIC_", "TORCH_NCCL_", "TORCHINDUCTOR_")
 
 # They must act before torch is imported, or measure the memory of all that a process has.
-ALONE = ("sage_grpo.rehearsal.fake_cuda", "sage_grpo.rehearsal.stage_worker")
+ALONE = ("sage_grpo.preflight.rehearsal.fake_cuda", "sage_grpo.preflight.rehearsal.stage_worker")
 
 
 def load():

@@ -14,8 +14,8 @@ from sage_grpo.config import load_recipe
 from sage_grpo.config.load import shipped_recipes
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import keyed_noise
-from sage_grpo.plan.operations import OperationCounter
-from sage_grpo.plan.show import INDEXED, warnings
+from sage_grpo.preflight.plan.operations import OperationCounter
+from sage_grpo.preflight.plan.show import INDEXED, warnings
 from tiny_models import tiny_model
 
 pytestmark = pytest.mark.slow

@@ -16,10 +16,10 @@ from rich.progress import track
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.config.load import shipped_recipes
 from sage_grpo.models.errors import ModelError
-from sage_grpo.plan import show
-from sage_grpo.plan.calibration import Calibration
-from sage_grpo.plan.estimate import estimate
-from sage_grpo.plan.hardware import GPUS
+from sage_grpo.preflight.plan import show
+from sage_grpo.preflight.plan.calibration import Calibration
+from sage_grpo.preflight.plan.estimate import estimate
+from sage_grpo.preflight.plan.hardware import GPUS
 
 FRAMES = {"short": ["model.frames=5"], "as shipped": [], "long": ["model.frames=241"]}
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from distributed.launcher import environment, torchrun
 from plan.cases import CASES, recipe
 from sage_grpo.config import load_recipe
-from sage_grpo.plan.counts import count
-from sage_grpo.plan.memory import memory, model_states
-from sage_grpo.plan.probe import decoding, probe
+from sage_grpo.preflight.plan.counts import count
+from sage_grpo.preflight.plan.memory import memory, model_states
+from sage_grpo.preflight.plan.probe import decoding, probe
 from sage_grpo.training import build
 
 MEASURED = ("rollout", "decode", "train")

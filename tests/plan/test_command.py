@@ -9,11 +9,11 @@ from plan.every import ask
 from sage_grpo.cli import app
 from sage_grpo.config import load_recipe
 from sage_grpo.config.load import shipped_recipes
-from sage_grpo.plan.hardware import GPUS
-from sage_grpo.plan.layout import check_layout
-from sage_grpo.plan.memory import PHASES
-from sage_grpo.plan.show import remedies
-from sage_grpo.plan.sweep import laid_out, parse_sweep
+from sage_grpo.preflight.plan.hardware import GPUS
+from sage_grpo.preflight.plan.layout import check_layout
+from sage_grpo.preflight.plan.memory import PHASES
+from sage_grpo.preflight.plan.show import remedies
+from sage_grpo.preflight.plan.sweep import laid_out, parse_sweep
 
 
 def run(*arguments):

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from sage_grpo.config import load_recipe
-from sage_grpo.plan.assumptions import assume
-from sage_grpo.plan.encoding import Encoders, encoding, prompts_of
-from sage_grpo.plan.hardware import GPUS
-from sage_grpo.plan.memory import Memory
+from sage_grpo.preflight.plan.assumptions import assume
+from sage_grpo.preflight.plan.encoding import Encoders, encoding, prompts_of
+from sage_grpo.preflight.plan.hardware import GPUS
+from sage_grpo.preflight.plan.memory import Memory
 
 ASSUMED = replace(assume("expected"), text_encoder=0.5, memory=0.5, disk=2e9)
 H100 = replace(GPUS["h100-80g"], flops=1e15, bandwidth=2e12, host=10e9)

@@ -15,7 +15,7 @@ from sage_grpo.config.load import shipped_recipes
 from sage_grpo.core.loop import Loop
 from sage_grpo.models import contract
 from sage_grpo.models.sd3 import StableDiffusion3
-from sage_grpo.plan.counts import count
+from sage_grpo.preflight.plan.counts import count
 from support import FunctionReward, mean_brightness
 from sweeps import further
 from tiny_models import tiny_model

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from sage_grpo.plan.fake_tensors import without_values
-from sage_grpo.plan.operations import OperationCounter
+from sage_grpo.preflight.plan.fake_tensors import without_values
+from sage_grpo.preflight.plan.operations import OperationCounter
 
 
 def count():

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from sage_grpo.config import load_recipe
-from sage_grpo.plan.calibration import Calibration
-from sage_grpo.plan.estimate import estimate
-from sage_grpo.plan.hardware import GPUS
-from sage_grpo.plan.proposals import WORTH, copies, keep_attention, proposals
-from sage_grpo.plan.show import proposal_line
+from sage_grpo.preflight.plan.calibration import Calibration
+from sage_grpo.preflight.plan.estimate import estimate
+from sage_grpo.preflight.plan.hardware import GPUS
+from sage_grpo.preflight.plan.proposals import WORTH, copies, keep_attention, proposals
+from sage_grpo.preflight.plan.show import proposal_line
 
 NODE = replace(GPUS["h100-80g"], per_node=4)
 SLOW_NETWORK = replace(NODE, network=NODE.network / 1e4)  # or the laboratory's small messages would not be noticed

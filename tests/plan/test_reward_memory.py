@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from sage_grpo.config import RecipeConfig
-from sage_grpo.plan.memory import reward_bytes
+from sage_grpo.preflight.plan.memory import reward_bytes
 
 pytestmark = pytest.mark.slow
 

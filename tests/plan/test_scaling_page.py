@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("diffusers")
 
 from sage_grpo.config import load_recipe
-from sage_grpo.plan.calibration import Calibration
-from sage_grpo.plan.hardware import find_gpu
-from sage_grpo.plan.sweep import sweep
+from sage_grpo.preflight.plan.calibration import Calibration
+from sage_grpo.preflight.plan.hardware import find_gpu
+from sage_grpo.preflight.plan.sweep import sweep
 from sweeps import further
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text("utf-8")

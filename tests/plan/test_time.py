@@ -5,17 +5,17 @@ import random
 
 import pytest
 
-from sage_grpo.plan.assumptions import CASES, EXPOSED, UNMEASURED, assume, kernel_of, rows
-from sage_grpo.plan.calibration import Calibration, calibrate, read_calibration, write_calibration
-from sage_grpo.plan.hardware import (
+from sage_grpo.preflight.plan.assumptions import CASES, EXPOSED, UNMEASURED, assume, kernel_of, rows
+from sage_grpo.preflight.plan.calibration import Calibration, calibrate, read_calibration, write_calibration
+from sage_grpo.preflight.plan.hardware import (
     GPUS,
     PassTime,
     ProcessGroup,
     at_roofline,
     find_gpu,
 )
-from sage_grpo.plan.interruptions import Saving, best_interval, lost_share
-from sage_grpo.plan.operations import Operation
+from sage_grpo.preflight.plan.interruptions import Saving, best_interval, lost_share
+from sage_grpo.preflight.plan.operations import Operation
 
 H100 = GPUS["h100-80g"]
 USUAL = assume("expected")

@@ -11,12 +11,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from sage_grpo.config import load_recipe
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.models.hunyuan15 import HunyuanVideo15
-from sage_grpo.plan import probe as probing
-from sage_grpo.plan.calibration import Calibration
-from sage_grpo.plan.estimate import alone, estimate
-from sage_grpo.plan.fake_tensors import imagine_weights, without_values
-from sage_grpo.plan.hardware import find_gpu
-from sage_grpo.plan.probe import passes, probe
+from sage_grpo.preflight.plan import probe as probing
+from sage_grpo.preflight.plan.calibration import Calibration
+from sage_grpo.preflight.plan.estimate import alone, estimate
+from sage_grpo.preflight.plan.fake_tensors import imagine_weights, without_values
+from sage_grpo.preflight.plan.hardware import find_gpu
+from sage_grpo.preflight.plan.probe import passes, probe
 from sage_grpo.training import build
 from sweeps import further
 

@@ -8,14 +8,14 @@ import json
 import sys
 from pathlib import Path
 
-from sage_grpo.rehearsal.fake_library import build_shim
+from sage_grpo.preflight.rehearsal.fake_library import build_shim
 
 if __name__ == "__main__":
     ctypes.CDLL(str(build_shim()))  # before anything imports torch
     import plants
 
     from sage_grpo.models.library_logging import quiet_libraries
-    from sage_grpo.rehearsal.fake_run import act_out
+    from sage_grpo.preflight.rehearsal.fake_run import act_out
 
     quiet_libraries()
     reports = []

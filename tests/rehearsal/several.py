@@ -13,8 +13,8 @@ from sage_grpo.config import load_recipe
 from sage_grpo.distributed.launch import recording_failures
 from sage_grpo.distributed.processes import launched, launched_rank, leave
 from sage_grpo.models.library_logging import quiet_libraries
-from sage_grpo.rehearsal.toy import Rehearsal
-from sage_grpo.rehearsal.worker import run_iterations
+from sage_grpo.preflight.rehearsal.toy import Rehearsal
+from sage_grpo.preflight.rehearsal.worker import run_iterations
 
 
 def main():

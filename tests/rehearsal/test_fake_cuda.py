@@ -18,11 +18,11 @@ from sage_grpo.cli import app
 from sage_grpo.cli.rehearse_fake import show
 from sage_grpo.config import ConfigError
 from sage_grpo.core.update import COLUMNS, update
+from sage_grpo.preflight.rehearsal import fake_cuda
+from sage_grpo.preflight.rehearsal import fake_library as fake_shim
+from sage_grpo.preflight.rehearsal.fake_report import FakeCudaReport, Row
+from sage_grpo.preflight.rehearsal.fake_values import made_up
 from sage_grpo.registry import resolve_model
-from sage_grpo.rehearsal import fake_cuda
-from sage_grpo.rehearsal import fake_library as fake_shim
-from sage_grpo.rehearsal.fake_report import FakeCudaReport, Row
-from sage_grpo.rehearsal.fake_values import made_up
 from sage_grpo.training.build import resizable
 from sweeps import further
 

@@ -15,8 +15,8 @@ from sage_grpo.cli import app
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.models import contract
 from sage_grpo.models.wan import Wan
-from sage_grpo.rehearsal.full_size import check_room
-from sage_grpo.rehearsal.stage_worker import random_weights
+from sage_grpo.preflight.rehearsal.full_size import check_room
+from sage_grpo.preflight.rehearsal.stage_worker import random_weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_start]
 
@@ -54,7 +54,7 @@ def test_a_model_of_the_laboratory_needs_no_such_rehearsal():
 
 COUNTED = """
 import torch
-from sage_grpo.rehearsal.stage_worker import forget_most, most, resident
+from sage_grpo.preflight.rehearsal.stage_worker import forget_most, most, resident
 forget_most()
 before, start = most(), resident()
 held = torch.ones(2**26)  # 256 MB

@@ -10,8 +10,8 @@ from sage_grpo.cli import app
 from sage_grpo.config import ParallelConfig, dump_recipe, load_recipe
 from sage_grpo.config.load import read_settings, shipped_recipes
 from sage_grpo.distributed.launch import launch
+from sage_grpo.preflight.rehearsal.toy import Rehearsal, find_monitors, shrink, toy_layout
 from sage_grpo.registry import resolve_model
-from sage_grpo.rehearsal.toy import Rehearsal, find_monitors, shrink, toy_layout
 from sage_grpo.training import build
 from sweeps import further
 

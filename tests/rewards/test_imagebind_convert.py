@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from imagebind_original import SIZES, release, weights
 from sage_grpo.cli import app
 from sage_grpo.config import ConfigError, load_recipe
-from sage_grpo.rehearsal.toy import Rehearsal, find_rewards
+from sage_grpo.preflight.rehearsal.toy import Rehearsal, find_rewards
 from sage_grpo.rewards.errors import MissingWeights, RewardError
 from sage_grpo.rewards.imagebind import convert as imagebind_convert
 from sage_grpo.rewards.imagebind.convert import convert

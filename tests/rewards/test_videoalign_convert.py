@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from sage_grpo.cli import app
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.config.load import shipped_recipes
+from sage_grpo.preflight.rehearsal.toy import Rehearsal, find_rewards
 from sage_grpo.registry import resolve_reward
-from sage_grpo.rehearsal.toy import Rehearsal, find_rewards
 from sage_grpo.rewards.errors import MissingWeights, RewardError
 from sage_grpo.rewards.videoalign import convert as videoalign_convert
 from sage_grpo.rewards.videoalign.convert import convert

@@ -6,7 +6,7 @@ import torch
 from gaussian_model import GaussianModel
 from sage_grpo.config import GaugeConfig
 from sage_grpo.core.protocols import Videos
-from sage_grpo.plan.operations import OperationCounter
+from sage_grpo.preflight.plan.operations import OperationCounter
 from sage_grpo.training.drift_gauge import DriftGauge, diversity, listen, look
 from support import make_config, make_loop
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from distributed.launcher import environment, torchrun
-from sage_grpo.plan.background import work_of
+from sage_grpo.preflight.plan.background import work_of
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.training.callbacks import Log
 from sage_grpo.training.throughput import Past, Throughput, Work, lateness, past_of

@@ -30,7 +30,7 @@ def doctor(
 
     console = Console(stderr=as_json)
     with user_errors(), console.status("looking at this machine"):
-        from sage_grpo.first_run.doctor import examine, summary
+        from sage_grpo.preflight.first_run.doctor import examine, summary
 
         sections = examine(folder)
         found = summary(sections)

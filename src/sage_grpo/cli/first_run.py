@@ -39,8 +39,8 @@ def first_run(
         load_recipe(recipe, overrides or [])  # a mistake in the recipe ends this before anything is loaded
         console = Console(stderr=as_json)
         with console.status("loading the libraries") as status:
-            from sage_grpo.first_run.run import first_run as run
             from sage_grpo.models.library_logging import quiet_libraries
+            from sage_grpo.preflight.first_run.run import first_run as run
 
             quiet_libraries()
             report = run(recipe, overrides or [], out, iterations, gpu, status.update)

@@ -136,9 +136,9 @@ def _cost(planned: Planned, gpu: str, price: float | None) -> dict[str, float | 
 
     from sage_grpo.core.passes import forward_passes
     from sage_grpo.models.library_logging import quiet_libraries
-    from sage_grpo.plan.calibration import Calibration
-    from sage_grpo.plan.estimate import estimate
-    from sage_grpo.plan.hardware import find_gpu
+    from sage_grpo.preflight.plan.calibration import Calibration
+    from sage_grpo.preflight.plan.estimate import estimate
+    from sage_grpo.preflight.plan.hardware import find_gpu
 
     quiet_libraries()
     passes = [forward_passes(recipe) for recipe in planned.recipes]

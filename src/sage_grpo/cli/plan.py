@@ -49,19 +49,19 @@ def plan(
     changes = [*(overrides or []), *([f"parallel.processes={gpus}"] if gpus else [])]
     with user_errors():
         from sage_grpo.models.library_logging import quiet_libraries
-        from sage_grpo.plan import show
-        from sage_grpo.plan.estimate import estimate
-        from sage_grpo.plan.hardware import find_gpu
-        from sage_grpo.plan.proposals import proposals
-        from sage_grpo.plan.sweep import parse_sweep
-        from sage_grpo.plan.sweep import sweep as run_sweep
+        from sage_grpo.preflight.plan import show
+        from sage_grpo.preflight.plan.estimate import estimate
+        from sage_grpo.preflight.plan.hardware import find_gpu
+        from sage_grpo.preflight.plan.proposals import proposals
+        from sage_grpo.preflight.plan.sweep import parse_sweep
+        from sage_grpo.preflight.plan.sweep import sweep as run_sweep
 
         quiet_libraries()
         kind, axes = find_gpu(gpu), parse_sweep(sweep or [])
         config = checked(recipe, changes, as_json=as_json)
         known = calibrated(calibration, measured, gpu)
         if axes:
-            from sage_grpo.plan.picture import draw_sweep
+            from sage_grpo.preflight.plan.picture import draw_sweep
 
             writable_picture(picture)
 
@@ -98,8 +98,8 @@ def checked(recipe: Path, changes: list[str], *, as_json: bool) -> RecipeConfig:
 
     from sage_grpo.config import ConfigError, load_recipe
     from sage_grpo.errors import UserError
-    from sage_grpo.plan.layout import check_layout
-    from sage_grpo.plan.nearest import nearest_layouts
+    from sage_grpo.preflight.plan.layout import check_layout
+    from sage_grpo.preflight.plan.nearest import nearest_layouts
     from sage_grpo.training.build import check_names
 
     def works(config: RecipeConfig) -> None:
@@ -119,13 +119,13 @@ def checked(recipe: Path, changes: list[str], *, as_json: bool) -> RecipeConfig:
 
 
 def calibrated(path: Path | None, run: Path | None, gpu: str) -> Any:
-    from sage_grpo.plan.calibration import Calibration, calibrate, read_calibration, write_calibration
+    from sage_grpo.preflight.plan.calibration import Calibration, calibrate, read_calibration, write_calibration
 
     if run is None:
         return read_calibration(path) if path else Calibration()
     from sage_grpo.config import ConfigError, load_recipe
-    from sage_grpo.plan.estimate import estimate
-    from sage_grpo.plan.hardware import find_gpu
+    from sage_grpo.preflight.plan.estimate import estimate
+    from sage_grpo.preflight.plan.hardware import find_gpu
     from sage_grpo.runs.folder import RunFolder
     from sage_grpo.training.trackers import read_metrics
 

@@ -74,7 +74,7 @@ def rehearse(
         console = Console(stderr=as_json)
         with console.status("loading the libraries") as status:
             from sage_grpo.models.library_logging import quiet_libraries
-            from sage_grpo.rehearsal.run import rehearse as run
+            from sage_grpo.preflight.rehearsal.run import rehearse as run
 
             quiet_libraries()
             with nullcontext(str(out)) if out else tempfile.TemporaryDirectory() as scratch:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from sage_grpo.rehearsal.fake_report import FakeCudaReport, Row
+    from sage_grpo.preflight.rehearsal.fake_report import FakeCudaReport, Row
 
 KINDS = {
     "wait": "The host waits for the device (.item(), bool, masks)",
@@ -47,7 +47,7 @@ def rehearse_fake(recipe: Path, overrides: list[str], out: Path | None, as_json:
 
     from rich.console import Console
 
-    from sage_grpo.rehearsal.fake_cuda import rehearse_on_fake_cuda
+    from sage_grpo.preflight.rehearsal.fake_cuda import rehearse_on_fake_cuda
 
     console = Console(stderr=as_json)
     room = nullcontext(str(out)) if out else tempfile.TemporaryDirectory()
@@ -68,7 +68,7 @@ def rehearse_fake(recipe: Path, overrides: list[str], out: Path | None, as_json:
 def show(report: FakeCudaReport, console: Console) -> None:
     from rich.markup import escape
 
-    from sage_grpo.rehearsal.fake_report import NOT_SEEN
+    from sage_grpo.preflight.rehearsal.fake_report import NOT_SEEN
 
     among = f", the first of {report.processes} processes" if report.processes > 1 else ""
     console.print(f"[bold]{escape(report.recipe)}[/] on fake CUDA{among}: no tensor was on the wrong device")

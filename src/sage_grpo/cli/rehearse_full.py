@@ -15,7 +15,7 @@ def rehearse_full(recipe: Path, overrides: list[str], out: Path | None, as_json:
     from rich.table import Table
 
     from sage_grpo.models.library_logging import quiet_libraries
-    from sage_grpo.rehearsal.full_size import rehearse_full_size, summary
+    from sage_grpo.preflight.rehearsal.full_size import rehearse_full_size, summary
 
     quiet_libraries()
     console = Console(stderr=as_json)

@@ -51,7 +51,7 @@ def train(
 
     from rich.console import Console
 
-    from sage_grpo.plan.background import background_plan
+    from sage_grpo.preflight.plan.background import background_plan
     from sage_grpo.training.trainer import Trainer
 
     with user_errors():
@@ -68,8 +68,8 @@ def train(
 
 def known_gpu(trainer: Trainer) -> str | None:
     """The plan's name of the first process's GPU; none on the others, on the host, and of GPUs it does not know."""
-    from sage_grpo.first_run.machine import device_name
-    from sage_grpo.plan.hardware import guess_gpu
+    from sage_grpo.preflight.first_run.machine import device_name
+    from sage_grpo.preflight.plan.hardware import guess_gpu
 
     device = next(trainer.model.module.parameters()).device
     return guess_gpu(device_name(device)) if trainer.main else None

@@ -21,10 +21,10 @@ from sage_grpo.core.video_model import VideoModel
 from sage_grpo.distributed.device import HOST
 from sage_grpo.distributed.fake_group import pretend
 from sage_grpo.distributed.shard import local
-from sage_grpo.plan.counts import stochastic_steps
-from sage_grpo.plan.encoding import encodes_ahead
-from sage_grpo.plan.layout import contents
-from sage_grpo.plan.probe import Cost, Probe, config_prompts
+from sage_grpo.preflight.plan.counts import stochastic_steps
+from sage_grpo.preflight.plan.encoding import encodes_ahead
+from sage_grpo.preflight.plan.layout import contents
+from sage_grpo.preflight.plan.probe import Cost, Probe, config_prompts
 from sage_grpo.registry import resolve_reward
 from sage_grpo.training import build
 

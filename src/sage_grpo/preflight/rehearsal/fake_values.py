@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map_only
 
 from sage_grpo.distributed.device import HOST
-from sage_grpo.rehearsal.fake_ledger import Place, here
+from sage_grpo.preflight.rehearsal.fake_ledger import Place, here
 
 aten = torch.ops.aten
 SMALL = 64  # elements: noise levels, times and masks, which decide on branches

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from sage_grpo.config import ConfigError, RecipeConfig
 from sage_grpo.config.load import validate
 from sage_grpo.errors import UserError
-from sage_grpo.plan.calibration import Calibration
-from sage_grpo.plan.estimate import Plan, estimate
-from sage_grpo.plan.hardware import GPU
+from sage_grpo.preflight.plan.calibration import Calibration
+from sage_grpo.preflight.plan.estimate import Plan, estimate
+from sage_grpo.preflight.plan.hardware import GPU
 from sage_grpo.progress import EmitProgress, no_count
 
 AXES = {"gpus": "processes", "sp": "sequence", "replicate": "replicate"}

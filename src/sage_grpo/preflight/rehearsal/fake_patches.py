@@ -17,7 +17,7 @@ from sage_grpo.core import checks, loop
 from sage_grpo.core.checks import BackwardVelocity, ReplayError, check_direction, check_replay
 from sage_grpo.distributed.fake_group import FakeStreams, sharding_modules
 from sage_grpo.math.objective_contract import fault_at_old_policy
-from sage_grpo.rehearsal.fake_device import DEVICE
+from sage_grpo.preflight.rehearsal.fake_device import DEVICE
 
 
 class Patch(NamedTuple):

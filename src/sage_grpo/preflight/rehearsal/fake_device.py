@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_map_only
 
 from sage_grpo.distributed.device import HOST
 from sage_grpo.errors import UserError
-from sage_grpo.rehearsal.fake_ledger import Ledger, here
-from sage_grpo.rehearsal.fake_values import answer, described, keep_values, signed, values_of
+from sage_grpo.preflight.rehearsal.fake_ledger import Ledger, here
+from sage_grpo.preflight.rehearsal.fake_values import answer, described, keep_values, signed, values_of
 
 aten = torch.ops.aten
 DEVICE = torch.device("cuda", 0)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from sage_grpo.drawing import BLACK, GREY, LINES, MARKS, drawn, legend_below
-from sage_grpo.plan.sweep import PAYS, Cell
+from sage_grpo.preflight.plan.sweep import PAYS, Cell
 
 
 def draw_sweep(cells: Sequence[Cell], title: str, path: Path) -> None:

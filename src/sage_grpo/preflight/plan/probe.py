@@ -20,8 +20,8 @@ from sage_grpo.core.renoise import unguided
 from sage_grpo.core.video_model import VideoModel, networks
 from sage_grpo.distributed.fake_group import pretend
 from sage_grpo.distributed.shard import shard
-from sage_grpo.plan.fake_tensors import imagine_weights, uncollected, without_values
-from sage_grpo.plan.operations import Kind, Operation, OperationCounter
+from sage_grpo.preflight.plan.fake_tensors import imagine_weights, uncollected, without_values
+from sage_grpo.preflight.plan.operations import Kind, Operation, OperationCounter
 from sage_grpo.training import build
 
 SHALLOW = (4, 6)  # with fewer blocks the peak is elsewhere

@@ -17,8 +17,8 @@ from sage_grpo.distributed.launch import recording_failures
 from sage_grpo.distributed.processes import launched, launched_rank, leave
 from sage_grpo.files import atomic_write
 from sage_grpo.models.library_logging import quiet_libraries
+from sage_grpo.preflight.rehearsal.toy import Rehearsal, find_prompts, find_rewards
 from sage_grpo.registry import load_trusted_recipe
-from sage_grpo.rehearsal.toy import Rehearsal, find_prompts, find_rewards
 from sage_grpo.training.trainer import Trainer
 
 ORIGINAL, SMALL, RECORD, PROGRESS = "original.yaml", "toy.yaml", "record.json", "progress.txt"

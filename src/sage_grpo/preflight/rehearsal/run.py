@@ -10,10 +10,10 @@ from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe
 from sage_grpo.distributed.launch import launch
 from sage_grpo.inference.export import export_run
 from sage_grpo.inference.sample import open_source, sample_videos, write_samples
+from sage_grpo.preflight.rehearsal import worker
+from sage_grpo.preflight.rehearsal.toy import Rehearsal, find_monitors, find_prompts, find_rewards, shrink
 from sage_grpo.progress import Emit
 from sage_grpo.registry import load_trusted_recipe, resolve_model
-from sage_grpo.rehearsal import worker
-from sage_grpo.rehearsal.toy import Rehearsal, find_monitors, find_prompts, find_rewards, shrink
 from sage_grpo.training import build
 from sage_grpo.weights.export import load_adapters
 

@@ -1,7 +1,7 @@
 """`sage-grpo rehearse --fake-cuda`: a recipe on CUDA tensors without values, in a separate process.
 
 Its changes to torch must never reach a process that trains. So this module has two sides: `rehearse_on_fake_cuda`
-starts the process and reads its report, and `python -m sage_grpo.rehearsal.fake_cuda` is that process.
+starts the process and reads its report, and `python -m sage_grpo.preflight.rehearsal.fake_cuda` is that process.
 """
 
 import ctypes
@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from sage_grpo.config import ConfigError
-from sage_grpo.rehearsal.fake_library import build_shim
-from sage_grpo.rehearsal.fake_report import FakeCudaReport
+from sage_grpo.preflight.rehearsal.fake_library import build_shim
+from sage_grpo.preflight.rehearsal.fake_report import FakeCudaReport
 
 REPORT = "fake-cuda.json"
 
@@ -56,7 +56,7 @@ def main(library: str, folder: str, processes: str, source: str, *overrides: str
     import importlib.util  # noqa: PLC0415
 
     from sage_grpo.files import atomic_write  # noqa: PLC0415
-    from sage_grpo.rehearsal.fake_run import act_out  # noqa: PLC0415
+    from sage_grpo.preflight.rehearsal.fake_run import act_out  # noqa: PLC0415
 
     if importlib.util.find_spec("diffusers"):
         from sage_grpo.models.library_logging import quiet_libraries  # noqa: PLC0415

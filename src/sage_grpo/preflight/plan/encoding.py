@@ -10,8 +10,8 @@ from torch import nn
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.video_model import VideoModel
 from sage_grpo.data.prompts import Prompts
-from sage_grpo.plan.assumptions import Assumed
-from sage_grpo.plan.hardware import GPU
+from sage_grpo.preflight.plan.assumptions import Assumed
+from sage_grpo.preflight.plan.hardware import GPU
 from sage_grpo.training import build
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from sage_grpo.config import ConfigError, RecipeConfig
 from sage_grpo.config.load import validate
 from sage_grpo.errors import UserError
-from sage_grpo.plan.estimate import Plan, estimate
+from sage_grpo.preflight.plan.estimate import Plan, estimate
 
 WORTH = 0.01  # share of an iteration that a proposal must save
 

@@ -7,14 +7,14 @@ from functools import cached_property, lru_cache
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.passes import trained_videos
 from sage_grpo.core.video_model import networks
-from sage_grpo.plan.assumptions import Case, assume, kernel_of
-from sage_grpo.plan.calibration import Calibration
-from sage_grpo.plan.counts import Counts, count
-from sage_grpo.plan.encoding import Encoders, Encoding, encoders_of, encoding
-from sage_grpo.plan.hardware import GPU, PassTime, ProcessGroup, at_roofline, pass_time
-from sage_grpo.plan.interruptions import GPU_HOURS_PER_FAILURE, Saving, best_interval, lost_share
-from sage_grpo.plan.memory import Memory, ModelStates, memory, model_states, video_bytes
-from sage_grpo.plan.probe import Cost, Probe, decoding, probe
+from sage_grpo.preflight.plan.assumptions import Case, assume, kernel_of
+from sage_grpo.preflight.plan.calibration import Calibration
+from sage_grpo.preflight.plan.counts import Counts, count
+from sage_grpo.preflight.plan.encoding import Encoders, Encoding, encoders_of, encoding
+from sage_grpo.preflight.plan.hardware import GPU, PassTime, ProcessGroup, at_roofline, pass_time
+from sage_grpo.preflight.plan.interruptions import GPU_HOURS_PER_FAILURE, Saving, best_interval, lost_share
+from sage_grpo.preflight.plan.memory import Memory, ModelStates, memory, model_states, video_bytes
+from sage_grpo.preflight.plan.probe import Cost, Probe, decoding, probe
 from sage_grpo.training import build
 
 START = 300.0  # seconds from a failure until the first iteration runs again

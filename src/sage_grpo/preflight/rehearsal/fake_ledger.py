@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-PROJECT = str(Path(__file__).parents[1])
+PROJECT = str(Path(__file__).parents[2])
 MACHINERY = str(Path(__file__).parent / "fake_")  # the files of this rehearsal, which stand between all others
 TORCH = str(Path(torch.__file__).parent)
 PYTHON = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})

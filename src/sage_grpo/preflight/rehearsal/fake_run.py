@@ -24,12 +24,12 @@ from sage_grpo.distributed.device import HOST
 from sage_grpo.distributed.fake_group import first_of
 from sage_grpo.errors import UserError
 from sage_grpo.inference.export import export_run
+from sage_grpo.preflight.rehearsal.fake_device import FakeDevice
+from sage_grpo.preflight.rehearsal.fake_ledger import Ledger, place_of_error
+from sage_grpo.preflight.rehearsal.fake_patches import pretended_cuda
+from sage_grpo.preflight.rehearsal.fake_report import FakeCudaReport, Row
+from sage_grpo.preflight.rehearsal.toy import Rehearsal, find_monitors, find_prompts, find_rewards, shrink
 from sage_grpo.registry import load_trusted_recipe, resolve_model
-from sage_grpo.rehearsal.fake_device import FakeDevice
-from sage_grpo.rehearsal.fake_ledger import Ledger, place_of_error
-from sage_grpo.rehearsal.fake_patches import pretended_cuda
-from sage_grpo.rehearsal.fake_report import FakeCudaReport, Row
-from sage_grpo.rehearsal.toy import Rehearsal, find_monitors, find_prompts, find_rewards, shrink
 from sage_grpo.training import build
 from sage_grpo.training.callbacks import Samples, Save, WeightAverage
 from sage_grpo.training.drift_gauge import DriftGauge

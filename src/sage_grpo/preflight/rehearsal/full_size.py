@@ -15,10 +15,10 @@ from pathlib import Path
 
 from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe, load_recipe
 from sage_grpo.distributed.device import HOST
-from sage_grpo.plan.memory import Memory, memory, model_states
-from sage_grpo.plan.probe import decoding, probe
+from sage_grpo.preflight.plan.memory import Memory, memory, model_states
+from sage_grpo.preflight.plan.probe import decoding, probe
+from sage_grpo.preflight.rehearsal.toy import Rehearsal, shrink
 from sage_grpo.registry import load_trusted_recipe, resolve_model
-from sage_grpo.rehearsal.toy import Rehearsal, shrink
 from sage_grpo.runs.folder import CHECKPOINTS
 from sage_grpo.training import build
 
@@ -152,7 +152,7 @@ def cached_bytes() -> int:
 def run_stage(name: str, folder: Path) -> Stage:
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
     done = subprocess.run(
-        [sys.executable, "-m", "sage_grpo.rehearsal.stage_worker", name, str(folder)],
+        [sys.executable, "-m", "sage_grpo.preflight.rehearsal.stage_worker", name, str(folder)],
         env=os.environ | {"PYTHONPATH": paths},
         capture_output=True,
         text=True,

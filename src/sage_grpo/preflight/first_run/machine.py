@@ -10,8 +10,8 @@ import torch
 from sage_grpo.config import ConfigError, RecipeConfig
 from sage_grpo.distributed.device import HOST, choose_device
 from sage_grpo.files import nearest_folder
-from sage_grpo.first_run.check import Check
-from sage_grpo.plan.memory import Memory
+from sage_grpo.preflight.first_run.check import Check
+from sage_grpo.preflight.plan.memory import Memory
 from sage_grpo.rewards.errors import RewardError
 from sage_grpo.training import build
 

@@ -14,14 +14,14 @@ from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe
 from sage_grpo.distributed.device import HOST, choose_device
 from sage_grpo.distributed.launch import ProcessFailure, launch
 from sage_grpo.files import atomic_write
-from sage_grpo.first_run import worker
-from sage_grpo.first_run.attention import attention_report, fastest
-from sage_grpo.first_run.check import Check
-from sage_grpo.first_run.machine import device_name, files_checks, machine_checks
-from sage_grpo.plan.calibration import Calibration, calibrate, write_calibration
-from sage_grpo.plan.estimate import Plan, estimate
-from sage_grpo.plan.hardware import find_gpu, guess_gpu
-from sage_grpo.plan.show import disk
+from sage_grpo.preflight.first_run import worker
+from sage_grpo.preflight.first_run.attention import attention_report, fastest
+from sage_grpo.preflight.first_run.check import Check
+from sage_grpo.preflight.first_run.machine import device_name, files_checks, machine_checks
+from sage_grpo.preflight.plan.calibration import Calibration, calibrate, write_calibration
+from sage_grpo.preflight.plan.estimate import Plan, estimate
+from sage_grpo.preflight.plan.hardware import find_gpu, guess_gpu
+from sage_grpo.preflight.plan.show import disk
 from sage_grpo.progress import Emit
 from sage_grpo.registry import load_trusted_recipe
 from sage_grpo.runs.folder import RunFolder

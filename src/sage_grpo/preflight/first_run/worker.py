@@ -1,4 +1,4 @@
-"""The iterations of a first run, in each of its processes: `python -m sage_grpo.first_run.worker FOLDER`."""
+"""The iterations of a first run, in each of its processes: `python -m sage_grpo.preflight.first_run.worker FOLDER`."""
 
 import sys
 from pathlib import Path

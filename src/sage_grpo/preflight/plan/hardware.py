@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sage_grpo.config import ConfigError
-from sage_grpo.plan.assumptions import Assumed
-from sage_grpo.plan.operations import Operation
-from sage_grpo.plan.probe import Cost
+from sage_grpo.preflight.plan.assumptions import Assumed
+from sage_grpo.preflight.plan.operations import Operation
+from sage_grpo.preflight.plan.probe import Cost
 from sage_grpo.suggest import did_you_mean
 
 GB, TB, TERA = 1e9, 1e12, 1e12

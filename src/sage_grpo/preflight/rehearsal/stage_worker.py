@@ -1,4 +1,4 @@
-"""One stage of a rehearsal at full size, in a separate process: `-m sage_grpo.rehearsal.stage_worker NAME FOLDER`."""
+"""One stage of a rehearsal at full size, as a process: `-m sage_grpo.preflight.rehearsal.stage_worker NAME FOLDER`."""
 
 import gc
 import json
@@ -21,9 +21,9 @@ from sage_grpo.core.rollout import keyed_noise
 from sage_grpo.distributed.device import HOST
 from sage_grpo.inference.export import export_run
 from sage_grpo.models.library_logging import quiet_libraries
+from sage_grpo.preflight.rehearsal.full_size import RECIPE, Stage
+from sage_grpo.preflight.rehearsal.toy import PROMPTS, Rehearsal, StandIn, find_prompts
 from sage_grpo.registry import load_trusted_recipe, resolve_model
-from sage_grpo.rehearsal.full_size import RECIPE, Stage
-from sage_grpo.rehearsal.toy import PROMPTS, Rehearsal, StandIn, find_prompts
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.weights.prepare import storage_dtypes
 

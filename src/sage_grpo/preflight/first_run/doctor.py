@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from sage_grpo.evaluation.catalogue import catalogue
 from sage_grpo.files import nearest_folder
-from sage_grpo.first_run.check import Check
+from sage_grpo.preflight.first_run.check import Check
 from sage_grpo.registry import installed_version, packages_of
 
 OLDEST = (3, 11)
@@ -90,8 +90,8 @@ def devices() -> Iterator[Check]:
         import torch  # noqa: PLC0415 - a broken one is found here, not when this file is read
 
         from sage_grpo.distributed.device import HOST, allocator, backends, choose_device  # noqa: PLC0415
-        from sage_grpo.first_run.attention import attention_report, fastest  # noqa: PLC0415
-        from sage_grpo.first_run.machine import device_memory, device_name  # noqa: PLC0415
+        from sage_grpo.preflight.first_run.attention import attention_report, fastest  # noqa: PLC0415
+        from sage_grpo.preflight.first_run.machine import device_memory, device_name  # noqa: PLC0415
     except (ImportError, OSError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         yield Check("torch", False, first, "pip install --force-reinstall torch")

@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.table import Table
 
 from sage_grpo.config import RecipeConfig
-from sage_grpo.plan.assumptions import Assumption, assume, kernel_of, rows
-from sage_grpo.plan.estimate import FRACTION, PIXELS, Plan
-from sage_grpo.plan.interruptions import GPU_HOURS_PER_FAILURE, lost_share
-from sage_grpo.plan.memory import Phase
-from sage_grpo.plan.proposals import Proposal
-from sage_grpo.plan.sweep import Cell, pays
+from sage_grpo.preflight.plan.assumptions import Assumption, assume, kernel_of, rows
+from sage_grpo.preflight.plan.estimate import FRACTION, PIXELS, Plan
+from sage_grpo.preflight.plan.interruptions import GPU_HOURS_PER_FAILURE, lost_share
+from sage_grpo.preflight.plan.memory import Phase
+from sage_grpo.preflight.plan.proposals import Proposal
+from sage_grpo.preflight.plan.sweep import Cell, pays
 
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 INDEXED = 2**31  # elements that 32 bits can count
