@@ -50,3 +50,21 @@ def test_the_first_screen_answers_five_questions(browser, built, tmp_path, place
     below = {question: page.evaluate(LAST_LINE, answer) for question, answer in ANSWERS.items()}
     page.close()
     assert {question: bottom for question, bottom in below.items() if bottom > height} == {}
+
+
+NARROW = """least => ["p", "table", ".highlight"]
+  .flatMap(kind => [...document.querySelectorAll(`.doc-contents > ${kind}`)])
+  .filter(part => part.getClientRects().length && part.getBoundingClientRect().width < least)
+  .map(part => part.textContent.trim().slice(0, 60))"""
+
+
+def test_pages_of_the_api_use_the_width_of_a_screen(browser, built):
+    """Styles of ours are not for the generator's classes: one of them laid docstrings in columns of one letter."""
+    page, pages = browser.new_page(viewport={"width": 1280, "height": 800}), sorted((built / "api").glob("*.html"))
+    assert len(pages) >= 6
+    narrow = {}
+    for path in pages:
+        page.goto(path.as_uri())
+        narrow[path.name] = page.evaluate(NARROW, 400)
+    page.close()
+    assert {name: parts for name, parts in narrow.items() if parts} == {}
