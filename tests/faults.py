@@ -172,7 +172,7 @@ def main():
     chosen = [fault for fault in FAULTS if not asked.names or fault.package in asked.names]
     if asked.list:
         for fault in chosen:
-            print(f"{fault.package:<12} {fault.idea} ({fault.path}; {', '.join(fault.tests)})")
+            print(f"{fault.package:<20} {fault.idea} ({fault.path}; {', '.join(fault.tests)})")
         return 0
     rows = []
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:

@@ -8,10 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 
 FOLDER = "SAGE_GRPO_SHARED_PLANS"  # where one session of the tests keeps what was counted
-COUNTED = (
-    "_probe",
-    "_decoding",
-)  # functions of `sage_grpo.preflight.plan.estimate`, by settings
+# functions of `sage_grpo.preflight.plan.estimate`, by the settings that they depend on
+COUNTED = ("_probe", "_decoding")
 
 
 def shared(look, folder):

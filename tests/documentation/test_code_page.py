@@ -40,7 +40,7 @@ def test_each_file_needs_only_those_before_it():
 
 def test_floors_are_those_of_the_test():
     rows = re.findall(r"^\| (\d+) \| ([^|]+) \|", SECTIONS["Floors"], re.M)
-    shown = {name: int(floor) for floor, names in rows for name in re.findall(r"`(\w+)`", names)}
+    shown = {name: int(floor) for floor, names in rows for name in re.findall(r"`([\w/]+)`", names)}
     assert shown == FLOORS
     assert [int(floor) for floor, _ in rows] == sorted(set(FLOORS.values()), reverse=True)
 

@@ -19,7 +19,7 @@ from sage_grpo.files import write_json
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.runs.redact import clean_command, clean_recipe, clean_text
 from sage_grpo.training import environment
-from sage_grpo.training.bookkeeping import describe
+from sage_grpo.training.bookkeeping import write_start
 from sage_grpo.training.environment import describe_environment
 
 
@@ -157,7 +157,7 @@ def test_a_run_keeps_its_command_and_its_secrets_to_its_owner(tmp_path, monkeypa
     assert PLANTED not in (tmp_path / "environment.json").read_text()
     assert (tmp_path / "environment.json").stat().st_mode & 0o777 == 0o600
     config = load_recipe("lab", [f"model.options.api_key={PLANTED}", f"run.out={tmp_path / 'run'}"])
-    describe(RunFolder(tmp_path / "run"), config, None, resumed=False)
+    write_start(RunFolder(tmp_path / "run"), config, resumed=False)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run").iterdir()}
     assert modes == {"config.yaml": 0o600, "environment.json": 0o600}
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.callback import Rollouts
 from sage_grpo.core.comm import Comm
-from sage_grpo.core.protocols import PromptSource, Videos
+from sage_grpo.core.protocols import Prompt, Videos
 from sage_grpo.core.reward import Reward
 from sage_grpo.core.rollout import Key, Prefixes, Trajectory, sample, velocity_at
 from sage_grpo.core.scores import Scores
@@ -25,21 +25,29 @@ class RewardFailure(UserError, RuntimeError):
 def collect(
     model: VideoModel,
     reward: Reward,
-    prompts: PromptSource,
+    prompts: Sequence[Prompt],
     config: AlgorithmConfig,
     windows: Windows,
     iteration: int,
     *,
     comm: Comm,
 ) -> Rollouts:
-    """Sample this rank's part of an iteration's videos (P prompts × G), decode them and submit them for scoring.
+    """Sample this rank's part of an iteration's videos, decode them and submit them for scoring.
 
     Noise is keyed by the global index of a sample, never by rank.
+
+    Args:
+        model: Has the weights of the policy that makes the rollouts.
+        reward: Gets the videos, in batches or group by group.
+        prompts: The P prompts of the iteration. G videos are made of each, on all ranks together.
+        config: Says how videos are sampled, and how many.
+        windows: Gives the kernel table of each prompt.
+        iteration: Number of the iteration, which keys the noise.
+        comm: Says which of the videos are this rank's.
     """
     size, group = config.policy.batch_size, config.policy.num_generations
-    dealt = prompts(iteration * config.policy.prompts_per_iteration, config.policy.prompts_per_iteration)
     mine = my_samples(config.rollouts, comm.num_replicas, comm.replica)
-    out = Rollouts([dealt[i // group] for i in mine])
+    out = Rollouts([prompts[i // group] for i in mine])
     prefixes, tables = Prefixes() if windows.share_prefixes else None, windows.tables(iteration)
     for first in mine[::size]:
         batch = range(first, first + size)
@@ -47,7 +55,7 @@ def collect(
         shared: list[Key] = [(config.seed, iteration, i // group * group) for i in batch]
         initial = shared if config.sampling.shared_initial_noise else samples
         trajectory = sample(
-            model, [dealt[i // group] for i in batch], tables[first // group], initial, samples, prefixes
+            model, [prompts[i // group] for i in batch], tables[first // group], initial, samples, prefixes
         )
         out.trajectories.append(trajectory)
         _decode(out, model, reward, comm, config)

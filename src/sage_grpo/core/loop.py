@@ -1,4 +1,4 @@
-"""The whole algorithm: rollout → reward → advantage → update → anchor, with callbacks along the way."""
+"""The algorithm: rollout → reward → advantage → update → anchor, with callbacks along the way."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +23,7 @@ from sage_grpo.core.reward import Reward
 from sage_grpo.core.rollout import Trajectory
 from sage_grpo.core.selection import TrainBatch, best_and_worst, has_signal, pack
 from sage_grpo.core.update import UpdateResult, UpdateStep, trained_steps, update
-from sage_grpo.core.video_model import VideoModel, networks
+from sage_grpo.core.video_model import VideoModel, load_trained_state, networks, trained_state
 from sage_grpo.core.windows import Windows
 from sage_grpo.math.advantage import dimension_advantages, group_advantages, weighted_reward
 from sage_grpo.math.controller import KLRule, KLWeight, initial_weight, next_weight
@@ -58,16 +58,22 @@ class Loop:
         self.equalizer = point_weights(self.objective, self.table, config)
 
     def rollout(self) -> Rollouts:
-        """Sample this rank's part of an iteration's videos, decode them and submit them for scoring (`collect`)."""
+        """Sample this rank's part of an iteration's videos (P prompts × G), decode them and submit them for scoring.
+
+        Noise is keyed by the global index of a sample, never by rank.
+        """
+        count = self.config.policy.prompts_per_iteration
+        prompts = self.prompts(self.iteration * count, count)
         if self.objective.averages and OLD not in self.bank:
             self.bank.save(OLD)
         with self._old():  # once: putting a copy in place may move all weights
-            return collect(
-                self.model, self.reward, self.prompts, self.config, self.windows, self.iteration, comm=self.comm
-            )
+            return collect(self.model, self.reward, prompts, self.config, self.windows, self.iteration, comm=self.comm)
 
     def score(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
-        """Wait for a rollout's scores, and return those of all ranks (N, R) with a mask (N, R) of the valid ones."""
+        """Wait for a rollout's scores, and return those of all ranks (N, R) with a mask (N, R) of the valid ones.
+
+        There is one row per video, in the order of the rollouts, and one column per score; float64, on the host.
+        """
         return gather_scores(rollouts, self.reward.names, self.comm, lambda scores: self._call("on_scores", scores))
 
     def iterate(self) -> Metrics:
@@ -113,10 +119,7 @@ class Loop:
 
     @property
     def needs_old_velocity(self) -> bool:
-        """Whether the old policy needs forward passes of its own before the first update, at renoised points.
-
-        True if the old policy is an average of the trained one, or if the rollout serves several updates.
-        """
+        """Whether the old policy needs forward passes of its own before the first update, at renoised points."""
         return needs_old_velocity(self.objective, self.config)
 
     def _old(self) -> AbstractContextManager[None]:
@@ -225,9 +228,8 @@ class Loop:
 
         Noise and random orders are not part of the state, because they follow from seed and iteration alone.
         """
-        trained = {n: p.detach() for n, p in self.model.module.named_parameters() if p.requires_grad}
         return {
-            "model": trained | dict(self.model.module.named_buffers()),
+            "model": trained_state(self.model.module),
             "optimizer": self.optimizer.state_dict(),
             "bank": self.bank.state_dict(),
             "kl_weight": asdict(self.kl_weight),
@@ -237,10 +239,7 @@ class Loop:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        targets = dict(self.model.module.named_parameters()) | dict(self.model.module.named_buffers())
-        with torch.no_grad():
-            for name, value in state["model"].items():
-                targets[name].copy_(value)
+        load_trained_state(self.model.module, state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.bank.load_state_dict(state["bank"])
         self.kl_weight = KLWeight(**state["kl_weight"] | {"recent": tuple(state["kl_weight"]["recent"])})

@@ -1,5 +1,4 @@
-"""What models, rewards and the algorithm exchange: prompts and videos; and where prompts and copies of weights come
-from."""
+"""Prompts and videos, as models and rewards exchange them, and the sources of prompts and of copies of weights."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager

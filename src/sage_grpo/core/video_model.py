@@ -194,6 +194,20 @@ def networks(module: nn.Module) -> dict[str, nn.Module]:
     return dict(module.items()) if isinstance(module, nn.ModuleDict) else {"transformer": module}
 
 
+def trained_state(module: nn.Module) -> dict[str, Tensor]:
+    """Return what training changes in a network: its trainable parameters and its buffers, by name."""
+    trained = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+    return trained | dict(module.named_buffers())
+
+
+@torch.no_grad()
+def load_trained_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Overwrite parameters and buffers of a network by those that `trained_state` returned."""
+    targets = dict(module.named_parameters()) | dict(module.named_buffers())
+    for name, value in state.items():
+        targets[name].copy_(value)
+
+
 def whole(x: Tensor) -> Tensor:
     """Return `x` itself, or the full tensor if each process has only a shard of `x`.
 

@@ -5,24 +5,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from pathlib import Path
 
 from sage_grpo.config import ConfigError, RecipeConfig, dump_recipe
 from sage_grpo.core.loop import Loop
 from sage_grpo.distributed.gpu_check import Speed
 from sage_grpo.distributed.processes import Processes
-from sage_grpo.files import atomic_write, sweep, why_not_writable, write_json
+from sage_grpo.files import atomic_write, sweep, write_json
 from sage_grpo.runs.folder import ENVIRONMENT, RECIPE, RunFolder
 from sage_grpo.runs.lock import take
 from sage_grpo.runs.redact import clean_settings
 from sage_grpo.training.environment import describe_environment
-
-
-def check_places(config: RecipeConfig) -> None:
-    """Refuse folders that cannot be written, before anything is loaded."""
-    for key, place in (("run.out", config.run.out), ("run.checkpoints", config.run.checkpoints)):
-        if place and "://" not in place and (why := why_not_writable(Path(place))):
-            raise ConfigError(f"{key}: {why}; name another folder")
 
 
 @contextmanager
@@ -31,7 +23,7 @@ def alone(files: RunFolder, processes: Processes | None) -> Iterator[None]:
 
     Before it does, while none of them can write, it removes the unfinished files of earlier parts that were killed.
     """
-    main = _is_main(processes)
+    main = processes is None or processes.main
     lock = take(files.lock) if main else None
     if lock is not None:
         samples = (sample.path for sample in files.samples().values())
@@ -49,42 +41,24 @@ def alone(files: RunFolder, processes: Processes | None) -> Iterator[None]:
             os.close(lock)
 
 
-def _is_main(processes: Processes | None) -> bool:
-    return processes is None or processes.main
-
-
-def describe(
-    files: RunFolder,
-    config: RecipeConfig,
-    processes: Processes | None,
-    *,
-    resumed: bool,
-    speeds: Sequence[Speed] = (),
-) -> None:
+def write_start(files: RunFolder, config: RecipeConfig, speeds: Sequence[Speed] = (), *, resumed: bool) -> None:
     """Write the recipe, the environment and the speeds of the devices into the folder, once per start or resume.
 
-    Only the first process writes.
+    What the folder says of an earlier end is removed, because the run has not ended.
     """
-    if not _is_main(processes):
-        return
     files.path.mkdir(parents=True, exist_ok=True)
     number = len(files.parts(ENVIRONMENT)) if resumed else 0
     values = config.model_dump(mode="json")
     secret = clean_settings(values) != values  # a recipe must be kept as it is, but need not be read by everyone
     atomic_write(files.part(RECIPE, number), dump_recipe(config).encode(), private=secret)
     write_json(files.part(ENVIRONMENT, number), describe_environment(), private=True)
+    files.end.unlink(missing_ok=True)
     if speeds:
         write_json(files.speeds, [asdict(speed) for speed in speeds])
-    files.end.unlink(missing_ok=True)  # of the part before: this one has not ended
 
 
-def write_end(files: RunFolder, loop: Loop, processes: Processes | None, error: str | None = None) -> None:
-    """Write into the folder how the run ended. A run whose folder does not say so was killed or still runs.
-
-    Only the first process writes.
-    """
-    if not _is_main(processes):
-        return
+def write_end(files: RunFolder, loop: Loop, error: str | None = None) -> None:
+    """Write into the folder how the run ended. A run whose folder does not say so was killed or still runs."""
     facts = {"iteration": loop.iteration, "stop_reason": loop.stop_reason, "error": error}
     with suppress(OSError):  # a full disk is reported by what filled it
         write_json(files.end, facts | {"time": time.time()})

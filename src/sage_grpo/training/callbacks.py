@@ -1,4 +1,4 @@
-"""Callbacks of a run: averaged weights, logs, sample videos, stops and checkpoints."""
+"""Callbacks of a run: averaged weights, logs, sample videos and checkpoints."""
 
 import math
 import time

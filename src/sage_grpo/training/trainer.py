@@ -20,15 +20,15 @@ from sage_grpo.distributed.gpu_check import Speed, check_gpus
 from sage_grpo.distributed.processes import join
 from sage_grpo.distributed.shard import base_weights
 from sage_grpo.distributed.watchdog import Watchdog
-from sage_grpo.errors import UserError
 from sage_grpo.rewards.function import CompositeReward
 from sage_grpo.runs.folder import RunFolder
 from sage_grpo.runs.redact import clean_settings, clean_text
 from sage_grpo.runs.tracker import Tracker
 from sage_grpo.training import build
 from sage_grpo.training.attention_watch import watch_first_pass
-from sage_grpo.training.bookkeeping import alone, check_places, describe, write_end
+from sage_grpo.training.bookkeeping import alone, write_end, write_start
 from sage_grpo.training.callbacks import Clock, Log, Samples, Save, WeightAverage
+from sage_grpo.training.checks import check_groups, check_places, check_samples
 from sage_grpo.training.drift_gauge import INITIAL, DriftGauge
 from sage_grpo.training.encode import encode_ahead
 from sage_grpo.training.progress import ProgressCallback
@@ -117,8 +117,8 @@ class Trainer:
             )
         except ValueError as error:  # a layout or kernel that the recipe should not have asked for
             raise ConfigError(str(error)) from error
-        self._check_groups()
-        self._check_samples()
+        check_groups(recipe, self.reward, self.loop.comm)
+        check_samples(recipe, self.model)
 
     def _rewards(
         self, rewards: Sequence[Reward | Callable[..., Any]] | None, recipe: RecipeConfig
@@ -143,24 +143,6 @@ class Trainer:
             build.share(model, self.config, self.processes)
         return model
 
-    def _check_groups(self) -> None:
-        """Refuse a layout where a reward compares the videos of a prompt, but no process has all of them."""
-        world, group = self.loop.comm.num_replicas, self.config.policy.num_generations
-        share = self.config.rollouts // world
-        if self.reward.groupwise and share % group:
-            raise ConfigError(
-                f"a reward compares the videos of a prompt, but a process makes {share} of {group}; use "
-                f"policy.prompts_per_iteration={world * max(share // group, 1)} or fewer processes"
-            )
-
-    def _check_samples(self) -> None:
-        """Refuse a size of sample videos that the model cannot make, before the first of them is made."""
-        try:
-            with self.model.resized(**self.config.run.sample_size if self.config.run.sample_every else {}):
-                pass
-        except UserError as error:
-            raise ConfigError(f"run.sample_frames, sample_height, sample_width: {error}") from error
-
     def train(self) -> Result:
         """Train from the newest checkpoint of the run folder, or from the start if there is none; return the outcome.
 
@@ -175,9 +157,9 @@ class Trainer:
         if isinstance(self.prompts, Prompts):
             encode_ahead(self.model, self.prompts, config, self.processes, watchdog.mark, self.console)
         resumed = self._resume()
-        describe(self.files, config, self.processes, resumed=resumed, speeds=self._speeds)
         trackers = list[Tracker]()
         if self.main:
+            write_start(self.files, config, self._speeds, resumed=resumed)
             cleaned = clean_settings(config.model_dump(mode="json"))
             # resume_at: a run killed before its first checkpoint starts over, and so do its curves
             trackers = make_trackers(
@@ -206,13 +188,15 @@ class Trainer:
                 saver.wait()
         except Exception as error:
             watchdog.fail(error)  # first: trackers may take their time to close
-            write_end(self.files, loop, self.processes, f"{type(error).__name__}: {clean_text(str(error))[:400]}")
+            if self.main:
+                write_end(self.files, loop, f"{type(error).__name__}: {clean_text(str(error))[:400]}")
             raise
         finally:
             for tracker in trackers:
                 tracker.close()
         seconds = time.perf_counter() - started
-        write_end(self.files, loop, self.processes)
+        if self.main:
+            write_end(self.files, loop)
         result = Result(self.folder, loop.iteration, log.first, log.last, seconds, loop.stop_reason, self.gauge.alarms)
         summarize(result, config, self.console)
         return result
