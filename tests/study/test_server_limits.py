@@ -139,3 +139,17 @@ def test_a_slow_line_gets_the_whole_video(make, start, monkeypatch):
     line.close()
     assert time.monotonic() - began > 1
     assert data.endswith(whole)
+
+
+@pytest.mark.parametrize(
+    ("error", "printed"), [(BrokenPipeError(), False), (TimeoutError(), False), (KeyError(1), True)]
+)
+def test_a_browser_that_hangs_up_prints_no_traceback(make, start, capfd, error, printed):
+    server = start(*make()).server
+    try:
+        raise error
+    except type(error):
+        server.handle_error(None, ("192.0.2.7", 1))
+    said = capfd.readouterr().err
+    assert ("Traceback" in said) == printed
+    assert "192.0.2.7" not in said

@@ -9,6 +9,7 @@ import hmac
 import json
 import re
 import socket
+import sys
 import time
 import traceback
 from base64 import b64encode
@@ -91,8 +92,9 @@ class Server(GuardedServer):
         self.url = f"{public.rstrip('/') if public else f'http://{name}:{self.server_address[1]}'}{self.base}/"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Print the traceback of an error as usual, but without the rater's address."""
-        traceback.print_exc()
+        """Print the traceback of an error, without the rater's address; nothing if the browser has hung up."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            traceback.print_exc()
 
     def study(self) -> dict[str, Any]:
         plan = self.store.plan
