@@ -18,7 +18,7 @@ from sage_grpo.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 
-LIMIT = 10.0  # seconds; a busy machine needs some for the steps before the hang
+LIMIT = 12.0  # seconds; a busy machine needs some for the steps before the hang
 
 
 class Sleeper:
@@ -75,10 +75,10 @@ def test_one_rank_sleeps_and_all_tell_where_they_stand(tmp_path):
     assert "all_gather" in files["rank-0000.txt"]  # it waits in C, for the other
     assert all("MainThread:" in files[name] and "watchdog:" in files[name] for name in files if "rank" in name)
     lines = files["report.txt"].splitlines()
-    assert lines[0].startswith("error: no progress for 0.1 minutes (run.hang_minutes)")
+    assert lines[0].startswith("error: no progress for 0.2 minutes (run.hang_minutes)")
     assert str(tmp_path / "run" / "hang") in lines[0]
     assert "rank 1" in lines[1]  # the least progress
-    assert "1 iterations and 2 updates, last seen at a pass of the network 0.1 min ago" in lines[1]
+    assert "1 iterations and 2 updates, last seen at a pass of the network 0.2 min ago" in lines[1]
     assert "rank 0" in lines[2]
     assert "last seen at a scored batch" in lines[2]
     assert stderr.count(files["report.txt"]) == 1
