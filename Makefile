@@ -66,7 +66,7 @@ bare:             ## the quick tests where only the package and pytest are insta
 	$(BARE)/bin/pytest -m '' --collect-only -qq
 	$(MAKE) quick PYTHON=$(BARE)/bin/python
 
-coverage:         ## lines of the package that the tests of CI run, in all their processes; half an hour
+coverage:         ## lines of the package that the tests of CI run, in all their processes; an hour
 	$(PYTHON) -m coverage erase
 	SAGE_GRPO_ALL=1 $(PYTHON) -m coverage run -m pytest -q -m 'not sweep' -n 2 --dist worksteal
 	$(PYTHON) -m coverage combine --quiet
