@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from sage_grpo.cli import app
 from sage_grpo.distributed.device import HOST
-from sage_grpo.preflight.first_run import attention
+from sage_grpo.preflight.first_run import attention, run
 from sage_grpo.preflight.plan.hardware import guess_gpu
 
 runner = CliRunner()
@@ -49,6 +49,21 @@ def test_what_is_missing_is_told_and_written_down(tmp_path):
     assert "nowhere" in report["error"]
     assert {check["name"] for check in report["checks"] if not check["ok"]} == {"prompts", "rewards"}
     assert not (out / "run").exists()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no kernel image is available"), KeyboardInterrupt()])
+def test_an_error_of_a_driver_is_in_the_report_too(tmp_path, monkeypatch, error):
+    """What a new machine raises is rarely an error of ours, and the report is what a user can send."""
+
+    def broken(*details):
+        raise error
+
+    monkeypatch.setattr(run, "estimate", broken)
+    with pytest.raises(type(error)):
+        run.first_run("lab-fast", [], tmp_path / "first", 1, None, emit=lambda text: None)
+    report = json.loads((tmp_path / "first" / "first-run.json").read_text())
+    assert report["error"] == f"{type(error).__name__}: {error}"
+    assert report["checks"]
 
 
 def test_attention_that_rounds_differently_is_seen(monkeypatch):

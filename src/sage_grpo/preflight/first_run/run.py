@@ -38,8 +38,7 @@ def first_run(
 ) -> dict[str, Any]:
     """Check the machine, run `count` iterations of a recipe, and return the report, which is also written to `folder`.
 
-    If a step fails, its error is raised. The report in `folder` then has the results so far, and the message of the
-    error if it is a ConfigError or ProcessFailure.
+    If a step fails, its error is raised. The report in `folder` then has the results so far and the error.
 
     Args:
         source: The recipe, as in `load_recipe`.
@@ -75,8 +74,9 @@ def first_run(
         report |= measured(config, folder, plan)
         if gpu or device != HOST:  # of the host there is no plan to calibrate
             report["calibration"] = calibration(config, folder, plan, kind)
-    except (ConfigError, ProcessFailure) as error:
-        report["error"] = clean_text(str(error))
+    except BaseException as error:
+        known = isinstance(error, ConfigError | ProcessFailure)
+        report["error"] = clean_text(str(error) if known else f"{type(error).__name__}: {error}")
         raise
     finally:
         atomic_write(folder / REPORT, json.dumps(report, indent=1).encode())
