@@ -72,6 +72,7 @@ def test_recipes_and_settings_of_the_page_exist():
     assert not unknown(text)
 
 
+@pytest.mark.slow
 def test_every_table_and_figure_has_its_row():
     """Each experiment of `sage-grpo paper` is on the page, and each command there exists, with its recipe."""
     from sage_grpo.paper.experiments import EXPERIMENTS

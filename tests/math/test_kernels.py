@@ -52,6 +52,7 @@ def test_registered_kernels_are_under_contract():
     ],
     ids=["wrong variance", "wrong direction", "infinite"],
 )
+@pytest.mark.slow  # seconds, where a fault is found late
 def test_contract_catches_a_broken_kernel(monkeypatch, fault, check):
     monkeypatch.setitem(KERNELS, "broken", kernels.Kernel(fault, converges=True, holds_x0=False))
     with pytest.raises(AssertionError):
