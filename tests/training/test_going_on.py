@@ -122,6 +122,16 @@ def test_files_of_killed_writers_are_removed(tmp_path):
     assert not any(file.exists() for file in left)
 
 
+def test_what_cannot_be_removed_does_not_end_a_run(tmp_path, monkeypatch):
+    """The other processes would wait for the first one, which no watchdog looks after yet."""
+
+    def refused(folder):
+        raise PermissionError(13, "not yours", str(folder))
+
+    monkeypatch.setattr("sage_grpo.training.bookkeeping.sweep", refused)
+    assert make(tmp_path, iterations=1).train().iterations == 1
+
+
 def test_resume_with_other_prompts_is_refused(tmp_path):
     make(tmp_path, iterations=2).train()
     with pytest.raises(ConfigError, match="the prompts are not those of"):

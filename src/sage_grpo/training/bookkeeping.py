@@ -26,9 +26,10 @@ def alone(files: RunFolder, processes: Processes | None) -> Iterator[None]:
     main = processes is None or processes.main
     lock = take(files.lock) if main else None
     if lock is not None:
-        samples = (sample.path for sample in files.samples().values())
-        for folder in (files.path, *samples, *files.hangs.glob("*")):
-            sweep(folder)
+        with suppress(OSError):  # what is left harms nobody, and the other processes wait for the news below
+            samples = (sample.path for sample in files.samples().values())
+            for folder in (files.path, *samples, *files.hangs.glob("*")):
+                sweep(folder)
     busy = main and lock is None
     if processes:
         busy = any(processes.everybody(busy))
