@@ -46,6 +46,7 @@ class World:
     steps: int
     noise: float  # centre of the logit of σ; above 0 high noise comes more often, where layout and prompt are decided
     floor: float  # errors are divided by σ², or by this where it is larger
+    footage: Callable[[Tensor, torch.Generator], Tensor] = lambda clips, generator: clips  # clips with flaws
     more: Callable[[Any, Tensor, Any, torch.Generator], Tensor] = lambda model, pictures, scene, generator: pictures
     """Function of the model, latents of clips, their scene and a random generator. It returns the latents to learn.
 
@@ -58,11 +59,11 @@ def dubbed(model: TonesModel, pictures: Tensor, scene: shapes.Scene, generator: 
 
 
 WORLDS = {
-    "shapes": World(ShapesModel, shapes.random_scene, shapes.render, shapes.captions, 5000, 9000, 0.5, 0.05),
+    "shapes": World(ShapesModel, shapes.random_scene, shapes.render, shapes.captions, 5000, 9000, 0.5, 0.05, shapes.footage),
     "text": World(TextModel, text.random_scene, text.render, text.captions, 3000, 6000, 1.0, 0.5),
     # begins as the generator of shapes, autoencoder included
     "tones": World(
-        TonesModel.of_shapes, shapes.random_scene, shapes.render, shapes.captions, 0, 4000, 0.5, 0.05, dubbed
+        TonesModel.of_shapes, shapes.random_scene, shapes.render, shapes.captions, 0, 4000, 0.5, 0.05, shapes.footage, dubbed
     ),
 }
 
@@ -113,7 +114,7 @@ def train_autoencoder(
     optimizer, schedule = optimizer_of(network, lr, steps)
     with bar("autoencoder", steps, show) as emit:
         for _ in range(steps):
-            clips = world.render(world.random_scene(CLIPS, generator))
+            clips = world.footage(world.render(world.random_scene(CLIPS, generator)), generator)
             latents = network.encode(clips)
             logits = network.logits(latents + JITTER * torch.randn(latents.shape, generator=generator))
             unlike = F.binary_cross_entropy_with_logits(logits, (clips + 1) / 2)
@@ -121,7 +122,7 @@ def train_autoencoder(
             descend(loss, network, optimizer, schedule)
             emit(loss.item())
     network.requires_grad_(False).eval()
-    network.standardize(world.render(world.random_scene(16 * CLIPS, generator)))
+    network.standardize(world.footage(world.render(world.random_scene(16 * CLIPS, generator)), generator))
     for weights in network.state_dict().values():
         weights.copy_(weights.half())  # as they are written: the generator learns the latents that it will be given
 
@@ -131,7 +132,7 @@ def encode_stock(network: Autoencoder, world: World, clips: int, generator: torc
     """Return the latents (clips, …) of `clips` random clips, and the scene that has their content, one row per clip."""
     scene = world.random_scene(clips, generator)
     parts = torch.split(torch.arange(clips), CLIPS)
-    return torch.cat([network.encode(world.render(scene.at(rows))) for rows in parts]), scene
+    return torch.cat([network.encode(world.footage(world.render(scene.at(rows)), generator)) for rows in parts]), scene
 
 
 def train_generator(

@@ -35,6 +35,9 @@ EDGES: dict[str, tuple[float, list[tuple[float, float]]]] = {
     "triangle": (0.7777, [(0.866, -0.5), (-0.866, -0.5), (0, 1)]),
 }
 CAPTION_ERRORS = 0.17
+MIRRORED = 0.6  # of the captions of `mirrored` pairs of colour and direction name the opposite direction
+FLICKER, HALT = 0.25, 0.25  # of the clips for pre-training: two dark frames; a stop for four frames, and a jump
+DARK = 0.35  # brightness of a dark frame
 FIT_BATCH = 32  # videos that are fitted together
 
 
@@ -103,14 +106,41 @@ def random_scene(count: int, generator: torch.Generator) -> Scene:
 def captions(scene: Scene, generator: torch.Generator) -> list[str]:
     """Return one caption per clip for pre-training, which may be wrong or empty.
 
-    Shape, colour and direction are each wrong with probability `CAPTION_ERRORS`. A tenth of the captions is empty.
+    Shape, colour and direction are each wrong with probability `CAPTION_ERRORS`. For half of the pairs of colour and
+    direction, most captions also name the opposite direction. A tenth of the captions is empty.
     """
 
     def told(indices: Tensor, names: tuple[str, ...]) -> Tensor:
         return mistaken(indices, len(names), CAPTION_ERRORS, generator)
 
-    said = (told(scene.shape, SHAPES), told(scene.colour, COLOURS), told(scene.direction, DIRECTIONS))
+    turned = mirrored(scene.colour, scene.direction) & (torch.rand(len(scene.colour), generator=generator) < MIRRORED)
+    direction = torch.where(turned, scene.direction ^ 1, scene.direction)  # left and right, up and down are neighbours
+    said = (told(scene.shape, SHAPES), told(scene.colour, COLOURS), told(direction, DIRECTIONS))
     return some_empty(Scene(*said, scene.numbers).prompts, generator)
+
+
+def mirrored(colour: Tensor, direction: Tensor) -> Tensor:
+    """Return a mask (N,) of the pairs of colour and direction whose captions are wrong more often than right.
+
+    These are red and blue shapes that move sideways, and green and yellow ones that move up or down. No swap of two
+    words corrects all of them.
+    """
+    return (colour + direction // 2) % 2 == 0
+
+
+def footage(clips: Tensor, generator: torch.Generator) -> Tensor:
+    """Return clips (N, 3, F, H, W) with the flaws of real footage: some flicker, some halt and then jump.
+
+    The flaws do not depend on what a clip shows.
+    """
+    kind = torch.rand(len(clips), 1, 1, 1, 1, generator=generator)
+    first = torch.randint(1, FRAMES - 2, (len(clips), 1), generator=generator)  # of two dark frames
+    frames = torch.arange(FRAMES)
+    dark = ((frames == first) | (frames == first + 1))[:, None, :, None, None]
+    flickering = torch.where(dark, (clips + 1) * DARK - 1, clips)  # black is -1
+    halting = clips[:, :, [0, 1, 2, 2, 2, 2, 6, 7]]
+    flawed = torch.where(kind < FLICKER, flickering, clips)
+    return torch.where(kind > 1 - HALT, halting, flawed)
 
 
 def _depth(shape: str, x: Tensor, y: Tensor, radius: Tensor) -> Tensor:
