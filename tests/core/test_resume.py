@@ -31,9 +31,10 @@ class Save(Callback):
 policy = {"num_iterations": 2, "timestep_fraction": 0.6, "select": 1, "flat_groups": "skip", "batch_size": 2}
 kl = {"anchor": "moving", "ref_model_sync_steps": 7, "share": 0.5, "low": 1e-3, "high": 1.0, "warmup": 5,
       "feedback": "lagrangian", "target": 1e-7}
+outside = {"outside_weight": 0.5, "outside_share": 0.3}
 if objective == "grpo":
     window = {"size": 3, "per": "prompt", "range": (0.2, 1)}
-    config = make_config(policy=policy, kl=kl, sampling={"window": window, "order": 2, "tail": 0.5})
+    config = make_config(policy=policy, kl=kl | outside, sampling={"window": window, "order": 2, "tail": 0.5})
 else:
     old = {"objective_settings": {"decay_rise": 0.1}} if objective == "nft" else {}
     config = objective_config(objective, policy=policy | old, kl=kl | {"decay": 0.5}, sampling={"order": 2})

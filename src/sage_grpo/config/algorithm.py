@@ -94,6 +94,15 @@ class SamplingConfig(Settings):
         return self.window.size or len(self.window_range)
 
     @property
+    def untrained_steps(self) -> list[int]:
+        """The indices of the steps of a whole rollout that no window covers."""
+        if not isinstance(self.window.start, int):
+            covered = self.window_range
+        else:
+            covered = range(self.window.start, self.window.start + self.window_size)
+        return [step for step in range(self.steps) if step not in covered]
+
+    @property
     def window_starts(self) -> range:
         """The indices of the rollout's steps at which a window may begin."""
         return self.window_range[: len(self.window_range) - self.window_size + 1]
@@ -157,6 +166,13 @@ class KLConfig(Settings):
     ref_model_sync_steps: int = Field(10, ge=1, description="a moving anchor is renewed every N updates")
     anchor_weight: float = Field(1.0, ge=0, description="weight of KL(θ‖anchor)")
     old_weight: float = Field(0.1, ge=0, description="weight of KL(θ‖rollout policy)")
+    outside_weight: float = Field(
+        0.0,
+        ge=0,
+        description="price of changed velocities at noise levels outside all windows, where nothing else holds them; "
+        "λ does not multiply it",
+    )
+    outside_share: float = Field(0.25, gt=0, le=1, description="share of the videos at which this change is measured")
     estimator: Literal["exact", "sampled"] = Field(
         "exact",
         description="of KL(θ‖rollout policy): in closed form, or estimated from the rollout's steps (Eq. 15); with one "
@@ -225,6 +241,11 @@ class AlgorithmConfig(Settings):
             raise ValueError(f"num_minibatches={policy.num_minibatches} exceeds the {trained} trained timesteps")
         if policy.points is not None:
             self._check_renoised()
+        if self.kl.outside_weight and (policy.points or not self.sampling.untrained_steps):
+            raise ValueError(
+                f"kl.outside_weight={self.kl.outside_weight} holds noise levels that no step trains, but all are "
+                "trained; set a sampling.window.range, such as [0, 0.5], or outside_weight to 0"
+            )
         if self.sampling.window.per == "prompt" and policy.num_generations % policy.batch_size:
             raise ValueError(
                 f"window.per=prompt needs batches of one prompt, but batch_size={policy.batch_size} does not divide "

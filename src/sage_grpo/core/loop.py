@@ -17,6 +17,7 @@ from sage_grpo.core.comm import Comm, SingleProcess
 from sage_grpo.core.copy_bank import CopyBank
 from sage_grpo.core.metrics import iteration_metrics
 from sage_grpo.core.objectives import OLD, chosen_objective, needs_old_velocity, point_weights
+from sage_grpo.core.outside import INITIAL, noised_videos
 from sage_grpo.core.protocols import PromptSource, WeightsBank
 from sage_grpo.core.renoise import renoise_rollouts, unguided, with_old_velocities
 from sage_grpo.core.reward import Reward
@@ -186,20 +187,21 @@ class Loop:
 
         The anchor is renewed before each update if that is due.
         """
-        kl, before = self.config.kl, self.updates
+        kl, before, levels = self.config.kl, self.updates, self.windows.untrained_levels
+        if kl.outside_weight and INITIAL not in self.bank:
+            self.bank.save(INITIAL)  # no update came before
         for epoch in range(self.config.policy.num_iterations if batches else 0):
             orders = [
                 trained_steps(list(batch.trajectory.points), self.config, self.iteration, epoch) for batch in batches
             ]
             for n, steps in enumerate(zip(*orders, strict=True)):  # of each batch
                 renew(self.bank, kl, self.updates)
-                places = list[int]()
-                if is_evaluated(kl, self.updates):
-                    places = evaluated_places(len(steps[0]), self.config, self.iteration, epoch, n)
+                key = self.iteration, epoch, n
+                places = evaluated_places(len(steps[0]), self.config, *key) if is_evaluated(kl, self.updates) else []
                 on_policy = self.on_policy and self.updates == before
-                step = UpdateStep(
-                    self.objective, self.equalizer, self.kl_weight.value, samples, places, on_policy=on_policy
-                )
+                outside = noised_videos(batches, levels, self.config, self.comm, *key)
+                parts = places, on_policy, outside
+                step = UpdateStep(self.objective, self.equalizer, self.kl_weight.value, samples, *parts)
                 yield [replace(batch, steps=own) for batch, own in zip(batches, steps, strict=True)], step
 
     def _after_update(self, result: UpdateResult) -> None:

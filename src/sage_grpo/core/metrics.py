@@ -42,5 +42,7 @@ def iteration_metrics(
         metrics |= {"reward/mean": scored.mean().item(), "reward/std": scored.std(correction=0).item()}
     if results:
         metrics |= {name: sum(r.mean(column) for r in results) / len(results) for name, column in MEANS.items()}
+        changes = [r.outside for r in results if r.outside is not None]
+        metrics |= {"kl/outside": sum(changes) / len(changes)} if changes else {}
         metrics["grad_norm"] = sum(r.grad_norm for r in results) / len(results)
     return metrics

@@ -57,8 +57,15 @@ def old_steps(config: RecipeConfig) -> int:
     return (config.policy.points or 0) if needs_old_velocity(chosen_objective(config), config) else 0
 
 
+def outside_points(config: RecipeConfig) -> float:
+    """Return the number of videos per iteration whose velocity is compared with the initial policy's, outside windows."""
+    if not config.kl.outside_weight:
+        return 0.0
+    return trained_videos(config) * config.kl.outside_share * config.policy.updates_per_rollout
+
+
 def forward_passes(config: RecipeConfig, branches: int = 1) -> float:
-    """Return the forward passes of an iteration: rollout, anchor, old policy and training. A batch of B counts as B.
+    """Return the forward passes of an iteration: rollout, references and training. A batch of B counts as B.
 
     A backward pass counts as two forward passes; recomputation of activations does not count. With guidance, `branches`
     is 2: each evaluation then counts twice, except at renoised points, which are evaluated without guidance.
@@ -66,4 +73,5 @@ def forward_passes(config: RecipeConfig, branches: int = 1) -> float:
     trained = trained_videos(config) * config.trained_steps * config.policy.num_iterations
     references = trained_videos(config) * (anchor_steps(config) + old_steps(config))
     at_points = 1 if chosen_objective(config).renoised else branches
-    return branches * rollout_passes(config) + at_points * (references + 3 * trained)
+    outside = branches * (1 + 3) * outside_points(config)
+    return branches * rollout_passes(config) + at_points * (references + 3 * trained) + outside

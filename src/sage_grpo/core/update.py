@@ -9,6 +9,7 @@ from torch import Tensor
 from sage_grpo.config import AlgorithmConfig
 from sage_grpo.core.anchor import anchor_velocities
 from sage_grpo.core.comm import Comm
+from sage_grpo.core.outside import NoisedVideos, initial_velocities, velocity_change
 from sage_grpo.core.protocols import WeightsBank
 from sage_grpo.core.rollout import keyed_rng, velocities
 from sage_grpo.core.selection import TrainBatch
@@ -37,6 +38,8 @@ class UpdateStep:
     on_policy: bool = False
     """Whether the weights are still those of the rollout. The old velocity is then the network's own output, and the
     ratio exactly 1, even where replay rounds differently."""
+    outside: Sequence[NoisedVideos] = ()
+    """Videos at untrained noise levels, where the policy pays for changes of its velocity."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class UpdateResult:
     grad_norm: float
     steps: tuple[int, ...]
     per_step: dict[str, list[float]]
+    outside: float | None = None
+    """Mean squared change of the velocity from the initial policy's at untrained noise levels; None if not measured."""
 
     def mean(self, name: str) -> float:
         return sum(self.per_step[name]) / len(self.steps)
@@ -78,6 +83,7 @@ def update(
         (batch.trajectory, [batch.steps[i] for i in places if i in step.anchor_places]) for batch, places in passes
     ]
     anchors = anchor_velocities(model, bank, anchored)
+    initial = initial_velocities(model, bank, step.outside)
 
     optimizer.zero_grad(set_to_none=True)
     scale = comm.num_replicas / (step.samples * count)  # ranks average their gradients
@@ -102,19 +108,29 @@ def update(
 
         # 4. Gradient: from the loss to the velocities, from them to the weights.
         (scale * torch.stack(losses).sum()).backward()  # type: ignore[no-untyped-call]
-        comm.set_last_backward(model.module, last=number == len(passes))
+        comm.set_last_backward(model.module, last=number == len(passes) + len(step.outside))
         torch.autograd.backward(outputs, [leaf.grad for leaf in leaves])
 
-    # 5. Step of the optimizer, unless something is not finite.
+    # 5. Gradient of the price on velocities outside the window.
+    outside = totals.new_zeros(())
+    for number, (videos, before) in enumerate(zip(step.outside, initial, strict=True), 1):
+        change = velocity_change(model, videos, before)
+        comm.set_last_backward(model.module, last=number == len(step.outside))
+        (config.kl.outside_weight * change).backward()  # type: ignore[no-untyped-call]
+        outside = outside + change.detach()
+
+    # 6. Step of the optimizer, unless something is not finite.
     norm = comm.clip_grad_norm((p for p in model.module.parameters() if p.requires_grad), config.policy.max_grad_norm)
     totals = comm.mean(totals).cpu()
-    stepped = bool(totals.isfinite().all() and norm.isfinite())
+    outside = comm.mean(outside).cpu() if step.outside else outside
+    stepped = bool(totals.isfinite().all() and norm.isfinite() and outside.isfinite())
     if stepped:
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     seen = totals[:, 0].nonzero().flatten()
     means = (totals / totals[:, :1])[seen].T.tolist()
-    return UpdateResult(stepped, norm.item(), tuple(seen.tolist()), dict(zip(COLUMNS, means, strict=True)))
+    per_step = dict(zip(COLUMNS, means, strict=True))
+    return UpdateResult(stepped, norm.item(), tuple(seen.tolist()), per_step, outside.item() if step.outside else None)
 
 
 def trained_steps(steps: Sequence[int], config: AlgorithmConfig, *key: int | str) -> list[list[int]]:

@@ -67,6 +67,13 @@ class Windows:
         in_step = world == 1 or experts == 1 or config.rollouts // world % config.policy.num_generations == 0
         self.share_prefixes = sampling.shared_initial_noise and in_step
 
+    @property
+    def untrained_levels(self) -> list[float]:
+        """The noise levels of a whole rollout at which no window trains, from noise to data."""
+        sampling = self.config.sampling
+        sigmas = sigma_schedule(sampling.steps, sampling.shift)
+        return [sigmas[step].item() for step in sampling.untrained_steps]
+
     def starts(self, iteration: int) -> list[int]:
         """Return, for each prompt of an iteration, the index of the first stochastic step in its rollouts."""
         window, places, prompts = self.config.sampling.window, self.places, self.config.policy.prompts_per_iteration

@@ -59,11 +59,22 @@ def dubbed(model: TonesModel, pictures: Tensor, scene: shapes.Scene, generator: 
 
 
 WORLDS = {
-    "shapes": World(ShapesModel, shapes.random_scene, shapes.render, shapes.captions, 5000, 9000, 0.5, 0.05, shapes.footage),
+    "shapes": World(
+        ShapesModel, shapes.random_scene, shapes.render, shapes.captions, 5000, 9000, 0.5, 0.05, shapes.footage
+    ),
     "text": World(TextModel, text.random_scene, text.render, text.captions, 3000, 6000, 1.0, 0.5),
     # begins as the generator of shapes, autoencoder included
     "tones": World(
-        TonesModel.of_shapes, shapes.random_scene, shapes.render, shapes.captions, 0, 4000, 0.5, 0.05, shapes.footage, dubbed
+        TonesModel.of_shapes,
+        shapes.random_scene,
+        shapes.render,
+        shapes.captions,
+        0,
+        4000,
+        0.5,
+        0.05,
+        shapes.footage,
+        dubbed,
     ),
 }
 

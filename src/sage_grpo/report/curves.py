@@ -61,6 +61,12 @@ FIXED = (
         log=True,
         named=True,
     ),
+    Plot(
+        "Change outside the window",
+        "squared change of the velocity",
+        {"kl/outside": "at untrained noise levels"},
+        log=True,
+    ),
     Plot("Weight λ of the KL", "λ", {"kl_weight": "λ"}, smooth=False),
     Plot("Clip fraction", "share of samples", {"clip_frac": "clipped"}),
     Plot("Ratio", "mean of new to old probability", {"ratio_mean": "ratio"}),

@@ -15,13 +15,13 @@ from sage_grpo.config import GaugeConfig
 from sage_grpo.core.callback import Callback, Metrics, Rollouts
 from sage_grpo.core.comm import Comm, SingleProcess
 from sage_grpo.core.loop import Loop
+from sage_grpo.core.outside import INITIAL
 from sage_grpo.core.protocols import Videos
 from sage_grpo.core.renoise import renoise, with_old_velocities
 from sage_grpo.core.rollout import Key, Trajectory
 from sage_grpo.math.gaussian import Reduction, kl
 from sage_grpo.runs.alarms import crossed
 
-INITIAL = "initial"
 NOISE_LEVELS = (0.3, 0.6, 0.9)
 FULL_SCALE = 0.99  # of a sound's samples
 RATIOS, DIFFERENCES = ("base_error", "diversity", "motion", "loudness"), ("saturation", "exposure", "clipping")

@@ -11,6 +11,7 @@ from rich.console import Console
 from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
 from sage_grpo.core.callback import Callback
 from sage_grpo.core.loop import Loop
+from sage_grpo.core.outside import INITIAL
 from sage_grpo.core.reward import Reward
 from sage_grpo.core.video_model import VideoModel
 from sage_grpo.data.prompts import Prompts
@@ -29,7 +30,7 @@ from sage_grpo.training.attention_watch import watch_first_pass
 from sage_grpo.training.bookkeeping import alone, write_end, write_start
 from sage_grpo.training.callbacks import Clock, Log, Samples, Save, WeightAverage
 from sage_grpo.training.checks import check_groups, check_places, check_samples
-from sage_grpo.training.drift_gauge import INITIAL, DriftGauge
+from sage_grpo.training.drift_gauge import DriftGauge
 from sage_grpo.training.encode import encode_ahead
 from sage_grpo.training.progress import ProgressCallback
 from sage_grpo.training.result import Result, summarize
@@ -108,7 +109,9 @@ class Trainer:
         self.gauge = DriftGauge(recipe.gauge)
         self.random = DeviceRandom(next(self.model.module.parameters()).device)
         # Read from its checkpoint when the gauge asks, not held; a model that was handed over may have other weights.
-        base = base_weights(self.model) if model is None and recipe.gauge.every else None
+        # A trust region outside the window asks at every update: then a copy is held.
+        read = model is None and recipe.gauge.every and not recipe.kl.outside_weight
+        base = base_weights(self.model) if read else None
         lazy_copies = {INITIAL: base} if base else {}
         bank = make_bank(self.model.module, HOST if recipe.tuning.offload_copies else None, lazy_copies)
         try:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from sage_grpo.config import RecipeConfig
-from sage_grpo.core.passes import anchor_steps, old_steps, rollout_passes, trained_videos
+from sage_grpo.core.passes import anchor_steps, old_steps, outside_points, rollout_passes, trained_videos
 from sage_grpo.training.drift_gauge import NOISE_LEVELS
 
 
@@ -49,7 +49,8 @@ def count(config: RecipeConfig, guided: bool, one_sided: bool = False, experts: 
     """
     branches = 2 if guided else 1
     asked = 1 if config.policy.points else branches  # renoised videos are trained without guidance
-    trained = trained_videos(config) * config.trained_steps * config.policy.num_iterations
+    outside = outside_points(config)
+    trained = trained_videos(config) * config.trained_steps * config.policy.num_iterations + outside
     both = asked if not one_sided else 1
     every, first = config.gauge.every, config.policy.batch_size * config.parallel.replicas  # it looks at one batch each
     looked_at = (stochastic_steps(config) or len(NOISE_LEVELS)) + len(NOISE_LEVELS)
@@ -61,7 +62,7 @@ def count(config: RecipeConfig, guided: bool, one_sided: bool = False, experts: 
     samples = branches * sampled * steps / run.sample_every if run.sample_every else 0.0
     return Counts(
         rollout=rollout_passes(config, experts) * branches,
-        anchor=trained_videos(config) * anchor_steps(config) * asked,
+        anchor=(trained_videos(config) * anchor_steps(config) + outside) * asked,
         old=trained_videos(config) * old_steps(config) * asked,
         training=trained * both,
         untrained=trained * (asked - both),
