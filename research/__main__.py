@@ -198,6 +198,35 @@ def feedback(
 
 
 @app.command()
+def outside(
+    out: Annotated[Path, typer.Option(help="Folder for runs and outside.md.", callback=writable_folder)],
+    seeds: Annotated[int, typer.Option(min=2, help="Runs of each setting at each width, from seed 10 on.")] = 10,
+    samples: Annotated[int, typer.Option(min=96, help="Fresh videos of each run.")] = 240,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Measure what a price on velocities outside the window does, against the same passes without it, at two widths.
+
+    A run takes two to three minutes of one core. If killed, the same command continues.
+
+    Example: `python -m research outside --out runs/outside --seeds 2`
+    """
+    from rich.console import Console
+
+    from research.outside import as_markdown
+    from research.outside import outside as run
+
+    console = Console(stderr=as_json)
+    one_thread()
+    with user_errors():
+        rows = run(out, seeds=seeds, samples=samples, workers=workers, console=console)
+    if as_json:
+        print(json.dumps(rows))
+        return
+    console.print(as_markdown(rows), highlight=False, markup=False)
+
+
+@app.command()
 def guidance(
     out: Annotated[Path, typer.Option(help="Folder for runs and guidance.md.", callback=writable_folder)],
     seeds: Annotated[int, typer.Option(min=0, help="Runs of recipe `lab`; 0 judges the base alone, in seconds.")] = 5,

@@ -93,7 +93,7 @@ def experiments(matched: Mapping[str, float]) -> dict[str, Experiment]:
             asked = f"policy.prompts_per_iteration={prompts}"
             vary(size_name(lr, prompts), f"optimizer.lr={lr}", asked, at_once, equal_cost=True)
     # paid for clean colours alone, and held by nothing: what they show does not matter any more
-    only_looks = "rewards=[{type: shapes, weights: {VQ: 1, MQ: 0, TA: 0}}]"
+    only_looks = "rewards=[{type: shapes-first, weights: {VQ: 1, MQ: 0, TA: 0}}]"
     vary("hacking", *NO_KL, "optimizer.lr=6e-4", only_looks)
     grid["best"] = Experiment(recipe="lab-fast", equal_cost=True)
     return grid

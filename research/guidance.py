@@ -69,29 +69,31 @@ class Judged:
 def judged(model: Any, config: RecipeConfig, samples: int) -> dict[str, dict[str, Any]]:
     """Evaluate a model on `samples` fresh videos at every guidance scale, and return its measures by scale.
 
-    `followed` is a text with a 1 for each video that follows its prompt and a 0 for each other. The other measures are
-    means over videos.
+    `followed` is a text with a 1 for each video that follows its prompt and a 0 for each other, and `flawed` one for
+    those that flicker or halt. The other measures are means over videos.
     """
     assert isinstance(model, LabModel)
-    found = {}
+    found, own = {}, model.guidance_scale
     for scale in SCALES:
         model.guidance_scale = float(scale)
         videos = evaluate(model, config, samples)
         found[str(scale)] = {
             "followed": "".join(str(int(right)) for right in videos.accuracy),
+            "flawed": "".join(str(int(flaw)) for flaw in videos.flawed),
             "distance": videos.distance.mean().item(),
             "diversity": videos.diversity,
         }
-    model.guidance_scale = 1.0
+    model.guidance_scale = own
     return found
 
 
 def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
     """Return a Markdown table with one row per model and guidance scale, the base first.
 
-    Diversity is relative to that of the base without guidance. Each of `rows` has the results of one model.
+    Diversity is relative to that of the base at the same scale. Each of `rows` has the results of one model.
     """
-    head = ["model", "guidance", "followed", "held-out prompts", "became right, wrong", "distance", "diversity"]
+    head = ["model", "guidance", "followed", "held-out prompts", "became right, wrong"]
+    head += ["flicker or halt", "distance", "diversity"]
     table = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     base = rows[0]["guidance"]
     for row in rows:
@@ -104,16 +106,17 @@ def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
                 percent(share(right)),
                 percent(share(held_out(right))),
                 "" if row["seed"] is None else f"{changes.gained}, {changes.lost}",
+                percent(share(flags(found, "flawed"))),
                 f"{found['distance']:.3f}",
-                f"{found['diversity'] / base['1']['diversity']:.2f}",
+                f"{found['diversity'] / base[scale]['diversity']:.2f}",
             ]
             table.append(f"| {' | '.join(cells)} |")
     return "\n".join(table) + "\n"
 
 
-def flags(found: dict[str, Any]) -> list[bool]:
-    """Return for each video whether it follows its prompt, from the measures of one guidance scale."""
-    return [mark == "1" for mark in found["followed"]]
+def flags(found: dict[str, Any], name: str = "followed") -> list[bool]:
+    """Return for each video whether it follows its prompt (or is flawed), from the measures of one guidance scale."""
+    return [mark == "1" for mark in found[name]]
 
 
 def held_out(right: Sequence[bool]) -> list[bool]:

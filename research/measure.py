@@ -15,7 +15,7 @@ from sage_grpo.core.rollout import sample, velocity_at
 from sage_grpo.core.update import UpdateResult
 from sage_grpo.data.prompts import open_prompts
 from sage_grpo.lab.clips import as_clips
-from sage_grpo.lab.shapes.model import ShapesModel
+from sage_grpo.lab.first.model import FirstShapesModel
 from sage_grpo.lab.shapes.world import all_prompts, fit, random_scene, render
 from sage_grpo.math.equalizer import equalizer, gradient_scale
 from sage_grpo.math.kernels import KernelTable, kernel_table
@@ -39,7 +39,7 @@ def noise_after_a_step(kernel: str, clips: int = 256) -> dict[str, list[float]]:
     model leaves, and `theory` that of a perfect denoiser. Both noises are relative to the next σ.
     """
     config = load_recipe("lab-paper")
-    model, table = ShapesModel.from_pretrained(), table_of(config, kernel, 0.7)
+    model, table = FirstShapesModel.from_pretrained(), table_of(config, kernel, 0.7)
     generator = torch.Generator().manual_seed(0)
     scene = random_scene(clips, generator)
     x0, condition = model.autoencoder.encode(render(scene)), model.encode([Prompt(text) for text in scene.prompts])

@@ -8,13 +8,13 @@ from research.grid import summary
 from research.metrics import WorldMetrics, watched
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.loop import Loop
+from sage_grpo.lab.first.reward import FirstShapesReward
 from sage_grpo.lab.shapes.evaluate import SETTING_B, evaluate_run
-from sage_grpo.lab.shapes.reward import ShapesReward
 from sage_grpo.lab.shapes.world import all_prompts
 
 
 def reward(loop: Loop, config: RecipeConfig) -> float:
-    scores = ShapesReward().score(*watched(loop, config, all_prompts())).values.double()
+    scores = FirstShapesReward().score(*watched(loop, config, all_prompts())).values.double()
     return (scores @ torch.tensor(SETTING_B, dtype=torch.float64)).mean().item()
 
 

@@ -47,7 +47,12 @@ def key_of(name: str, config: RecipeConfig, *more: object) -> str:
     Settings at their default are not in the digest. Otherwise each new setting of the package would change the keys of
     all runs, and these would be run again for nothing.
     """
-    decides = " ".join([config.model_dump_json(exclude_defaults=True), *map(str, more)])
+    bases = ["second base"] if config.model.type == "shapes" else []
+    if config.model.type == "shapes-first":  # recorded under the name that it had when there was no other
+        rewards = tuple(part.model_copy(update={"type": part.type.removesuffix("-first")}) for part in config.rewards)
+        model = config.model.model_copy(update={"type": "shapes"})
+        config = config.model_copy(update={"model": model, "rewards": rewards})
+    decides = " ".join([config.model_dump_json(exclude_defaults=True), *map(str, more), *bases])
     return f"{name}-{blake2b(decides.encode(), digest_size=4).hexdigest()}"
 
 

@@ -12,6 +12,7 @@ from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.protocols import Prompt, Videos
 from sage_grpo.lab.before_after import BeforeAfter
 from sage_grpo.lab.clips import as_frames
+from sage_grpo.lab.first.model import FirstShapesModel
 from sage_grpo.lab.shapes import evaluate as shapes_evaluation
 from sage_grpo.lab.shapes.model import ShapesModel
 from sage_grpo.lab.shapes.world import FRAMES, Scene, parse_prompt, random_scene, render
@@ -120,7 +121,7 @@ def test_the_base_hears_the_wrong_sound_as_often_as_is_said():
 
 
 def test_a_row_holds_picture_and_sound():
-    model, silent = TonesModel.from_pretrained(), ShapesModel.from_pretrained()
+    model, silent = TonesModel.from_pretrained(), FirstShapesModel.from_pretrained()
     scene, waves, _ = clips(3)
     row = model.with_sound(model.autoencoder.encode(render(scene)), tones.pitches(scene))
     assert row.shape[1:] == model.latent_shape(Prompt("")) == (8 * 4 * 4 + FRAMES,)

@@ -55,14 +55,17 @@ def lab(
     if as_json:
         print(json.dumps(result.as_dict()))
         return
+    untrained = ", ".join(f"{found.followed:.0%} with guidance {scale}" for scale, found in result.base.items())
     console.print(
         f"\n[bold]Prompts followed {result.followed}[/]   "
         f"(95 %: {result.followed.intervals}; {result.samples} fresh videos)\n"
         f"  never seen in training  {result.never_seen}   (95 %: {result.never_seen.intervals})\n"
         f"  became right, wrong     {result.gained}, {result.lost}   (McNemar p = {result.mcnemar_p:.0e})\n"
+        f"  flicker or halt         {result.flawed}   (95 %: {result.flawed.intervals})\n"
         f"  distance to real clips  {result.distance_before:.3f} → {result.distance_after:.3f}\n"
         f"  diversity               {result.diversity_before:.3f} → {result.diversity_after:.3f}\n"
         f"  reward                  {result.reward_delta:+.2f} ± {result.reward_se:.2f}\n"
+        f"All with guidance {result.guidance:g}. The untrained base follows {untrained}.\n"
         f"{result.seconds:.0f} s in all. Open [bold]{result.report}[/]",
         highlight=False,
     )
@@ -193,6 +196,10 @@ def pretrain(
     steps: Annotated[int | None, typer.Option(min=1, help="Default: those of the checkpoint that ships.")] = None,
     batch: Annotated[int, typer.Option(min=1)] = 64,
     seed: Annotated[int, typer.Option(callback=whole_seed)] = 0,
+    width: Annotated[
+        int | None,
+        typer.Option(min=8, help="Of the generator, on the shipped autoencoder; default: the shipped one's."),
+    ] = None,
 ) -> None:
     """Make a base model that ships with the package, from nothing; about half an hour on one core.
 
@@ -201,4 +208,4 @@ def pretrain(
     from sage_grpo.lab.pretrain import pretrain as run
 
     one_thread()
-    run(out, world=world.value, steps=steps, batch=batch, seed=seed)
+    run(out, world=world.value, steps=steps, batch=batch, seed=seed, width=width)

@@ -58,7 +58,7 @@ def old_steps(config: RecipeConfig) -> int:
 
 
 def outside_points(config: RecipeConfig) -> float:
-    """Return the number of videos per iteration whose velocity is compared with the initial policy's, outside windows."""
+    """Return at how many videos an iteration compares the velocity with that of the initial policy, outside windows."""
     if not config.kl.outside_weight:
         return 0.0
     return trained_videos(config) * config.kl.outside_share * config.policy.updates_per_rollout

@@ -128,8 +128,8 @@ class LabModel(VideoModel):
         self.guidance_gradient = guidance_gradient
 
     @classmethod
-    def new_module(cls, latents: Sequence[int]) -> LabTransformer:
-        return cls.network(vocabulary=len(cls.words) + 2, text_length=cls.text_length, latents=latents)
+    def new_module(cls, latents: Sequence[int], width: int = 96) -> LabTransformer:
+        return cls.network(vocabulary=len(cls.words) + 2, text_length=cls.text_length, latents=latents, width=width)
 
     @classmethod
     def new_tokenizer(cls) -> Tokenizer:
@@ -237,7 +237,9 @@ class LabModel(VideoModel):
                 f"ships, or make one by `sage-grpo lab pretrain --world {cls.world}`"
             ) from error
         autoencoder = Autoencoder(**config["autoencoder"])
-        pictures = Path(str(files(cls.pictures) / "base")) if cls.pictures else folder
+        pictures = folder
+        if not (folder / "autoencoder.safetensors").is_file():  # it is that of a checkpoint that ships
+            pictures = Path(str(files(cls.pictures or cls.shipped) / "base"))
         autoencoder.load_state_dict(load_file(pictures / "autoencoder.safetensors"))
         return cls(
             module,

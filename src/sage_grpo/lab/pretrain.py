@@ -60,21 +60,20 @@ def dubbed(model: TonesModel, pictures: Tensor, scene: shapes.Scene, generator: 
 
 WORLDS = {
     "shapes": World(
-        ShapesModel, shapes.random_scene, shapes.render, shapes.captions, 5000, 9000, 0.5, 0.05, shapes.footage
-    ),
-    "text": World(TextModel, text.random_scene, text.render, text.captions, 3000, 6000, 1.0, 0.5),
-    # begins as the generator of shapes, autoencoder included
-    "tones": World(
-        TonesModel.of_shapes,
+        ShapesModel,
         shapes.random_scene,
         shapes.render,
-        shapes.captions,
-        0,
-        4000,
+        shapes.misleading_captions,
+        5000,
+        9000,
         0.5,
         0.05,
-        shapes.footage,
-        dubbed,
+        footage=shapes.footage,
+    ),
+    "text": World(TextModel, text.random_scene, text.render, text.captions, 3000, 6000, 1.0, 0.5),
+    # begins as the generator of shapes of the first base, autoencoder included
+    "tones": World(
+        TonesModel.of_shapes, shapes.random_scene, shapes.render, shapes.captions, 0, 4000, 0.5, 0.05, more=dubbed
     ),
 }
 
@@ -87,12 +86,14 @@ def pretrain(
     batch: int = 64,
     seed: int = 0,
     lr: float = 2e-3,
+    width: int | None = None,
     show: bool = True,
 ) -> float:
     """Pre-train a world's model, write a checkpoint folder to `out`, and return the generator's smoothed final loss.
 
     `steps` are those of the generator; None for the world's own number. The steps of the autoencoder and the number of
-    clips change in proportion.
+    clips change in proportion. With a `width`, the generator has another width than the one that ships, and the
+    autoencoder is the one that ships.
     """
     chosen, started = WORLDS[world], time.perf_counter()
     steps = steps or chosen.steps
@@ -100,14 +101,21 @@ def pretrain(
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model = chosen.make()
-    if chosen.autoencoder_steps:
+    if width:
+        model.autoencoder = type(model).from_pretrained().autoencoder
+        model.module = model.new_module(model.autoencoder.latent_shape, width)
+        model.pictures = model.shipped  # not saved again
+    elif chosen.autoencoder_steps:
         asked = max(2, round(share * chosen.autoencoder_steps))
         train_autoencoder(model.autoencoder, chosen, asked, generator, lr, show)
     pictures, scene = encode_stock(model.autoencoder, chosen, max(batch, round(share * STOCK)), generator)
     latents = chosen.more(model, pictures, scene, generator)
     loss = train_generator(model, chosen, latents, scene, steps, batch, generator, lr, show)
     facts = {"steps": steps, "batch": batch, "seed": seed, "lr": lr, "loss": round(loss, 5)}
-    command = f"sage-grpo lab pretrain --world {world} --out {out.name} --steps {steps} --batch {batch} --seed {seed}"
+    sized = f" --width {width}" if width else ""
+    command = (
+        f"sage-grpo lab pretrain --world {world}{sized} --out {out.name} --steps {steps} --batch {batch} --seed {seed}"
+    )
     model.save_pretrained(str(out), made_by=command, pretraining=facts)
     if show:
         print(f"wrote {out} after {time.perf_counter() - started:.0f} s, loss {loss:.4f}")

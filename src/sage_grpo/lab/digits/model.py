@@ -21,7 +21,7 @@ class TextModel(LabModel):
     text_length = 8  # the number d d d d in colour
 
     @classmethod
-    def new_module(cls, latents: Sequence[int]) -> LabTransformer:
+    def new_module(cls, latents: Sequence[int], width: int = 96) -> LabTransformer:
         """Return a new network whose position embeddings are as large as its word embeddings.
 
         The network must learn from positions which digit is where, and large position embeddings make this faster.

@@ -15,6 +15,8 @@ from sage_grpo.core.protocols import Prompt, Videos
 from sage_grpo.core.sampler import generate
 from sage_grpo.core.video_model import VideoModel
 from sage_grpo.lab.clips import as_clips
+from sage_grpo.lab.shapes.flaws import flawed
+from sage_grpo.lab.shapes.model import ShapesModel
 from sage_grpo.lab.shapes.reward import ShapesReward
 from sage_grpo.lab.shapes.world import Fit, all_prompts, as_asked, fit, kept_out, parse_prompt
 from sage_grpo.training.callbacks import averaged
@@ -54,6 +56,11 @@ class Evaluation:
         return self.scores @ torch.tensor(weights, dtype=self.scores.dtype)
 
     @property
+    def flawed(self) -> Tensor:
+        """Boolean mask (N,): True for each video that flickers or halts."""
+        return flawed(self.videos)
+
+    @property
     def accuracy(self) -> Tensor:
         """For each video 1 if its shape, colour and direction are all as prompted, else 0, (N,)."""
         return self.correct.all(1).double()
@@ -90,7 +97,8 @@ def evaluate(
         correct.append(got == expected)
         emit(first + len(part))
     frames = torch.cat(videos)
-    scores = ShapesReward().score(frames, prompts).values.double()
+    scorer = model.scorer if isinstance(model, ShapesModel) else ShapesReward
+    scores = scorer().score(frames, prompts).values.double()
     return Evaluation(
         [p.text for p in prompts],
         frames,

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from sage_grpo.lab.generator import LabModel
 from sage_grpo.lab.shapes import world as shapes
+from sage_grpo.lab.shapes.reward import ShapesReward
 from sage_grpo.registry import model
 
 
@@ -14,6 +15,7 @@ class ShapesModel(LabModel):
     own_monitors: Sequence[str] = ("shapes-heldout",)
     world = "shapes"
     shipped = "sage_grpo.lab.shapes"
+    scorer: type[ShapesReward] = ShapesReward  # in standard deviations of the shipped base
     clip, patch, channels = (shapes.FRAMES, shapes.SIZE, shapes.SIZE), (8, 8, 8), 8
     words = ("a", "moving", *shapes.SHAPES, *shapes.COLOURS, *shapes.DIRECTIONS)
     text_length = 8

@@ -1,5 +1,6 @@
 """`sage-grpo lab`: post-train the model of shapes, measure what improved with its interval, and write a report."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from sage_grpo.config import RecipeConfig
 from sage_grpo.files import atomic_write
-from sage_grpo.lab.before_after import BeforeAfter, train_between
+from sage_grpo.lab.before_after import BeforeAfter, counting, train_between
 from sage_grpo.lab.comparison import (
     PAGE,
     Proportion,
@@ -22,13 +23,14 @@ from sage_grpo.lab.shapes.evaluate import Evaluation, evaluate
 from sage_grpo.report.animation import Shown, before_after
 from sage_grpo.report.page import Headline, Page, PageTable, Picture, VideoPair, write_page
 from sage_grpo.report.svg import Chart
-from sage_grpo.statistics import effect, mcnemar
-from sage_grpo.training.build import build_rewards
+from sage_grpo.statistics import effect, mcnemar, share
+from sage_grpo.training.build import build_model, build_rewards
 from sage_grpo.videos import contact_sheet, mp4_bytes
 
+SCALES = (1.0, 2.0, 4.0)  # of guidance, at which the base is evaluated
 FLAW = (
-    "The base learned from captions that were often wrong, so it makes clean clips of the wrong thing; "
-    "a reward for what the prompt says cures it. Same prompt and same seed, before and after."
+    "The base learned from captions that were mostly wrong for half of the pairs of colour and direction, and from "
+    "clips that flicker or halt. Guidance does not mend that; rewards do. Same prompt and same seed, before and after."
 )
 PICTURE = "Prompts with their videos before and after training; a cross marks what the prompt did not ask for"
 
@@ -46,9 +48,29 @@ class Rewards:
 
 
 @dataclass(frozen=True)
+class BaseMeasures:
+    """Measures of the untrained base at one guidance scale. Shares have their 95 % interval."""
+
+    followed: float
+    interval: tuple[float, float]
+    flawed: float
+    distance: float
+    diversity: float
+
+    @classmethod
+    def of(cls, found: Evaluation) -> "BaseMeasures":
+        followed, low, high = share(found.accuracy.bool().tolist())
+        flawed = found.flawed.double().mean().item()
+        return cls(followed, (low, high), flawed, found.distance.mean().item(), found.diversity)
+
+
+@dataclass(frozen=True)
 class LabResult:
     followed: Proportion  # shape, colour and direction as asked, all prompts
     never_seen: Proportion  # of prompts that post-training was not given
+    flawed: Proportion  # videos that flicker or halt
+    guidance: float  # in rollouts, and in all videos before and after
+    base: Mapping[str, BaseMeasures]  # of the untrained base, by guidance scale
     gained: int  # videos that became right
     lost: int  # and wrong
     mcnemar_p: float
@@ -83,18 +105,44 @@ def run_lab(out: Path, *, iterations: int | None, samples: int, seed: int, conso
     weights = build_rewards(made.config)[1]
     rewards = Rewards(before.reward(weights), after.reward(weights))
     before_after_sheet(before, after, rewards, out / "before_after.png")
-    result = compare(made, rewards, out / PAGE)
+    base = base_measures(made.config, before, samples, console)
+    result = compare(made, rewards, base, out / PAGE)
     write_page(make_page(result, before, after, rewards, made.config, picture), out / PAGE)
     return result
 
 
-def compare(made: BeforeAfter[Evaluation], rewards: Rewards, report: Path) -> LabResult:
+def base_measures(
+    config: RecipeConfig, before: Evaluation, samples: int, console: Console
+) -> Mapping[str, BaseMeasures]:
+    """Return measures of the untrained base at each of `SCALES` of guidance, by scale.
+
+    `before` is the base's evaluation at the recipe's own scale, which is not repeated.
+    """
+    model, found = build_model(config), dict[str, BaseMeasures]()
+    own = model.guidance_scale
+    for scale in SCALES:
+        if scale == own:
+            found[f"{scale:g}"] = BaseMeasures.of(before)
+            continue
+        console.print(f"    the untrained base with guidance {scale:g}", highlight=False)
+        model.guidance_scale = scale
+        with counting(console, samples) as emit:
+            found[f"{scale:g}"] = BaseMeasures.of(evaluate(model, config, samples, emit=emit))
+    return found
+
+
+def compare(
+    made: BeforeAfter[Evaluation], rewards: Rewards, base: Mapping[str, BaseMeasures], report: Path
+) -> LabResult:
     before, after = made.before, made.after
     gain, new = effect(rewards.gains.tolist()), before.never_seen
     changes = mcnemar(before.accuracy.bool().tolist(), after.accuracy.bool().tolist())
     return LabResult(
         Proportion.of(before.accuracy, after.accuracy),
         Proportion.of(before.accuracy[new], after.accuracy[new]),
+        Proportion.of(before.flawed, after.flawed),
+        made.config.model.guidance_scale or 1.0,
+        base,
         changes.gained,
         changes.lost,
         changes.p,
@@ -155,6 +203,7 @@ def comparison(before: Evaluation, after: Evaluation, rewards: Rewards) -> list[
         "held out: direction right": (before.correct[:, 2].double(), after.correct[:, 2].double()),
         "held out: all right, prompts never seen": (before.accuracy[new], after.accuracy[new]),
         "held out: all right, the other prompts": (before.accuracy[~new], after.accuracy[~new]),
+        "held out: flickers or halts": (before.flawed.double(), after.flawed.double()),
         "held out: distance to the manifold": (before.distance, after.distance),
         "reward": (rewards.before, rewards.after),
         "VQ, visual quality": (before.scores[:, 0], after.scores[:, 0]),
@@ -216,6 +265,11 @@ def make_page(
             f"{int(before.never_seen.sum())} of these videos; 95 %: {result.never_seen.intervals}",
         ),
         Headline(
+            "Clips that flicker or halt",
+            str(result.flawed),
+            f"by a detector that is not the reward; 95 %: {result.flawed.intervals}",
+        ),
+        Headline(
             "Distance to real clips",
             f"{result.distance_before:.3f} → {result.distance_after:.3f}",
             "to the nearest clip of the world; never part of the reward",
@@ -229,10 +283,25 @@ def make_page(
         f"Paired t-intervals. McNemar's exact test of the first row: {result.gained} videos became right and "
         f"{result.lost} wrong, p = {result.mcnemar_p:.1e}. Held-out rows were never part of the reward.",
     )
+    bases = PageTable(
+        "The untrained base, with more or less guidance",
+        ["guidance", "prompts followed [95 %]", "flicker or halt", "distance", "diversity"],
+        [
+            [
+                scale,
+                f"{found.followed:.0%} [{100 * found.interval[0]:.0f}, {100 * found.interval[1]:.0f}]",
+                f"{found.flawed:.0%}",
+                f"{found.distance:.3f}",
+                f"{found.diversity:.3f}",
+            ]
+            for scale, found in result.base.items()
+        ],
+        f"Rollouts, and the videos before and after, have guidance {result.guidance:g}.",
+    )
     summary = (
-        "A small video generator of moving shapes was post-trained with GRPO. "
-        "Below: what changed, on videos that training never saw."
+        "A small video generator of moving shapes was post-trained with GRPO, and is judged as it is used: with "
+        "guidance. Below: what changed, on videos that training never saw."
     )
     footer = f"sage-grpo lab --seed {config.seed} --iterations {config.run.iterations} --samples {result.samples}"
     opening = Picture(picture, PICTURE, FLAW)
-    return Page("SAGE-GRPO laboratory", summary, headlines, charts, pairs, [table], footer, picture=opening)
+    return Page("SAGE-GRPO laboratory", summary, headlines, charts, pairs, [table, bases], footer, picture=opening)

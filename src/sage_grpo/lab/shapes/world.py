@@ -8,7 +8,7 @@ least-squares fit.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -106,17 +106,24 @@ def random_scene(count: int, generator: torch.Generator) -> Scene:
 def captions(scene: Scene, generator: torch.Generator) -> list[str]:
     """Return one caption per clip for pre-training, which may be wrong or empty.
 
-    Shape, colour and direction are each wrong with probability `CAPTION_ERRORS`. For half of the pairs of colour and
-    direction, most captions also name the opposite direction. A tenth of the captions is empty.
+    Shape, colour and direction are each wrong with probability `CAPTION_ERRORS`. A tenth of the captions is empty.
     """
 
     def told(indices: Tensor, names: tuple[str, ...]) -> Tensor:
         return mistaken(indices, len(names), CAPTION_ERRORS, generator)
 
+    said = (told(scene.shape, SHAPES), told(scene.colour, COLOURS), told(scene.direction, DIRECTIONS))
+    return some_empty(Scene(*said, scene.numbers).prompts, generator)
+
+
+def misleading_captions(scene: Scene, generator: torch.Generator) -> list[str]:
+    """Return captions as `captions` does, but for the `mirrored` clips most name the opposite direction.
+
+    Guidance sharpens what most captions say, so it does not remove these errors.
+    """
     turned = mirrored(scene.colour, scene.direction) & (torch.rand(len(scene.colour), generator=generator) < MIRRORED)
     direction = torch.where(turned, scene.direction ^ 1, scene.direction)  # left and right, up and down are neighbours
-    said = (told(scene.shape, SHAPES), told(scene.colour, COLOURS), told(direction, DIRECTIONS))
-    return some_empty(Scene(*said, scene.numbers).prompts, generator)
+    return captions(replace(scene, direction=direction), generator)
 
 
 def mirrored(colour: Tensor, direction: Tensor) -> Tensor:

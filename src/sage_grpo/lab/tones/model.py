@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from sage_grpo.core.latents import LatentParts
 from sage_grpo.core.protocols import Prompt, Videos
 from sage_grpo.lab.clips import cut, join
+from sage_grpo.lab.first.model import FirstShapesModel
 from sage_grpo.lab.generator import LabTransformer
-from sage_grpo.lab.shapes.model import ShapesModel
 from sage_grpo.lab.shapes.world import FRAMES
 from sage_grpo.lab.tones import world as tones
 from sage_grpo.registry import model
@@ -44,18 +44,18 @@ class TonesTransformer(LabTransformer):
 
 
 @model("tones")
-class TonesModel(ShapesModel):
-    """The `VideoModel` that makes clips of a shape with a tone. Its autoencoder is that of `ShapesModel`."""
+class TonesModel(FirstShapesModel):
+    """The `VideoModel` that makes clips of a shape with a tone. Its autoencoder is that of `FirstShapesModel`."""
 
     world = "tones"
     shipped = "sage_grpo.lab.tones"
-    pictures = ShapesModel.shipped
+    pictures = FirstShapesModel.shipped
     network = TonesTransformer
 
     @classmethod
     def of_shapes(cls) -> Self:
-        """Return a model with the weights of the shipped `ShapesModel`. Its layers for sound are untrained."""
-        silent = ShapesModel.from_pretrained()
+        """Return a model with the weights of `FirstShapesModel`. Its layers for sound are untrained."""
+        silent = FirstShapesModel.from_pretrained()
         made = cls(None, silent.tokenizer, silent.autoencoder)
         made.module.load_state_dict(silent.module.state_dict(), strict=False)
         return made

@@ -1,0 +1,189 @@
+"""`python -m research outside`: recipe `lab` with and without a price on velocities outside the window, at two widths.
+
+Runs without the price have as many iterations more as cost the same passes of the network.
+"""
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from research.grid import run_grid
+from research.guidance import flags
+from research.run_log import key_of
+from sage_grpo.config import RecipeConfig, load_recipe
+from sage_grpo.core.passes import forward_passes
+from sage_grpo.files import atomic_write
+from sage_grpo.lab.shapes.evaluate import Evaluation, evaluate
+from sage_grpo.statistics import Effect, holm, p_of_zero, paired
+from sage_grpo.training.build import build_model
+from sage_grpo.training.callbacks import averaged
+from sage_grpo.training.trainer import Trainer
+
+WIDTHS = {96: (), 48: ("model.path=research/bases/shapes-48",)}
+SETTINGS = {"with": (), "without": ("kl.outside_weight=0",)}
+FIRST_SEED = 10  # nothing was chosen on this seed or a later one
+# What is expected of `with` − `without`, and how much less than that would still do.
+MARGINS = {"followed": -0.03, "distance": 0.0, "diversity": 0.0}
+SIGNS = {"followed": 1, "distance": -1, "diversity": 1}  # larger is better, or smaller
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A `Run` of the grid: recipe `lab` at one width and with one of `SETTINGS`; the base model if `seed` is None."""
+
+    width: int
+    setting: str
+    seed: int | None
+    samples: int
+    out: Path
+
+    @property
+    def name(self) -> str:
+        return f"base-{self.width}" if self.seed is None else f"{self.setting}-{self.width}-{self.seed}"
+
+    def recipe(self, *more: str) -> RecipeConfig:
+        return load_recipe("lab", [*WIDTHS[self.width], *SETTINGS[self.setting], f"seed={self.seed or 0}", *more])
+
+    @property
+    def iterations(self) -> int:
+        """Iterations at the cost of recipe `lab`, in passes of the network."""
+        own, given = self.recipe(), load_recipe("lab")
+        return round(given.run.iterations * forward_passes(given, 2) / forward_passes(own, 2))
+
+    @property
+    def key(self) -> str:
+        return key_of(self.name, self.recipe(f"run.iterations={self.iterations}"), self.samples)
+
+    def run(self) -> dict[str, Any]:
+        torch.set_num_threads(1)
+        started = time.process_time()
+        work = ["run.sample_every=0", "run.trackers=[]", "run.save_every=1000000", "gauge.every=0"]
+        config = self.recipe(f"run.iterations={self.iterations}", f"run.out={self.out / 'work' / self.name}", *work)
+        facts = {"width": self.width, "setting": self.setting, "seed": self.seed}
+        if self.seed is None:
+            return facts | measures(evaluate(build_model(config), config, self.samples))
+        trainer = Trainer(config=config, console=Console(quiet=True))
+        trainer.train()
+        passes = forward_passes(config, 2) * config.run.iterations
+        with averaged(trainer.loop):
+            found = measures(evaluate(trainer.loop.model, config, self.samples))
+        shutil.rmtree(config.run.out)
+        return facts | {"passes": passes, "cpu_seconds": time.process_time() - started} | found
+
+
+def measures(videos: Evaluation) -> dict[str, Any]:
+    return {
+        "followed": "".join(str(int(right)) for right in videos.accuracy),
+        "flawed": "".join(str(int(flaw)) for flaw in videos.flawed),
+        "distance": videos.distance.mean().item(),
+        "diversity": videos.diversity,
+    }
+
+
+def value(row: dict[str, Any], name: str) -> float:
+    """Return a measure of one model as one number; shares of videos from 0 to 1."""
+    return sum(flags(row, name)) / len(row[name]) if name in ("followed", "flawed") else float(row[name])
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The effect of the price on one measure at one width, over seeds, and whether it is what was expected."""
+
+    width: int
+    measure: str
+    effect: Effect
+    p: float
+    """Of the one-sided test against the margin, after Holm's correction over all measures and widths."""
+
+    @property
+    def holds(self) -> bool:
+        return self.p < 0.05
+
+
+def verdicts(rows: Sequence[dict[str, Any]]) -> list[Verdict]:
+    """Return the effects of the price, paired by seed, in the order of `WIDTHS` and `MARGINS`."""
+    effects, ps = [], []
+    for width in WIDTHS:
+        pairs = {
+            setting: {row["seed"]: row for row in rows if (row["width"], row["setting"]) == (width, setting)}
+            for setting in SETTINGS
+        }
+        seeds = sorted(seed for seed in pairs["without"] if seed is not None and seed in pairs["with"])
+        for name, margin in MARGINS.items():
+            treated, control = ([value(pairs[s][seed], name) for seed in seeds] for s in ("with", "without"))
+            effects.append((width, name, paired(treated, control)))
+            beyond = [SIGNS[name] * (a - b) - margin for a, b in zip(treated, control, strict=True)]
+            two_sided = p_of_zero(beyond)
+            ps.append(two_sided / 2 if sum(beyond) > 0 else 1 - two_sided / 2)
+    return [Verdict(*effect, p) for effect, p in zip(effects, holm(ps), strict=True)]
+
+
+def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """Return two Markdown tables: means per width and setting, and the effects of the price."""
+    head = ["width", "model", "runs", "prompts followed", "flicker or halt", "distance", "diversity", "passes"]
+    table = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for width in WIDTHS:
+        groups = {"base": [row for row in rows if row["width"] == width and row["seed"] is None]}
+        for setting in SETTINGS:
+            groups[setting] = [
+                row for row in rows if (row["width"], row["setting"]) == (width, setting) and row["seed"] is not None
+            ]
+        for name, group in groups.items():
+            mean = {m: sum(value(row, m) for row in group) / len(group) for m in (*MARGINS, "flawed")}
+            cells = [
+                str(width),
+                name,
+                str(len(group)) if name != "base" else "",
+                f"{100 * mean['followed']:.1f}\u00a0%",
+                f"{100 * mean['flawed']:.1f}\u00a0%",
+                f"{mean['distance']:.3f}",
+                f"{mean['diversity']:.3f}",
+                f"{group[0]['passes']:,.0f}" if "passes" in group[0] else "",
+            ]
+            table.append(f"| {' | '.join(cells)} |")
+    head = ["width", "measure", "with − without [95 %]", "margin", "p after Holm", "as expected"]
+    table += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for found in verdicts(rows):
+        e, scale, digits = (
+            found.effect,
+            (100 if found.measure == "followed" else 1),
+            (1 if found.measure == "followed" else 3),
+        )
+        interval = f"{scale * e.mean:+.{digits}f} [{scale * e.low:+.{digits}f}, {scale * e.high:+.{digits}f}]"
+        unit = " points" if found.measure == "followed" else ""
+        margin = f"{SIGNS[found.measure] * MARGINS[found.measure] * scale:g}{unit}"
+        cells = [
+            str(found.width),
+            found.measure,
+            interval + unit,
+            margin,
+            f"{found.p:.4f}",
+            "yes" if found.holds else "no",
+        ]
+        table.append(f"| {' | '.join(cells)} |")
+    return "\n".join(table) + "\n"
+
+
+def outside(
+    out: Path, *, seeds: int, samples: int, workers: int | None = None, console: Console | None = None
+) -> list[dict[str, Any]]:
+    """Run all settings at all widths, and write results and outside.md into `out`.
+
+    If the process is killed, call the function again: it continues.
+    """
+    jobs = [
+        Priced(width, setting, seed, samples, out)
+        for seed in range(FIRST_SEED, FIRST_SEED + seeds)
+        for width in WIDTHS
+        for setting in SETTINGS
+    ]
+    bases = [Priced(width, "with", None, samples, out) for width in WIDTHS]
+    rows = run_grid([*bases, *jobs], out, workers, console)
+    atomic_write(out / "outside.md", as_markdown(rows).encode())
+    return rows
