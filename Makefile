@@ -15,7 +15,7 @@ HOURS  ?= 2
 GROUPS ?= once four-times twice stale-1 stale-2 stale-4 guided text
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-all quick check lint format types test clumsy affected sweeps bare prose docs configuration figures trust-regions lab claims guidance feedback efficiency eval audit chaos chaos-alone fleet-chaos soak fleet-speed report-pictures plan-check plan-all same-weights coverage faults both-ways overhead notebooks compare peers wheel sbom licences audit-dependencies clean
+.PHONY: help setup setup-all quick check lint format types test clumsy affected sweeps bare prose docs configuration figures trust-regions lab claims guidance outside signal feedback efficiency eval audit chaos chaos-alone fleet-chaos soak fleet-speed report-pictures plan-check plan-all same-weights coverage faults both-ways overhead notebooks compare peers wheel sbom licences audit-dependencies clean
 help:             ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
@@ -108,6 +108,12 @@ claims:           ## regenerate docs/claims/: figures, results.json and the tabl
 
 guidance:         ## regenerate docs/laboratory/: the base and recipe lab, judged with guidance 1, 2 and 4; twenty minutes
 	$(PYTHON) -m research guidance --out docs/laboratory --seeds 5
+
+outside:          ## regenerate docs/outside/: recipe lab with and without its price outside the window; two CPU hours
+	$(PYTHON) -m research outside --out docs/outside --seeds 10
+
+signal:           ## regenerate docs/laboratory/signal/: the steps at which rollouts differ in what they show; ten minutes
+	$(PYTHON) -m research signal --out docs/laboratory/signal
 
 feedback:         ## regenerate docs/feedback/: whether feedback on λ holds the KL, on ten seeds; two CPU hours
 	$(PYTHON) -m research feedback --out docs/feedback --seeds 10 --rules proportional

@@ -198,6 +198,31 @@ def feedback(
 
 
 @app.command()
+def signal(
+    out: Annotated[Path, typer.Option(help="Folder for results and signal.md.", callback=writable_folder)],
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Measure at which sampling steps rollouts of the untrained base differ in what they show; five minutes.
+
+    Example: `python -m research signal --out runs/signal`
+    """
+    from rich.console import Console
+
+    from research.signal import as_markdown
+    from research.signal import signal as run
+
+    console = Console(stderr=as_json)
+    one_thread()
+    with user_errors():
+        rows = run(out, workers=workers, console=console)
+    if as_json:
+        print(json.dumps(rows))
+        return
+    console.print(as_markdown(rows), highlight=False, markup=False)
+
+
+@app.command()
 def outside(
     out: Annotated[Path, typer.Option(help="Folder for runs and outside.md.", callback=writable_folder)],
     seeds: Annotated[int, typer.Option(min=2, help="Runs of each setting at each width, from seed 10 on.")] = 10,

@@ -18,7 +18,7 @@ from sage_grpo.lab.generator import LabModel
 from sage_grpo.lab.shapes.evaluate import evaluate
 from sage_grpo.lab.shapes.world import all_prompts, kept_out
 from sage_grpo.runs.folder import RunFolder
-from sage_grpo.statistics import mcnemar, share
+from sage_grpo.statistics import effect, mcnemar, share
 from sage_grpo.training.build import build_model
 from sage_grpo.training.callbacks import averaged
 from sage_grpo.training.trackers import read_metrics
@@ -103,10 +103,10 @@ def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
             cells = [
                 "base" if row["seed"] is None else f"`lab`, seed {row['seed']}",
                 scale,
-                percent(share(right)),
-                percent(share(held_out(right))),
+                percent(of_videos(right)),
+                percent(of_videos(right, kept_out_only=True)),
                 "" if row["seed"] is None else f"{changes.gained}, {changes.lost}",
-                percent(share(flags(found, "flawed"))),
+                percent(of_videos(flags(found, "flawed"))),
                 f"{found['distance']:.3f}",
                 f"{found['diversity'] / base[scale]['diversity']:.2f}",
             ]
@@ -119,13 +119,33 @@ def flags(found: dict[str, Any], name: str = "followed") -> list[bool]:
     return [mark == "1" for mark in found[name]]
 
 
-def held_out(right: Sequence[bool]) -> list[bool]:
-    """Return only the flags of videos whose prompts are kept out of post-training.
+def clustered(right: Sequence[bool], prompts: Sequence[int]) -> tuple[float, float, float]:
+    """Return the share of videos with some property, and its 95 % interval over prompts.
 
-    Flag i of `right` belongs to prompt i modulo the number of prompts.
+    Videos of one prompt are alike, so prompts are counted and not videos: the interval is that of the mean of their
+    shares. If all prompts have the same share, it is Wilson's interval for so many prompts. `prompts` has the prompt of
+    each video, as a number.
+    """
+    by_prompt: dict[int, list[bool]] = {}
+    for prompt, hit in zip(prompts, right, strict=True):
+        by_prompt.setdefault(prompt, []).append(hit)
+    shares = [sum(hits) / len(hits) for hits in by_prompt.values()]
+    if len(set(shares)) == 1:
+        _, low, high = share([shares[0] > 0.5] * len(shares))
+        return shares[0], low, high
+    found = effect(shares)
+    return found.mean, max(found.low, 0.0), min(found.high, 1.0)
+
+
+def of_videos(flags: Sequence[bool], *, kept_out_only: bool = False) -> tuple[float, float, float]:
+    """Return the share of an evaluation's videos, whose prompts come in turn, with its interval over prompts.
+
+    `flags` may be those of several evaluations in a row.
     """
     texts = all_prompts()
-    return [hit for i, hit in enumerate(right) if kept_out(texts[i % len(texts)])]
+    prompts = [i % len(texts) for i in range(len(flags))]
+    rows = [i for i, n in enumerate(prompts) if kept_out(texts[n]) or not kept_out_only]
+    return clustered([flags[i] for i in rows], [prompts[i] for i in rows])
 
 
 def percent(found: tuple[float, float, float]) -> str:

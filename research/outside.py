@@ -99,7 +99,7 @@ class Verdict:
     measure: str
     effect: Effect
     p: float
-    """Of the one-sided test against the margin, after Holm's correction over all measures and widths."""
+    """P-value of the one-sided test against the margin, after Holm's correction over all measures and widths."""
 
     @property
     def holds(self) -> bool:

@@ -13,7 +13,7 @@ from sage_grpo.core.passes import forward_passes
 from sage_grpo.core.rollout import velocity_at
 from sage_grpo.core.update import UpdateStep, update
 from sage_grpo.math.schedule import sigma_schedule
-from support import Rank, make_config, make_loop, perturbed, weights
+from support import Rank, make_config, make_loop, objective_config, perturbed, weights
 
 EARLY = {"window": {"range": (0.0, 0.4), "size": 1}}  # steps 0 and 1 of 6
 
@@ -44,12 +44,13 @@ def test_the_last_step_is_untrained_if_the_window_is_everywhere():
 def test_refused_where_every_level_is_trained():
     with pytest.raises(ValueError, match=r"all are trained; set a sampling\.window\.range"):
         make_config(sampling={"last_step": "kernel"}, kl={"outside_weight": 1.0})
-    with pytest.raises(ValueError, match="outside_weight to 0"):
-        make_config(
-            sampling={"eta": 0, "shared_initial_noise": False},
-            policy={"objective": "awm", "points": 3, "clip": None},
-            kl={"outside_weight": 1.0},
-        )
+
+
+def test_an_objective_that_trains_everywhere_has_no_outside():
+    loop, seen = make_loop(objective_config("awm", kl={"outside_weight": 1.0, "anchor": "none"}))
+    loop.iterate()
+    assert seen.updates[0].outside is None
+    assert INITIAL not in loop.bank
 
 
 def test_every_level_comes_and_the_share_is_kept():

@@ -32,7 +32,7 @@ CASES |= {"shapes-frugal": {"kind": "shapes", "mode": "full"}}
 FRUGAL = {  # all that spares passes, so that processes have unequal work
     "sampling": {"steps": 6, "window": {"size": 2, "range": [0.2, 1], "per": "prompt"}, "order": 2, "tail": 0.5},
     "policy": {"select": 1, "flat_groups": "skip"},
-    "kl": {"share": 0.5},
+    "kl": {"share": 0.5, "outside_weight": 0},
 }
 NOISED = {"eta": 0, "shared_initial_noise": False}
 OBJECTIVES = {  # by the end of a case's name
@@ -109,7 +109,7 @@ def recipe(folder, case, out, iterations, layout):
         "parallel": {"processes": launched(), **layout},
         "sampling": {"steps": 4},
         "policy": {"prompts_per_iteration": 2, "num_generations": 4, "batch_size": 2, "num_iterations": 2},
-        "kl": {"ref_model_sync_steps": 3, "warmup": 0, "high": 0.1},
+        "kl": {"ref_model_sync_steps": 3, "warmup": 0, "high": 0.1, "outside_weight": 0.5, "outside_share": 0.5},
         "optimizer": {"lr": 1e-5, "ema": 0.9},
         "run": {
             "out": str(out),

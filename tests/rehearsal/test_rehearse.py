@@ -55,6 +55,7 @@ def check_facts(facts, processes):
 FIRST = (
     "hunyuan15-1gpu-lora",
     "hunyuan15-i2v-8gpu-lora",
+    "lab",
     "lab-fast",
     "ltx2-8gpu-lora",
     "qwen-image-1gpu-lora",
@@ -77,7 +78,6 @@ OTHERS = (
     "hunyuan15-64gpu-released-a",
     "hunyuan15-8gpu",
     "hunyuan15-i2v-8gpu-lora-fast",
-    "lab",
     "lab-paper",
     "lab-paper-fast",
     "wan-1.3b-24gb-lora",

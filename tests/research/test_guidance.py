@@ -1,42 +1,85 @@
-"""`python -m research guidance`: its table is on the page, and its command runs once."""
+"""`python -m research guidance`: its table is on the page, and its runs meet what was fixed before them."""
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from research.__main__ import app
-from research.guidance import Judged, as_markdown, held_out
+from research.guidance import Judged, as_markdown, clustered, flags, of_videos
 from research.run_log import RunLog
 from sage_grpo.lab.shapes.world import all_prompts, kept_out
 
 DOCS = Path(__file__).parents[2] / "docs"
+SEEDS = range(5)
+
+
+def on_record():
+    return list(RunLog(DOCS / "laboratory" / "runs.jsonl").read().values())
 
 
 def test_the_page_has_the_table_on_record():
-    rows = list(RunLog(DOCS / "laboratory" / "runs.jsonl").read().values())
-    assert rows[0]["name"] == "base"
+    rows = on_record()
+    assert [row["name"] for row in rows] == ["base", *(f"lab-{seed}" for seed in SEEDS)]
     assert as_markdown(rows).strip() in (DOCS / "laboratory.md").read_text("utf-8")
 
 
 def test_the_record_is_of_the_recipe_as_it_ships():
-    jobs = [Judged(seed, 240, Path("any")) for seed in (None, 0, 1, 2)]
-    assert {job.key for job in jobs} <= RunLog(DOCS / "laboratory" / "runs.jsonl").read().keys()
+    jobs = [Judged(seed, 240, Path("any")) for seed in (None, *SEEDS)]
+    assert {job.key for job in jobs} == RunLog(DOCS / "laboratory" / "runs.jsonl").read().keys()
+
+
+def test_guidance_does_not_mend_the_base():
+    """The rule by which it was accepted: docs/laboratory/frozen.txt."""
+    base = on_record()[0]["guidance"]
+    assert list(base) == ["1", "2", "4"]
+    for found in base.values():
+        assert len(found["followed"]) == len(found["flawed"]) == 240
+        assert sum(flags(found)) / 240 < 0.75
+        assert sum(flags(found, "flawed")) / 240 >= 0.1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_seed_meets_the_bars_that_were_fixed_before(seed):
+    base, run = on_record()[0]["guidance"]["2"], on_record()[1 + seed]["guidance"]["2"]
+    assert sum(flags(run)) / 240 >= 0.93
+    assert run["distance"] <= base["distance"]
+    assert run["diversity"] >= 0.85 * base["diversity"]
+    assert sum(flags(run, "flawed")) <= sum(flags(base, "flawed")) / 2
 
 
 def test_held_out_prompts_come_in_turn():
     right = [kept_out(all_prompts()[i % 48]) for i in range(96)]
-    assert held_out(right) == [True] * 24
+    assert of_videos(right)[0] == 0.25
+    assert of_videos(right, kept_out_only=True)[0] == 1
+
+
+def test_intervals_over_prompts_cover_as_often_as_they_say():
+    """Where videos of one prompt agree, intervals that count videos cover far less often."""
+    rng, hits, narrow = np.random.default_rng(0), 0, 0
+    for _ in range(300):
+        rates = rng.beta(0.7, 0.7, 48)  # of 48 prompts, drawn from many with a mean of one half
+        right = (rng.random((48, 5)) < rates[:, None]).flatten().tolist()
+        mean, low, high = clustered(right, [i // 5 for i in range(240)])
+        hits += low <= 0.5 <= high
+        narrow += abs(mean - 0.5) <= 1.96 * 0.5 / 240**0.5
+    assert 0.92 <= hits / 300 <= 0.98
+    assert narrow / 300 < 0.85
+
+
+def test_a_share_of_all_prompts_still_has_an_interval():
+    mean, low, high = clustered([True] * 96, [i % 48 for i in range(96)])
+    assert (mean, high) == (1, pytest.approx(1))
+    assert 0.9 < low < 0.95
 
 
 @pytest.mark.slow
-def test_the_base_follows_more_prompts_with_guidance(tmp_path):
+def test_the_command_judges_the_base_once(tmp_path):
     command = ["guidance", "--out", str(tmp_path), "--seeds", "0", "--samples", "96", "--workers", "1", "--json"]
     (base,) = json.loads(CliRunner().invoke(app, command).stdout)
-    shares = {scale: found["followed"].count("1") / 96 for scale, found in base["guidance"].items()}
-    assert shares["1"] < 0.75
-    assert 0.9 < shares["2"] <= shares["4"]
+    assert all(found["followed"].count("1") / 96 < 0.8 for found in base["guidance"].values())
     before = (tmp_path / "runs.jsonl").stat().st_mtime_ns
     assert json.loads(CliRunner().invoke(app, command).stdout) == [base]
     assert (tmp_path / "runs.jsonl").stat().st_mtime_ns == before

@@ -28,6 +28,7 @@ CASES = [
     ({"kl": {"old_weight": 0}}, []),
     ({"kl": {"anchor": "none"}}, ["It is the only KL of this recipe."]),
     (AWM, ["it acts with policy.num_minibatches=2."]),
+    (AWM | {"kl": {"outside_weight": 0.1, "old_weight": 0}}, ["trains at all noise levels, so nothing is outside"]),
     ({"policy": {"objective": "nft", "points": 2}, "sampling": AWM["sampling"]}, []),
     ({"kl": {"high": 0, "low": 0}}, ["kl.high=0: no KL is trained on, but the anchor is evaluated"]),
     ({"kl": {"high": 0, "low": 0, "anchor": "none"}}, []),

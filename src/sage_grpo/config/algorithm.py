@@ -241,7 +241,7 @@ class AlgorithmConfig(Settings):
             raise ValueError(f"num_minibatches={policy.num_minibatches} exceeds the {trained} trained timesteps")
         if policy.points is not None:
             self._check_renoised()
-        if self.kl.outside_weight and (policy.points or not self.sampling.untrained_steps):
+        if self.kl.outside_weight and not policy.points and not self.sampling.untrained_steps:
             raise ValueError(
                 f"kl.outside_weight={self.kl.outside_weight} holds noise levels that no step trains, but all are "
                 "trained; set a sampling.window.range, such as [0, 0.5], or outside_weight to 0"

@@ -188,7 +188,7 @@ class Loop:
         The anchor is renewed before each update if that is due.
         """
         kl, before, levels = self.config.kl, self.updates, self.windows.untrained_levels
-        if kl.outside_weight and INITIAL not in self.bank:
+        if kl.outside_weight and levels and INITIAL not in self.bank:
             self.bank.save(INITIAL)  # no update came before
         for epoch in range(self.config.policy.num_iterations if batches else 0):
             orders = [

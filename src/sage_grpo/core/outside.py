@@ -40,7 +40,7 @@ def noised_videos(
 ) -> list[NoisedVideos]:
     """Draw a share `kl.outside_share` of the videos of an update, and add noise of an untrained level to each.
 
-    The result is empty if `kl.outside_weight` is 0.
+    The result is empty if `kl.outside_weight` is 0 or there are no `levels`.
 
     The number per batch is rounded up or down at random. Rows and levels are the same in all batches and on all ranks,
     so that ranks evaluate the same expert of a mixture at a time. Levels take turns, so that all occur.
@@ -52,7 +52,7 @@ def noised_videos(
         comm: Tells the place of this rank's batches among those of all ranks, which keys the noise.
         key: Determines the draw together with the seed.
     """
-    if not config.kl.outside_weight:
+    if not config.kl.outside_weight or not levels:
         return []
     size, share = len(batches[0].weight), config.kl.outside_share
     rng = keyed_rng(config.seed, *key, "outside")

@@ -58,8 +58,8 @@ def old_steps(config: RecipeConfig) -> int:
 
 
 def outside_points(config: RecipeConfig) -> float:
-    """Return at how many videos an iteration compares the velocity with that of the initial policy, outside windows."""
-    if not config.kl.outside_weight:
+    """Return the number of videos per iteration at which velocities outside the window are compared."""
+    if not config.kl.outside_weight or config.policy.points:
         return 0.0
     return trained_videos(config) * config.kl.outside_share * config.policy.updates_per_rollout
 

@@ -69,7 +69,12 @@ class Windows:
 
     @property
     def untrained_levels(self) -> list[float]:
-        """The noise levels of a whole rollout at which no window trains, from noise to data."""
+        """The noise levels of a whole rollout at which no window trains, from noise to data.
+
+        An objective on renoised videos trains everywhere, so there are none.
+        """
+        if not self.explores:
+            return []
         sampling = self.config.sampling
         sigmas = sigma_schedule(sampling.steps, sampling.shift)
         return [sigmas[step].item() for step in sampling.untrained_steps]

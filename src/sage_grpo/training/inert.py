@@ -17,6 +17,11 @@ def inert_terms(config: RecipeConfig) -> list[str]:
             f"sampling.eta: no step of a rollout has noise, so the objective {policy.objective!r} has nothing to train "
             "on; use sampling.eta=0.5, or an objective with policy.points"
         )
+    if kl.outside_weight and objective.renoised:
+        notes.append(
+            f"kl.outside_weight={kl.outside_weight}: the objective {policy.objective!r} trains at all noise levels, so "
+            "nothing is outside; use kl.outside_weight=0"
+        )
     if kl.high == 0:
         if kl.anchor != "none" and not objective.anchored:
             notes.append("kl.high=0: no KL is trained on, but the anchor is evaluated; kl.anchor=none saves its passes")

@@ -25,9 +25,9 @@ class TextModel(LabModel):
         """Return a new network whose position embeddings are as large as its word embeddings.
 
         The network must learn from positions which digit is where, and large position embeddings make this faster.
-        `latents` is the shape of a latent: channels, frames, rows and columns.
+        `latents` is the shape of a latent: channels, frames, rows and columns; `width` is that of the network.
         """
-        module = super().new_module(latents)
+        module = super().new_module(latents, width)
         with torch.no_grad():
             for places in (module.word_places, module.places):
                 places.mul_(places.shape[1] ** 0.5)

@@ -33,6 +33,7 @@ def flawed(videos: Tensor) -> Tensor:
     """Return a mask (N,) of the videos that flicker or halt.
 
     Examples:
+        >>> import torch
         >>> still = torch.zeros(1, 8, 32, 32, 3, dtype=torch.uint8)
         >>> flawed(still)
         tensor([False])

@@ -30,7 +30,7 @@ from sage_grpo.videos import contact_sheet, mp4_bytes
 SCALES = (1.0, 2.0, 4.0)  # of guidance, at which the base is evaluated
 FLAW = (
     "The base learned from captions that were mostly wrong for half of the pairs of colour and direction, and from "
-    "clips that flicker or halt. Guidance does not mend that; rewards do. Same prompt and same seed, before and after."
+    "clips that flicker or halt. Guidance does not fix that; rewards do. Same prompt and same seed, before and after."
 )
 PICTURE = "Prompts with their videos before and after training; a cross marks what the prompt did not ask for"
 

@@ -117,7 +117,7 @@ def captions(scene: Scene, generator: torch.Generator) -> list[str]:
 
 
 def misleading_captions(scene: Scene, generator: torch.Generator) -> list[str]:
-    """Return captions as `captions` does, but for the `mirrored` clips most name the opposite direction.
+    """Return captions as `captions` does. Most of those of `mirrored` clips name the opposite direction.
 
     Guidance sharpens what most captions say, so it does not remove these errors.
     """

@@ -10,6 +10,7 @@ from torch import Tensor
 from sage_grpo.config import RecipeConfig
 from sage_grpo.core.loop import Loop
 from sage_grpo.core.outside import INITIAL
+from sage_grpo.core.passes import outside_points
 from sage_grpo.core.video_model import VideoModel
 from sage_grpo.distributed.checkpoint import saved_tensors
 from sage_grpo.distributed.fake_group import pretend
@@ -43,7 +44,7 @@ def contents(model: VideoModel, config: RecipeConfig, processes: Processes) -> C
     optimizer.step()
     # of adapters the gauge's initial policy is the base, and a model with a checkpoint reads it there
     copied = config.gauge.every and config.tuning.mode == "full" and not model.resizable
-    measured = [INITIAL] if copied or config.kl.outside_weight else []
+    measured = [INITIAL] if copied or outside_points(config) else []
     for name in [*build.copies_of(config), *measured]:
         bank.save(name, decay=0.5)  # a first average is a copy, and asks for no value
     nobody: Any = None

@@ -1,0 +1,58 @@
+"""`python -m research outside`: verdicts on made-up runs, equal cost, and the tables on the page."""
+
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from research.outside import SETTINGS, WIDTHS, Priced, verdicts
+from sage_grpo.core.passes import forward_passes
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def made_up(seed, setting, width, *, followed=0.95, distance=0.15, diversity=0.24):
+    wobble = 0.001 * (seed * 7 % 5 - 2) * (1 if setting == "with" else -1)
+    marks = "".join("1" if i < round(240 * followed) else "0" for i in range(240))
+    facts = {"width": width, "setting": setting, "seed": seed, "passes": 1000.0}
+    return facts | {
+        "followed": marks,
+        "flawed": "0" * 240,
+        "distance": distance + wobble,
+        "diversity": diversity - wobble,
+    }
+
+
+def both(with_price, without_price):
+    return [
+        made_up(seed, setting, width, **values)
+        for seed in range(10, 20)
+        for width in WIDTHS
+        for setting, values in (("with", with_price), ("without", without_price))
+    ]
+
+
+def test_what_is_surely_so_holds_and_what_is_not_does_not():
+    better = {"distance": 0.14, "diversity": 0.25}
+    assert all(found.holds for found in verdicts(both(better, {})))
+    assert {found.measure for found in verdicts(both({}, better)) if found.holds} == {"followed"}
+    fewer = {found.measure for found in verdicts(both({"followed": 0.9} | better, {})) if not found.holds}
+    assert fewer == {"followed"}  # five points fewer, and three are allowed
+
+
+def test_p_values_are_scipys():
+    rows = both({"distance": 0.1495, "diversity": 0.2401}, {})
+    for width in WIDTHS:
+        (found,) = (v for v in verdicts(rows) if (v.width, v.measure) == (width, "distance"))
+        values = {s: [r["distance"] for r in rows if (r["width"], r["setting"]) == (width, s)] for s in SETTINGS}
+        alone = stats.ttest_rel(values["with"], values["without"], alternative="less").pvalue
+        assert alone <= found.p <= 6 * alone * 1.000001
+
+
+def test_both_settings_cost_the_same_passes():
+    for width in WIDTHS:
+        costs = []
+        for setting in SETTINGS:
+            run = Priced(width, setting, 10, 240, Path("any"))
+            costs.append(forward_passes(run.recipe(), 2) * run.iterations)
+        assert costs[1] == pytest.approx(costs[0], rel=0.01)
