@@ -199,11 +199,11 @@ def feedback(
 
 @app.command()
 def signal(
-    out: Annotated[Path, typer.Option(help="Folder for results and signal.md.", callback=writable_folder)],
+    out: Annotated[Path, typer.Option(help="Folder for results and table.txt.", callback=writable_folder)],
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Measure at which sampling steps rollouts of the untrained base differ in what they show; five minutes.
+    """Measure at which sampling steps rollouts of the untrained base differ in what they show; ten CPU minutes.
 
     Example: `python -m research signal --out runs/signal`
     """
@@ -224,7 +224,7 @@ def signal(
 
 @app.command()
 def outside(
-    out: Annotated[Path, typer.Option(help="Folder for runs and outside.md.", callback=writable_folder)],
+    out: Annotated[Path, typer.Option(help="Folder for runs and table.txt.", callback=writable_folder)],
     seeds: Annotated[int, typer.Option(min=2, help="Runs of each setting at each width, from seed 10 on.")] = 10,
     samples: Annotated[int, typer.Option(min=96, help="Fresh videos of each run.")] = 240,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
@@ -253,7 +253,7 @@ def outside(
 
 @app.command()
 def guidance(
-    out: Annotated[Path, typer.Option(help="Folder for runs and guidance.md.", callback=writable_folder)],
+    out: Annotated[Path, typer.Option(help="Folder for runs and table.txt.", callback=writable_folder)],
     seeds: Annotated[int, typer.Option(min=0, help="Runs of recipe `lab`; 0 judges the base alone, in seconds.")] = 5,
     samples: Annotated[int, typer.Option(min=96, help="Fresh videos of each model and guidance scale.")] = 240,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,

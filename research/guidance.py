@@ -18,7 +18,7 @@ from sage_grpo.lab.generator import LabModel
 from sage_grpo.lab.shapes.evaluate import evaluate
 from sage_grpo.lab.shapes.world import all_prompts, kept_out
 from sage_grpo.runs.folder import RunFolder
-from sage_grpo.statistics import effect, mcnemar, share
+from sage_grpo.statistics import mcnemar, share_by_group
 from sage_grpo.training.build import build_model
 from sage_grpo.training.callbacks import averaged
 from sage_grpo.training.trackers import read_metrics
@@ -119,24 +119,6 @@ def flags(found: dict[str, Any], name: str = "followed") -> list[bool]:
     return [mark == "1" for mark in found[name]]
 
 
-def clustered(right: Sequence[bool], prompts: Sequence[int]) -> tuple[float, float, float]:
-    """Return the share of videos with some property, and its 95 % interval over prompts.
-
-    Videos of one prompt are alike, so prompts are counted and not videos: the interval is that of the mean of their
-    shares. If all prompts have the same share, it is Wilson's interval for so many prompts. `prompts` has the prompt of
-    each video, as a number.
-    """
-    by_prompt: dict[int, list[bool]] = {}
-    for prompt, hit in zip(prompts, right, strict=True):
-        by_prompt.setdefault(prompt, []).append(hit)
-    shares = [sum(hits) / len(hits) for hits in by_prompt.values()]
-    if len(set(shares)) == 1:
-        _, low, high = share([shares[0] > 0.5] * len(shares))
-        return shares[0], low, high
-    found = effect(shares)
-    return found.mean, max(found.low, 0.0), min(found.high, 1.0)
-
-
 def of_videos(flags: Sequence[bool], *, kept_out_only: bool = False) -> tuple[float, float, float]:
     """Return the share of an evaluation's videos, whose prompts come in turn, with its interval over prompts.
 
@@ -145,7 +127,7 @@ def of_videos(flags: Sequence[bool], *, kept_out_only: bool = False) -> tuple[fl
     texts = all_prompts()
     prompts = [i % len(texts) for i in range(len(flags))]
     rows = [i for i, n in enumerate(prompts) if kept_out(texts[n]) or not kept_out_only]
-    return clustered([flags[i] for i in rows], [prompts[i] for i in rows])
+    return share_by_group([flags[i] for i in rows], [prompts[i] for i in rows])
 
 
 def percent(found: tuple[float, float, float]) -> str:
@@ -158,9 +140,9 @@ def guidance(
 ) -> list[dict[str, Any]]:
     """Evaluate the base model and one run per seed at every guidance scale. Return one result per model, base first.
 
-    Results and guidance.md are written into `out`. If the process is killed, call the function again: it continues.
+    Results and table.txt are written into `out`. If the process is killed, call the function again: it continues.
     """
     jobs = [Judged(seed, samples, out) for seed in (None, *range(seeds))]
     rows = run_grid(jobs, out, workers, console)
-    atomic_write(out / "guidance.md", as_markdown(rows).encode())
+    atomic_write(out / "table.txt", as_markdown(rows).encode())
     return rows

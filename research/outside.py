@@ -157,13 +157,13 @@ def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
         )
         interval = f"{scale * e.mean:+.{digits}f} [{scale * e.low:+.{digits}f}, {scale * e.high:+.{digits}f}]"
         unit = " points" if found.measure == "followed" else ""
-        margin = f"{SIGNS[found.measure] * MARGINS[found.measure] * scale:g}{unit}"
+        margin = f"{SIGNS[found.measure] * MARGINS[found.measure] * scale + 0.0:g}{unit}"
         cells = [
             str(found.width),
             found.measure,
             interval + unit,
             margin,
-            f"{found.p:.4f}",
+            f"{found.p:.4f}" if found.p >= 1e-4 else "< 0.0001",
             "yes" if found.holds else "no",
         ]
         table.append(f"| {' | '.join(cells)} |")
@@ -173,7 +173,7 @@ def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
 def outside(
     out: Path, *, seeds: int, samples: int, workers: int | None = None, console: Console | None = None
 ) -> list[dict[str, Any]]:
-    """Run all settings at all widths, and write results and outside.md into `out`.
+    """Run all settings at all widths, and write results and table.txt into `out`.
 
     If the process is killed, call the function again: it continues.
     """
@@ -185,5 +185,5 @@ def outside(
     ]
     bases = [Priced(width, "with", None, samples, out) for width in WIDTHS]
     rows = run_grid([*bases, *jobs], out, workers, console)
-    atomic_write(out / "outside.md", as_markdown(rows).encode())
+    atomic_write(out / "table.txt", as_markdown(rows).encode())
     return rows

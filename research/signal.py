@@ -81,8 +81,8 @@ def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def signal(out: Path, *, workers: int | None = None, console: Console | None = None) -> list[dict[str, Any]]:
-    """Look at all steps and guidance scales, and write results and signal.md into `out`."""
+    """Look at all steps and guidance scales, and write results and table.txt into `out`."""
     looks = [Look(scale, steps, start) for steps, starts in STEPS.items() for start in starts for scale in SCALES]
     rows = run_grid(looks, out, workers, console)
-    atomic_write(out / "signal.md", as_markdown(rows).encode())
+    atomic_write(out / "table.txt", as_markdown(rows).encode())
     return rows

@@ -2,7 +2,7 @@
 shares of hits, and the bootstrap for means over prompts."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,6 +86,30 @@ def share(hits: Sequence[bool]) -> tuple[float, float, float]:
     found = stats.binomtest(sum(hits), len(hits))
     interval = found.proportion_ci(method="wilson")
     return float(found.statistic), float(interval.low), float(interval.high)
+
+
+def share_by_group(hits: Sequence[bool], groups: Sequence[Hashable]) -> tuple[float, float, float]:
+    """Return the share of True values, from 0 to 1, with a 95 % interval over groups, as (share, low, high).
+
+    Values of one group are alike, such as videos of one prompt, so they count for less than independent values. The
+    interval is Wilson's for as many independent values as have the variance of the mean of the groups' shares. These are
+    at least as many as groups, and at most as many as values. If all groups have one share, it is that for the number of groups.
+
+    Examples:
+        >>> [round(x, 2) for x in share_by_group([True, True, False, False], ["a", "a", "b", "b"])]
+        [0.5, 0.09, 0.91]
+    """
+    members: dict[Hashable, list[bool]] = {}
+    for group, hit in zip(groups, hits, strict=True):
+        members.setdefault(group, []).append(hit)
+    shares = np.array([sum(own) / len(own) for own in members.values()])
+    mean, n = float(shares.mean()), len(shares)
+    variance = float(shares.var(ddof=1)) / n if n > 1 else 0.0
+    effective = min(max(mean * (1 - mean) / variance, n), len(hits)) if variance > 0 else n
+    z = float(stats.norm.ppf(0.975))
+    middle = (mean + z**2 / (2 * effective)) / (1 + z**2 / effective)
+    half = z / (1 + z**2 / effective) * (mean * (1 - mean) / effective + z**2 / (4 * effective**2)) ** 0.5
+    return mean, max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 @dataclass(frozen=True)

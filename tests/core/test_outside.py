@@ -57,7 +57,7 @@ def test_every_level_comes_and_the_share_is_kept():
     loop, _ = make_loop(early_config(outside_weight=1.0, outside_share=0.3))
     batches, seen, count = batches_of(loop), set(), 0
     for number in range(200):
-        for videos in noised_videos(batches, loop.windows.untrained_levels, loop.config, loop.comm, number):
+        for videos in noised_videos(batches, loop.windows.untrained_levels, 8, loop.config, loop.comm, number):
             seen |= set(videos.sigma.tolist())
             count += len(videos.sigma)
     assert seen == {torch.tensor(level).item() for level in loop.windows.untrained_levels}
@@ -68,9 +68,11 @@ def test_the_draw_does_not_depend_on_how_ranks_share_the_videos():
     config = make_config(sampling=EARLY, policy={"batch_size": 2}, kl={"outside_weight": 1.0, "outside_share": 0.5})
     loop, _ = make_loop(config)
     batches, levels = batches_of(loop), loop.windows.untrained_levels
-    alone = noised_videos(batches, levels, config, Rank(0, 1), 3)
+    alone = noised_videos(batches, levels, 8, config, Rank(0, 1), 3)
     shared = [
-        videos for rank in (0, 1) for videos in noised_videos(batches[2 * rank :][:2], levels, config, Rank(rank, 2), 3)
+        videos
+        for rank in (0, 1)
+        for videos in noised_videos(batches[2 * rank :][:2], levels, 8, config, Rank(rank, 2), 3)
     ]
     assert len(alone) == len(shared) == 4
     for one, other in zip(alone, shared, strict=True):
@@ -88,7 +90,7 @@ def test_the_price_is_the_mean_squared_change_of_the_velocity():
     initial = GaussianModel()
     initial.module.load_state_dict(loop.model.module.state_dict())
     perturbed(loop.model)
-    videos = noised_videos(batches, loop.windows.untrained_levels, loop.config, loop.comm, 0)
+    videos = noised_videos(batches, loop.windows.untrained_levels, 8, loop.config, loop.comm, 0)
     held = initial_velocities(loop.model, loop.bank, videos)
     price = sum(velocity_change(loop.model, batch, v) for batch, v in zip(videos, held, strict=True))
     expected, drawn = 0.0, 0
@@ -150,7 +152,7 @@ def test_what_is_not_finite_is_not_stepped():
     loop, _ = make_loop(early_config(outside_weight=1.0))
     loop.iterate()
     before, batches = weights(loop), batches_of(loop)
-    outside = noised_videos(batches, [float("nan")], loop.config, loop.comm, 0)
+    outside = noised_videos(batches, [float("nan")], 8, loop.config, loop.comm, 0)
     step = UpdateStep(loop.objective, loop.equalizer, loop.kl_weight.value, 8, outside=outside)
     batches = [replace(batch, steps=list(batch.trajectory.points)) for batch in batches]
     result = update(loop.model, batches, step, loop.config, optimizer=loop.optimizer, bank=loop.bank, comm=loop.comm)
@@ -180,3 +182,21 @@ def test_its_passes_are_counted():
     loop._checked = True  # the checks run once per run
     loop.run(8)
     assert (rows["forward"] + 2 * rows["backward"]) / 8 == pytest.approx(forward_passes(recipe))
+
+
+@pytest.mark.parametrize("size", [1, 2, 8])
+@pytest.mark.parametrize("kept", [8, 5])
+def test_the_penalty_is_a_mean_over_the_videos_of_the_loss(size, kept):
+    """In expectation over the draw, at any batch size, and where batches are filled up with videos of weight 0."""
+    config = make_config(sampling=EARLY, policy={"batch_size": size}, kl={"outside_weight": 1.0})
+    loop, _ = make_loop(config)
+    batches, left = [], kept
+    for batch in batches_of(loop):
+        count = min(left, size)
+        batches.append(replace(batch, weight=(torch.arange(size) < count).double()))
+        left -= count
+    total, updates = 0.0, 2000
+    for number in range(updates):
+        drawn = noised_videos(batches, [0.1], kept, config, loop.comm, number)
+        total += sum(videos.weight.sum().item() for videos in drawn)
+    assert total / updates == pytest.approx(1, abs=0.12)

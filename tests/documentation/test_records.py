@@ -15,6 +15,8 @@ import pytest
 from documentation.blocks import ROOT
 from research.claims import CHECK, Results, judge_runs
 from research.guidance import flags, of_videos
+from research.outside import Verdict
+from research.outside import verdicts as verdicts_outside
 from research.run_log import RunLog
 from sage_grpo.statistics import effect, share
 
@@ -74,6 +76,23 @@ def first_base(guidance: str) -> tuple[str, ...]:
     rows = RunLog(DOCS / "laboratory" / "first.jsonl").read().values()
     (found,) = (row["guidance"] for row in rows if row["name"] == "base")
     return percent(share(flags(found[guidance])))
+
+
+@cache
+def outside() -> dict[tuple[int, str], Verdict]:
+    """Effects of the price on velocities outside the window, by width and measure."""
+    rows = list(RunLog(DOCS / "outside" / "runs.jsonl").read().values())
+    return {(found.width, found.measure): found for found in verdicts_outside(rows)}
+
+
+def priced(measure: str) -> tuple[str, ...]:
+    found = outside()[96, measure].effect
+    return signed(found.mean), signed(found.low), signed(found.high)
+
+
+def points_lost() -> tuple[str, ...]:
+    found = outside()[96, "followed"].effect
+    return tuple(f"{-100 * value:.1f}" for value in (found.mean, found.high, found.low))
 
 
 @cache
@@ -181,12 +200,12 @@ def counted() -> tuple[str, ...]:
 SENTENCES = (
     ("prompts followed rise from {} % [{}, {}] to {} % [{}, {}]", lambda: base("2") + trained()),
     (
-        "from {} % [{}, {}] to {} % [{}, {}]",
-        lambda: base("2", kept_out_only=True) + trained(kept_out_only=True),
+        "flicker or halt falls from {} % [{}, {}] to {} % [{}, {}]",
+        lambda: base("2", "flawed") + trained("flawed"),
     ),
     (
-        "become fewer: {} % [{}, {}] before, {} % [{}, {}] after",
-        lambda: base("2", "flawed") + trained("flawed"),
+        "from {} % [{}, {}] to {} % [{}, {}]",
+        lambda: base("2", kept_out_only=True) + trained(kept_out_only=True),
     ),
     ("keep {} of their diversity", diversity),
     (
@@ -194,6 +213,11 @@ SENTENCES = (
         lambda: base("1") + base("2") + base("4"),
     ),
     ("that base with guidance 2 follows {} % [{}, {}] already", lambda: first_base("2")),
+    (
+        "distance {} [{}, {}] at the same passes, diversity {} [{}, {}]",
+        lambda: priced("distance") + priced("diversity"),
+    ),
+    ("costs {} points of prompts followed [{}, {}]", points_lost),
     ("no reward that can be shown: {} [{}, {}]", guided_gain),
     ("{} of {} seeds earn its reward", lambda: arrived("kl-share")),
     ("{} of {} seeds reach its reward", lambda: arrived("kl-share")),

@@ -10,7 +10,7 @@ from sage_grpo.core.protocols import Prompt
 from sage_grpo.evaluation.prompts import Task
 from sage_grpo.evaluation.results import as_array, by_prompt, compare, compute, flag, tag_rows, wins, with_overall
 from sage_grpo.evaluation.scores import Score
-from sage_grpo.statistics import bootstrap, discoveries, effect, p_of_zero
+from sage_grpo.statistics import bootstrap, discoveries, effect, p_of_zero, share, share_by_group
 
 
 @pytest.mark.slow
@@ -137,3 +137,31 @@ def test_tags_keep_their_order():
 @pytest.mark.parametrize(("values", "errors"), [([1.0, 3.0], 2.0), ([2.0, 2.0], math.inf), ([0.0, 0.0], 0.0)])
 def test_a_mean_in_standard_errors(values, errors):
     assert effect(values).standard_errors == pytest.approx(errors)
+
+
+@pytest.mark.parametrize(("mean", "alike"), [(0.5, 1.4), (0.9, 6.0), (0.97, 20.0)])
+def test_intervals_over_groups_cover_as_often_as_they_say(mean, alike):
+    """48 prompts with five videos each, whose shares are drawn from many; intervals that count videos cover less."""
+    rng, over_groups, over_values = np.random.default_rng(0), 0, 0
+    for _ in range(400):
+        rates = rng.beta(mean * alike, (1 - mean) * alike, 48)
+        hits = (rng.random((48, 5)) < rates[:, None]).flatten().tolist()
+        _, low, high = share_by_group(hits, [i // 5 for i in range(240)])
+        over_groups += low <= mean <= high
+        _, low, high = share(hits)
+        over_values += low <= mean <= high
+    assert 0.92 <= over_groups / 400 <= 0.98
+    assert over_values < over_groups
+
+
+def test_a_group_for_each_value_gives_wilsons_interval():
+    hits = [True] * 59 + [False]
+    assert share_by_group(hits, range(60)) == pytest.approx(share(hits))
+
+
+@pytest.mark.parametrize("pattern", [[True], [False], [True, True, False, True, False]])
+def test_groups_of_one_share_count_once_each_and_hold_their_mean(pattern):
+    hits = pattern * 48
+    mean, low, high = share_by_group(hits, [i // len(pattern) for i in range(len(hits))])
+    assert low - 1e-9 <= mean == sum(hits) / len(hits) <= high + 1e-9
+    assert 0.05 < high - low < 0.3

@@ -3,12 +3,11 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from research.__main__ import app
-from research.guidance import Judged, as_markdown, clustered, flags, of_videos
+from research.guidance import Judged, as_markdown, flags, of_videos
 from research.run_log import RunLog
 from sage_grpo.lab.shapes.world import all_prompts, kept_out
 
@@ -54,25 +53,6 @@ def test_held_out_prompts_come_in_turn():
     right = [kept_out(all_prompts()[i % 48]) for i in range(96)]
     assert of_videos(right)[0] == 0.25
     assert of_videos(right, kept_out_only=True)[0] == 1
-
-
-def test_intervals_over_prompts_cover_as_often_as_they_say():
-    """Where videos of one prompt agree, intervals that count videos cover far less often."""
-    rng, hits, narrow = np.random.default_rng(0), 0, 0
-    for _ in range(300):
-        rates = rng.beta(0.7, 0.7, 48)  # of 48 prompts, drawn from many with a mean of one half
-        right = (rng.random((48, 5)) < rates[:, None]).flatten().tolist()
-        mean, low, high = clustered(right, [i // 5 for i in range(240)])
-        hits += low <= 0.5 <= high
-        narrow += abs(mean - 0.5) <= 1.96 * 0.5 / 240**0.5
-    assert 0.92 <= hits / 300 <= 0.98
-    assert narrow / 300 < 0.85
-
-
-def test_a_share_of_all_prompts_still_has_an_interval():
-    mean, low, high = clustered([True] * 96, [i % 48 for i in range(96)])
-    assert (mean, high) == (1, pytest.approx(1))
-    assert 0.9 < low < 0.95
 
 
 @pytest.mark.slow

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from research.outside import SETTINGS, WIDTHS, Priced, verdicts
+from research.outside import MARGINS, SETTINGS, WIDTHS, Priced, as_markdown, verdicts
+from research.run_log import RunLog
 from sage_grpo.core.passes import forward_passes
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -56,3 +57,32 @@ def test_both_settings_cost_the_same_passes():
             run = Priced(width, setting, 10, 240, Path("any"))
             costs.append(forward_passes(run.recipe(), 2) * run.iterations)
         assert costs[1] == pytest.approx(costs[0], rel=0.01)
+
+
+def test_the_page_has_the_tables_on_record():
+    rows = list(RunLog(DOCS / "outside" / "runs.jsonl").read().values())
+    assert len({(row["width"], row["setting"], row["seed"]) for row in rows}) == len(rows)
+    text = (DOCS / "laboratory.md").read_text("utf-8")
+    for table in as_markdown(rows).strip().split("\n\n"):
+        assert table in text
+    assert len(verdicts(rows)) == len(MARGINS) * len(WIDTHS)
+
+
+def test_the_record_is_of_the_recipe_as_it_ships():
+    jobs = [Priced(width, "with", None, 240, Path("any")) for width in WIDTHS]
+    jobs += [
+        Priced(width, setting, seed, 240, Path("any"))
+        for width in WIDTHS
+        for setting in SETTINGS
+        for seed in range(10, 20)
+    ]
+    assert {job.key for job in jobs} == RunLog(DOCS / "outside" / "runs.jsonl").read().keys()
+
+
+def test_seeds_differ_by_an_iteration_or_two():
+    """Windows move with the seed, and equal passes are then another number of iterations."""
+    numbers = {
+        setting: {Priced(96, setting, seed, 240, Path("any")).iterations for seed in range(10, 20)}
+        for setting in SETTINGS
+    }
+    assert numbers == {"with": {99, 100, 101}, "without": {108, 109, 110}}

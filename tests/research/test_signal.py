@@ -4,9 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from research.signal import Look
+from research.run_log import RunLog
+from research.signal import Look, as_markdown
 
 DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_page_has_the_table_on_record():
+    rows = list(RunLog(DOCS / "laboratory" / "signal" / "runs.jsonl").read().values())
+    assert as_markdown(rows).strip() in (DOCS / "laboratory.md").read_text("utf-8")
 
 
 @pytest.mark.slow

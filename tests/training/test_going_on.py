@@ -7,12 +7,16 @@ import time
 
 import pytest
 import torch
+from rich.console import Console
 
 from distributed.launcher import environment
+from gaussian_model import GaussianModel
 from sage_grpo.config import ConfigError
+from sage_grpo.core.outside import INITIAL
 from sage_grpo.training.callbacks import Save
 from sage_grpo.training.trackers import read_metrics
-from training.test_trainer import make
+from sage_grpo.training.trainer import Trainer
+from training.test_trainer import brightness, make, recipe
 
 RUN = """
 import sys
@@ -130,6 +134,28 @@ def test_what_cannot_be_removed_does_not_end_a_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr("sage_grpo.training.bookkeeping.sweep", refused)
     assert make(tmp_path, iterations=1).train().iterations == 1
+
+
+@pytest.mark.parametrize("gauge", [0, 2])
+def test_a_price_that_is_set_later_needs_the_initial_policy(tmp_path, gauge):
+    """The gauge keeps it. Without it, the policy of the checkpoint would pass for the initial one."""
+
+    def run(weight, iterations):
+        settings = recipe(tmp_path, iterations=iterations, sample_every=0) | {"gauge": {"every": gauge}}
+        settings["kl"] = settings["kl"] | {"outside_weight": weight}
+        return Trainer(GaussianModel(), [brightness], settings, ["a", "b"], console=Console(quiet=True))
+
+    first = run(0.0, 2)
+    start = {name: p.detach().clone() for name, p in first.model.module.named_parameters()}
+    first.train()
+    if gauge:
+        later = run(1.0, 4)
+        later.train()
+        assert_equal_states(dict(later.loop.bank.state_dict()[INITIAL]), start)
+    else:
+        with pytest.raises(ConfigError, match=r"does not hold the initial policy.*use kl\.outside_weight=0"):
+            run(1.0, 4).train()
+        run(0.0, 4).train()
 
 
 def test_resume_with_other_prompts_is_refused(tmp_path):

@@ -199,7 +199,7 @@ class Loop:
                 key = self.iteration, epoch, n
                 places = evaluated_places(len(steps[0]), self.config, *key) if is_evaluated(kl, self.updates) else []
                 on_policy = self.on_policy and self.updates == before
-                outside = noised_videos(batches, levels, self.config, self.comm, *key)
+                outside = noised_videos(batches, levels, samples, self.config, self.comm, *key)
                 parts = places, on_policy, outside
                 step = UpdateStep(self.objective, self.equalizer, self.kl_weight.value, samples, *parts)
                 yield [replace(batch, steps=own) for batch, own in zip(batches, steps, strict=True)], step

@@ -32,22 +32,31 @@ class NoisedVideos:
     """Noise level of each video (n,)."""
     condition: Condition
     weight: Tensor
-    """Weight of each video in the penalty (n,): 0 for videos that are not trained on, else 1/(expected number)."""
+    """Weight of each video in the penalty (n,): 0 for videos that are not trained on."""
 
 
 def noised_videos(
-    batches: Sequence[TrainBatch], levels: Sequence[float], config: AlgorithmConfig, comm: Comm, *key: int | str
+    batches: Sequence[TrainBatch],
+    levels: Sequence[float],
+    samples: int,
+    config: AlgorithmConfig,
+    comm: Comm,
+    *key: int | str,
 ) -> list[NoisedVideos]:
     """Draw a share `kl.outside_share` of the videos of an update, and add noise of an untrained level to each.
 
     The result is empty if `kl.outside_weight` is 0 or there are no `levels`.
 
     The number per batch is rounded up or down at random. Rows and levels are the same in all batches and on all ranks,
-    so that ranks evaluate the same expert of a mixture at a time. Levels take turns, so that all occur.
+    so that ranks evaluate the same expert of a mixture at a time. Levels take turns, so that all occur. With batches of
+    one video, an update measures all videos at one level or none; the mean over updates is the same.
+
+    The penalty is a mean over the same videos as the loss, in expectation over the draw.
 
     Args:
         batches: This rank's batches of the update, all of one size.
         levels: The noise levels to draw from.
+        samples: Number of videos on all ranks that the loss is a mean over.
         config: The settings.
         comm: Tells the place of this rank's batches among those of all ranks, which keys the noise.
         key: Determines the draw together with the seed.
@@ -68,7 +77,7 @@ def noised_videos(
         sigma = drawn.to(x0)
         s = sigma.view(-1, *(1 for _ in x0.shape[1:]))
         condition = {name: value[rows] for name, value in batch.trajectory.condition.items()}
-        weight = batch.weight[rows].to(x0) / (share * size * len(batches))
+        weight = batch.weight[rows].to(x0) * (comm.num_replicas / (share * samples))  # ranks average their gradients
         out.append(NoisedVideos((1 - s) * x0 + s * noise, sigma, condition, weight))
     return out
 

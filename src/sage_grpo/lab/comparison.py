@@ -1,6 +1,6 @@
 """Parts that the before-and-after reports of all worlds share: proportions, table rows, curves and charts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sage_grpo.report.svg import Chart, Curve
 from sage_grpo.runs.folder import RunFolder
-from sage_grpo.statistics import effect, share
+from sage_grpo.statistics import effect, share_by_group
 from sage_grpo.training.trackers import read_metrics
 
 SHOWN = 8  # pairs of videos in a report
@@ -18,7 +18,7 @@ PAGE = "before_after.html"  # another than report.html, which `sage-grpo report`
 
 @dataclass(frozen=True)
 class Proportion:
-    """The share of videos (0 to 1) that have some property before and after training, with Wilson's 95 % intervals."""
+    """The share of videos (0 to 1) that have some property before and after training, with 95 % intervals."""
 
     before: float
     before_interval: tuple[float, float]
@@ -26,9 +26,15 @@ class Proportion:
     after_interval: tuple[float, float]
 
     @classmethod
-    def of(cls, before: Tensor, after: Tensor) -> "Proportion":
-        was, was_low, was_high = share(before.bool().tolist())
-        now, now_low, now_high = share(after.bool().tolist())
+    def of(cls, before: Tensor, after: Tensor, prompts: Sequence[str] | None = None) -> "Proportion":
+        """Return the shares of True values of two masks (N,).
+
+        Intervals are over `prompts`, one per video, because videos of one prompt are alike. With None, every video
+        counts as independent.
+        """
+        groups = prompts or range(len(before))
+        was, was_low, was_high = share_by_group(before.bool().tolist(), groups)
+        now, now_low, now_high = share_by_group(after.bool().tolist(), groups)
         return cls(was, (was_low, was_high), now, (now_low, now_high))
 
     def __str__(self) -> str:

@@ -12,6 +12,7 @@ from sage_grpo.config import ConfigError, RecipeConfig, load_recipe
 from sage_grpo.core.callback import Callback
 from sage_grpo.core.loop import Loop
 from sage_grpo.core.outside import INITIAL
+from sage_grpo.core.passes import outside_points
 from sage_grpo.core.reward import Reward
 from sage_grpo.core.video_model import VideoModel
 from sage_grpo.data.prompts import Prompts
@@ -110,7 +111,7 @@ class Trainer:
         self.random = DeviceRandom(next(self.model.module.parameters()).device)
         # Read from its checkpoint when the gauge asks, not held; a model that was handed over may have other weights.
         # A trust region outside the window asks at every update: then a copy is held.
-        read = model is None and recipe.gauge.every and not recipe.kl.outside_weight
+        read = model is None and recipe.gauge.every and not outside_points(recipe)
         base = base_weights(self.model) if read else None
         lazy_copies = {INITIAL: base} if base else {}
         bank = make_bank(self.model.module, HOST if recipe.tuning.offload_copies else None, lazy_copies)
@@ -230,6 +231,11 @@ class Trainer:
                 f"the prompts are not those of {name}; restore them, or choose another run.out to start again"
             )
         self.loop.load_state_dict(state["loop"])
+        if outside_points(self.config) and INITIAL not in self.loop.bank:
+            raise ConfigError(
+                f"{name} was made without kl.outside_weight and does not hold the initial policy, which this price "
+                "compares with; use kl.outside_weight=0, or another run.out to start again"
+            )
         self.gauge.load_state_dict(state["parts"]["gauge"])
         self.random.load_state_dict(state["parts"].get("random", {}))  # older checkpoints have none
         self.console.print(f"resumed from {name} at iteration {self.loop.iteration}", highlight=False)

@@ -20,10 +20,11 @@ from sage_grpo.lab.comparison import (
     policy_charts,
 )
 from sage_grpo.lab.shapes.evaluate import Evaluation, evaluate
+from sage_grpo.lab.shapes.world import kept_out
 from sage_grpo.report.animation import Shown, before_after
 from sage_grpo.report.page import Headline, Page, PageTable, Picture, VideoPair, write_page
 from sage_grpo.report.svg import Chart
-from sage_grpo.statistics import effect, mcnemar, share
+from sage_grpo.statistics import effect, mcnemar, share_by_group
 from sage_grpo.training.build import build_model, build_rewards
 from sage_grpo.videos import contact_sheet, mp4_bytes
 
@@ -59,7 +60,7 @@ class BaseMeasures:
 
     @classmethod
     def of(cls, found: Evaluation) -> "BaseMeasures":
-        followed, low, high = share(found.accuracy.bool().tolist())
+        followed, low, high = share_by_group(found.accuracy.bool().tolist(), found.prompts)
         flawed = found.flawed.double().mean().item()
         return cls(followed, (low, high), flawed, found.distance.mean().item(), found.diversity)
 
@@ -136,11 +137,12 @@ def compare(
 ) -> LabResult:
     before, after = made.before, made.after
     gain, new = effect(rewards.gains.tolist()), before.never_seen
+    new_prompts = [prompt for prompt in before.prompts if kept_out(prompt)]
     changes = mcnemar(before.accuracy.bool().tolist(), after.accuracy.bool().tolist())
     return LabResult(
-        Proportion.of(before.accuracy, after.accuracy),
-        Proportion.of(before.accuracy[new], after.accuracy[new]),
-        Proportion.of(before.flawed, after.flawed),
+        Proportion.of(before.accuracy, after.accuracy, before.prompts),
+        Proportion.of(before.accuracy[new], after.accuracy[new], new_prompts),
+        Proportion.of(before.flawed, after.flawed, before.prompts),
         made.config.model.guidance_scale or 1.0,
         base,
         changes.gained,

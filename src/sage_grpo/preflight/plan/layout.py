@@ -43,8 +43,8 @@ def contents(model: VideoModel, config: RecipeConfig, processes: Processes) -> C
         weight.grad = torch.empty_like(weight)
     optimizer.step()
     # of adapters the gauge's initial policy is the base, and a model with a checkpoint reads it there
-    copied = config.gauge.every and config.tuning.mode == "full" and not model.resizable
-    measured = [INITIAL] if copied or outside_points(config) else []
+    wanted = outside_points(config) or (config.gauge.every and not model.resizable)
+    measured = [INITIAL] if wanted and config.tuning.mode == "full" else []
     for name in [*build.copies_of(config), *measured]:
         bank.save(name, decay=0.5)  # a first average is a copy, and asks for no value
     nobody: Any = None

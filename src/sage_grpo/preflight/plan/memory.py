@@ -15,7 +15,7 @@ import torch
 from sage_grpo import registry
 from sage_grpo.config import RecipeConfig
 from sage_grpo.config.recipe import ParallelConfig
-from sage_grpo.core.passes import old_steps
+from sage_grpo.core.passes import old_steps, outside_points
 from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.video_model import VideoModel
 from sage_grpo.distributed.device import HOST
@@ -135,7 +135,7 @@ def component_bytes(model: VideoModel, names: Sequence[str]) -> int:
 def reads_base(model: VideoModel, config: RecipeConfig) -> bool:
     """Return whether the drift gauge loads the base weights while the trained weights stay on the device."""
     wanted = config.gauge.every and config.tuning.mode == "full" and not config.tuning.offload_copies
-    return bool(wanted and model.resizable)
+    return bool(wanted and model.resizable and not outside_points(config))  # else the trainer holds a copy
 
 
 def video_bytes(model: Any) -> int:
@@ -191,6 +191,7 @@ def memory(
     condition = model.blank_condition(1) or model.encode(config_prompts(config, 1))
     condition_bytes = sum(map(size_of, condition.values()))
     copies = states.by_kind["copies"]
+    outside = outside_points(config) / policy.updates_per_rollout / config.parallel.replicas
     anchored = videos * latents * answer * config.trained_steps if config.kl.anchor != "none" else 0
     rewards, uncounted = reward_bytes(config)
     parts = {
@@ -206,6 +207,7 @@ def memory(
         "latents of the trajectory": videos * latents * (steps * (2 * FLOAT + answer) + FLOAT),
         "renoised videos": videos * latents * (policy.points or 0) * (2 * FLOAT + (answer if old_steps(config) else 0)),
         "velocities of the anchor": anchored // policy.num_minibatches,
+        "videos outside the window": round(outside * (latents * (FLOAT + answer) + condition_bytes)),
         "conditions": videos * condition_bytes,
         "videos": decoded * frames,  # until they are scored and seen
         "videos made before": max(decoded - policy.batch_size, 0) * frames,
