@@ -92,8 +92,9 @@ def share_by_group(hits: Sequence[bool], groups: Sequence[Hashable]) -> tuple[fl
     """Return the share of True values, from 0 to 1, with a 95 % interval over groups, as (share, low, high).
 
     Values of one group are alike, such as videos of one prompt, so they count for less than independent values. The
-    interval is Wilson's for as many independent values as have the variance of the mean of the groups' shares. These are
-    at least as many as groups, and at most as many as values. If all groups have one share, it is that for the number of groups.
+    interval is Wilson's for as many independent values as have the variance of the mean of the groups' shares. These
+    are at least as many as groups, and at most as many as values. If all groups have one share, it is Wilson's for the
+    number of groups.
 
     Examples:
         >>> [round(x, 2) for x in share_by_group([True, True, False, False], ["a", "a", "b", "b"])]
