@@ -1,7 +1,8 @@
 """`sage-grpo lab`: post-train the model of shapes, measure what improved with its interval, and write a report."""
 
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -106,7 +107,9 @@ def run_lab(out: Path, *, iterations: int | None, samples: int, seed: int, conso
     weights = build_rewards(made.config)[1]
     rewards = Rewards(before.reward(weights), after.reward(weights))
     before_after_sheet(before, after, rewards, out / "before_after.png")
+    started = time.perf_counter()
     base = base_measures(made.config, before, samples, console)
+    made = replace(made, seconds=made.seconds + time.perf_counter() - started)
     result = compare(made, rewards, base, out / PAGE)
     write_page(make_page(result, before, after, rewards, made.config, picture), out / PAGE)
     return result
