@@ -82,7 +82,7 @@ def test_figures_are_those_of_the_scores(whole):
     out, results = whole
     values = []
     for path in sorted((out / "scores" / "new").glob("*.jsonl")):
-        line = next(line for line in map(json.loads, path.read_text().splitlines()) if line["type"] == "shapes")
+        line = next(line for line in map(json.loads, path.read_text().splitlines()) if line["type"] == "shapes-first")
         parts = [video["scores"] for video in line["videos"].values()]
         values.append(sum(0.5 * p["VQ"] + 0.5 * p["MQ"] + p["TA"] for p in parts) / len(parts))
     assert results["means"]["new"]["Overall"]["mean"] == pytest.approx(sum(values) / 6, abs=1e-12)
