@@ -155,7 +155,8 @@ def report_of_the_laboratory(folder):
     before, after = evaluation(0), evaluation(1)
     rewards = lab.Rewards(before.scores.sum(1), after.scores.sum(1))
     made = BeforeAfter(config, before, after, 20, 60.0, 60.0)
-    result = lab.compare(made, rewards, folder / "report.html")
+    base = {"2": lab.BaseMeasures.of(before)}
+    result = lab.compare(made, rewards, base, folder / "report.html")
     return lab.make_page(result, before, after, rewards, config, before_after(lab.chosen(before, after)))
 
 
