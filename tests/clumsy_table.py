@@ -217,6 +217,7 @@ TABLE = [
         lab sound --base nosuch --out o --iterations 1 --samples 48 → nosuch
         lab pretrain --out afile --steps 1 → afile is a file
         lab pretrain --out o --world cubes → --world
+        lab pretrain --out o --width 10 → use 8 or 12
         rehearse nosuch → there is no recipe nosuch
         rehearse lab --out afile --processes 1 → afile is a file
         rehearse lab --processes 9 → --processes

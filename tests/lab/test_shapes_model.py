@@ -8,6 +8,7 @@ from sage_grpo.core.protocols import Prompt
 from sage_grpo.core.rollout import sample
 from sage_grpo.lab.clips import as_clips
 from sage_grpo.lab.first.model import FirstShapesModel
+from sage_grpo.lab.pretrain import pretrain
 from sage_grpo.lab.shapes import world as shapes
 from sage_grpo.lab.shapes.flaws import flawed
 from sage_grpo.lab.shapes.model import ShapesModel
@@ -144,3 +145,13 @@ def test_a_checkpoint_of_the_first_edition_is_told_so(tmp_path):
     (tmp_path / "config.json").write_text('{"architecture": {"clip": [8, 16, 16]}}')
     with pytest.raises(ConfigError, match=r"first edition.*leave model.path out for the checkpoint that ships"):
         ShapesModel.from_pretrained(tmp_path)
+
+
+def test_a_base_of_another_width_has_the_shipped_autoencoder(tmp_path):
+    pretrain(tmp_path, width=16, steps=2, batch=4, show=False)
+    assert not (tmp_path / "autoencoder.safetensors").exists()
+    small, shipped = ShapesModel.from_pretrained(tmp_path), ShapesModel.from_pretrained()
+    assert small.module.config["width"] == 16
+    assert sum(p.numel() for p in small.module.parameters()) < 20_000
+    for name, weights in small.autoencoder.state_dict().items():
+        assert torch.equal(weights, shipped.autoencoder.state_dict()[name]), name

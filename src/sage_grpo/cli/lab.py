@@ -208,4 +208,5 @@ def pretrain(
     from sage_grpo.lab.pretrain import pretrain as run
 
     one_thread()
-    run(out, world=world.value, steps=steps, batch=batch, seed=seed, width=width)
+    with user_errors():
+        run(out, world=world.value, steps=steps, batch=batch, seed=seed, width=width)

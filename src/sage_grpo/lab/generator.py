@@ -45,6 +45,9 @@ class LabTransformer(nn.Module):
         heads: int = 4,
     ) -> None:
         super().__init__()
+        if width % heads:
+            near = max(width // heads, 1) * heads
+            raise ConfigError(f"a width of {width} does not divide among {heads} heads; use {near} or {near + heads}")
         self.config = {
             "width": width,
             "depth": depth,
