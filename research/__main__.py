@@ -6,8 +6,9 @@ Run it in a clone of the repository, with the package installed.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +16,18 @@ from sage_grpo.cli.arguments import writable_folder
 from sage_grpo.cli.errors import user_errors
 from sage_grpo.cli.lab import one_thread
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 app = typer.Typer(help=__doc__, no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+
+def show(rows: Sequence[Mapping[str, Any]], table: str, as_json: bool, console: Console) -> None:
+    """Print a study's results, as JSON or as a Markdown table."""
+    if as_json:
+        print(json.dumps(rows))
+    else:
+        console.print(table, highlight=False, markup=False)
 
 
 @app.command()
@@ -216,10 +228,7 @@ def signal(
     one_thread()
     with user_errors():
         rows = run(out, workers=workers, console=console)
-    if as_json:
-        print(json.dumps(rows))
-        return
-    console.print(as_markdown(rows), highlight=False, markup=False)
+    show(rows, as_markdown(rows), as_json, console)
 
 
 @app.command()
@@ -230,7 +239,7 @@ def outside(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Measure what a price on velocities outside the window does, against the same passes without it, at two widths.
+    """Measure what a penalty on velocities outside the window does, against the same passes without it, at two widths.
 
     A run takes two to three minutes of one core. If killed, the same command continues.
 
@@ -245,10 +254,7 @@ def outside(
     one_thread()
     with user_errors():
         rows = run(out, seeds=seeds, samples=samples, workers=workers, console=console)
-    if as_json:
-        print(json.dumps(rows))
-        return
-    console.print(as_markdown(rows), highlight=False, markup=False)
+    show(rows, as_markdown(rows), as_json, console)
 
 
 @app.command()
@@ -274,10 +280,7 @@ def guidance(
     one_thread()
     with user_errors():
         rows = run(out, seeds=seeds, samples=samples, workers=workers, console=console)
-    if as_json:
-        print(json.dumps(rows))
-        return
-    console.print(as_markdown(rows), highlight=False, markup=False)
+    show(rows, as_markdown(rows), as_json, console)
 
 
 @app.command()

@@ -200,8 +200,8 @@ class Loop:
                 places = evaluated_places(len(steps[0]), self.config, *key) if is_evaluated(kl, self.updates) else []
                 on_policy = self.on_policy and self.updates == before
                 outside = noised_videos(batches, levels, samples, self.config, self.comm, *key)
-                parts = places, on_policy, outside
-                step = UpdateStep(self.objective, self.equalizer, self.kl_weight.value, samples, *parts)
+                weight = self.kl_weight.value
+                step = UpdateStep(self.objective, self.equalizer, weight, samples, places, on_policy, outside)
                 yield [replace(batch, steps=own) for batch, own in zip(batches, steps, strict=True)], step
 
     def _after_update(self, result: UpdateResult) -> None:
