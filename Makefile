@@ -109,7 +109,7 @@ claims:           ## regenerate docs/claims/: figures, results.json and the tabl
 guidance:         ## regenerate docs/laboratory/: the base and recipe lab, judged with guidance 1, 2 and 4; twenty minutes
 	$(PYTHON) -m research guidance --out docs/laboratory --seeds 5
 
-outside:          ## regenerate docs/outside/: recipe lab with and without its price outside the window; two CPU hours
+outside:          ## regenerate docs/outside/: recipe lab with and without its penalty outside the window; two CPU hours
 	$(PYTHON) -m research outside --out docs/outside --seeds 10
 
 signal:           ## regenerate docs/laboratory/signal/: the steps at which rollouts differ in what they show; ten minutes

@@ -1,6 +1,6 @@
-"""`python -m research outside`: recipe `lab` with and without a price on velocities outside the window, at two widths.
+"""`python -m research outside`: recipe `lab` with and without its penalty on velocities outside the window.
 
-Runs without the price have as many iterations more as cost the same passes of the network.
+There are two widths. Runs without the penalty have as many iterations more as cost the same passes of the network.
 """
 
 import shutil
@@ -34,7 +34,7 @@ SIGNS = {"followed": 1, "distance": -1, "diversity": 1}  # larger is better, or 
 
 
 @dataclass(frozen=True)
-class Priced:
+class OutsideRun:
     """A `Run` of the grid: recipe `lab` at one width and with one of `SETTINGS`; the base model if `seed` is None."""
 
     width: int
@@ -93,7 +93,7 @@ def value(row: dict[str, Any], name: str) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The effect of the price on one measure at one width, over seeds, and whether it is what was expected."""
+    """The effect of the penalty on one measure at one width, over seeds, and whether it is what was expected."""
 
     width: int
     measure: str
@@ -107,7 +107,7 @@ class Verdict:
 
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> list[Verdict]:
-    """Return the effects of the price, paired by seed, in the order of `WIDTHS` and `MARGINS`."""
+    """Return the effects of the penalty, paired by seed, in the order of `WIDTHS` and `MARGINS`."""
     effects, ps = [], []
     for width in WIDTHS:
         pairs = {
@@ -125,7 +125,7 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[Verdict]:
 
 
 def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """Return two Markdown tables: means per width and setting, and the effects of the price."""
+    """Return two Markdown tables: means per width and setting, and the effects of the penalty."""
     head = ["width", "model", "runs", "prompts followed", "flicker or halt", "distance", "diversity", "passes"]
     table = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for width in WIDTHS:
@@ -178,12 +178,12 @@ def outside(
     If the process is killed, call the function again: it continues.
     """
     jobs = [
-        Priced(width, setting, seed, samples, out)
+        OutsideRun(width, setting, seed, samples, out)
         for seed in range(FIRST_SEED, FIRST_SEED + seeds)
         for width in WIDTHS
         for setting in SETTINGS
     ]
-    bases = [Priced(width, "with", None, samples, out) for width in WIDTHS]
+    bases = [OutsideRun(width, "with", None, samples, out) for width in WIDTHS]
     rows = run_grid([*bases, *jobs], out, workers, console)
     atomic_write(out / "table.txt", as_markdown(rows).encode())
     return rows

@@ -81,7 +81,7 @@ def test_the_draw_does_not_depend_on_how_ranks_share_the_videos():
     assert all(torch.equal(videos.sigma, alone[0].sigma) for videos in alone)  # one expert at a time
 
 
-def test_the_price_is_the_mean_squared_change_of_the_velocity():
+def test_the_penalty_is_the_mean_squared_change_of_the_velocity():
     """Against a loop over videos, with a network that differs from the initial one; videos of weight 0 are free."""
     loop, _ = make_loop(early_config(outside_weight=1.0, outside_share=0.5), model=perturbed(GaussianModel()))
     batches = batches_of(loop)
@@ -92,7 +92,7 @@ def test_the_price_is_the_mean_squared_change_of_the_velocity():
     perturbed(loop.model)
     videos = noised_videos(batches, loop.windows.untrained_levels, 8, loop.config, loop.comm, 0)
     held = initial_velocities(loop.model, loop.bank, videos)
-    price = sum(velocity_change(loop.model, batch, v) for batch, v in zip(videos, held, strict=True))
+    penalty = sum(velocity_change(loop.model, batch, v) for batch, v in zip(videos, held, strict=True))
     expected, drawn = 0.0, 0
     for batch in videos:
         for i, sigma in enumerate(batch.sigma.tolist()):
@@ -101,7 +101,7 @@ def test_the_price_is_the_mean_squared_change_of_the_velocity():
             expected += change.square().mean().item() if batch.weight[i] > 0 else 0.0
             drawn += 1
     assert drawn == 4 * len(batches)
-    assert price.item() == pytest.approx(expected / drawn, rel=1e-4)
+    assert penalty.item() == pytest.approx(expected / drawn, rel=1e-4)
 
 
 def end(weight, share=1.0):
@@ -120,7 +120,7 @@ def end(weight, share=1.0):
 
 
 def test_it_holds_what_nothing_else_holds():
-    """An update of noisy steps also changes the others: with the price far less, and the trained ones still move."""
+    """An update of noisy steps also changes the others: with the penalty far less, and the trained ones still move."""
     torch.manual_seed(0)
     free, _ = end(0.0)
     held, seen = end(30.0)

@@ -80,12 +80,12 @@ def first_base(guidance: str) -> tuple[str, ...]:
 
 @cache
 def outside() -> dict[tuple[int, str], Verdict]:
-    """Effects of the price on velocities outside the window, by width and measure."""
+    """Effects of the penalty on velocities outside the window, by width and measure."""
     rows = list(RunLog(DOCS / "outside" / "runs.jsonl").read().values())
     return {(found.width, found.measure): found for found in verdicts_outside(rows)}
 
 
-def priced(measure: str) -> tuple[str, ...]:
+def penalized(measure: str) -> tuple[str, ...]:
     found = outside()[96, measure].effect
     return signed(found.mean), signed(found.low), signed(found.high)
 
@@ -215,7 +215,7 @@ SENTENCES = (
     ("that base with guidance 2 follows {} % [{}, {}] already", lambda: first_base("2")),
     (
         "distance {} [{}, {}] at the same passes, diversity {} [{}, {}]",
-        lambda: priced("distance") + priced("diversity"),
+        lambda: penalized("distance") + penalized("diversity"),
     ),
     ("costs {} points of prompts followed [{}, {}]", points_lost),
     ("no reward that can be shown: {} [{}, {}]", guided_gain),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from research.outside import MARGINS, SETTINGS, WIDTHS, Priced, as_markdown, verdicts
+from research.outside import MARGINS, SETTINGS, WIDTHS, OutsideRun, as_markdown, verdicts
 from research.run_log import RunLog
 from sage_grpo.core.passes import forward_passes
 
@@ -24,12 +24,12 @@ def made_up(seed, setting, width, *, followed=0.95, distance=0.15, diversity=0.2
     }
 
 
-def both(with_price, without_price):
+def both(with_penalty, without_penalty):
     return [
         made_up(seed, setting, width, **values)
         for seed in range(10, 20)
         for width in WIDTHS
-        for setting, values in (("with", with_price), ("without", without_price))
+        for setting, values in (("with", with_penalty), ("without", without_penalty))
     ]
 
 
@@ -54,7 +54,7 @@ def test_both_settings_cost_the_same_passes():
     for width in WIDTHS:
         costs = []
         for setting in SETTINGS:
-            run = Priced(width, setting, 10, 240, Path("any"))
+            run = OutsideRun(width, setting, 10, 240, Path("any"))
             costs.append(forward_passes(run.recipe(), 2) * run.iterations)
         assert costs[1] == pytest.approx(costs[0], rel=0.01)
 
@@ -69,9 +69,9 @@ def test_the_page_has_the_tables_on_record():
 
 
 def test_the_record_is_of_the_recipe_as_it_ships():
-    jobs = [Priced(width, "with", None, 240, Path("any")) for width in WIDTHS]
+    jobs = [OutsideRun(width, "with", None, 240, Path("any")) for width in WIDTHS]
     jobs += [
-        Priced(width, setting, seed, 240, Path("any"))
+        OutsideRun(width, setting, seed, 240, Path("any"))
         for width in WIDTHS
         for setting in SETTINGS
         for seed in range(10, 20)
@@ -82,7 +82,7 @@ def test_the_record_is_of_the_recipe_as_it_ships():
 def test_seeds_differ_by_an_iteration_or_two():
     """Windows move with the seed, and equal passes are then another number of iterations."""
     numbers = {
-        setting: {Priced(96, setting, seed, 240, Path("any")).iterations for seed in range(10, 20)}
+        setting: {OutsideRun(96, setting, seed, 240, Path("any")).iterations for seed in range(10, 20)}
         for setting in SETTINGS
     }
     assert numbers == {"with": {99, 100, 101}, "without": {108, 109, 110}}

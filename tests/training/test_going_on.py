@@ -137,7 +137,7 @@ def test_what_cannot_be_removed_does_not_end_a_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("gauge", [0, 2])
-def test_a_price_that_is_set_later_needs_the_initial_policy(tmp_path, gauge):
+def test_a_penalty_that_is_set_later_needs_the_initial_policy(tmp_path, gauge):
     """The gauge keeps it. Without it, the policy of the checkpoint would pass for the initial one."""
 
     def run(weight, iterations):

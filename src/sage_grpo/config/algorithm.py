@@ -169,7 +169,7 @@ class KLConfig(Settings):
     outside_weight: float = Field(
         0.0,
         ge=0,
-        description="price of changed velocities at noise levels outside all windows, where nothing else holds them; "
+        description="penalty on changed velocities at noise levels outside all windows, where nothing else holds them; "
         "λ does not multiply it",
     )
     outside_share: float = Field(0.25, gt=0, le=1, description="share of the videos at which this change is measured")

@@ -2,7 +2,7 @@ r"""The trust region outside the window: the policy's velocities at noise levels
 
 Reward and KL act at the trained steps alone. What the network learns there also changes it at all other noise levels,
 and nothing pulls it back. This third term does. Videos of the rollout get fresh noise of an untrained level. There the
-policy pays for the change of its velocity from that of the initial policy, $w\,\lVert v-v_0\rVert^2/d$.
+change of the velocity from that of the initial policy is penalized: $w\,\lVert v-v_0\rVert^2/d$.
 """
 
 import math

@@ -39,7 +39,7 @@ class UpdateStep:
     """Whether the weights are still those of the rollout. The old velocity is then the network's own output, and the
     ratio exactly 1, even where replay rounds differently."""
     outside: Sequence[NoisedVideos] = ()
-    """Videos at untrained noise levels, where the policy pays for changes of its velocity."""
+    """Videos at untrained noise levels, where changes of the velocity are penalized."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def update(
         comm.set_last_backward(model.module, last=number == len(passes) + len(step.outside))
         torch.autograd.backward(outputs, [leaf.grad for leaf in leaves])
 
-    # 5. Gradient of the price on velocities outside the window.
+    # 5. Gradient of the penalty on velocities outside the window.
     outside = totals.new_zeros(())
     for number, (videos, before) in enumerate(zip(step.outside, initial, strict=True), 1):
         change = velocity_change(model, videos, before)

@@ -233,7 +233,7 @@ class Trainer:
         self.loop.load_state_dict(state["loop"])
         if outside_points(self.config) and INITIAL not in self.loop.bank:
             raise ConfigError(
-                f"{name} was made without kl.outside_weight and does not hold the initial policy, which this price "
+                f"{name} was made without kl.outside_weight and does not hold the initial policy, which this penalty "
                 "compares with; use kl.outside_weight=0, or another run.out to start again"
             )
         self.gauge.load_state_dict(state["parts"]["gauge"])
