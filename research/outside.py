@@ -3,29 +3,19 @@
 There are two widths. Runs without the penalty have as many iterations more as cost the same passes of the network.
 """
 
-import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from research.grid import run_grid
-from research.guidance import flags
-from research.run_log import key_of
-from sage_grpo.config import RecipeConfig, load_recipe
-from sage_grpo.core.passes import forward_passes
+from research.lab_run import LabRun, chosen, value
 from sage_grpo.files import atomic_write
-from sage_grpo.lab.shapes.evaluate import Evaluation, evaluate
 from sage_grpo.statistics import Effect, holm, p_of_zero, paired
-from sage_grpo.training.build import build_model
-from sage_grpo.training.callbacks import averaged
-from sage_grpo.training.trainer import Trainer
 
-WIDTHS = {96: (), 48: ("model.path=research/bases/shapes-48",)}
+WIDTHS = (96, 48)
 SETTINGS = {"with": (), "without": ("kl.outside_weight=0",)}
 FIRST_SEED = 10  # nothing was chosen on this seed or a later one
 # What is expected of `with` − `without`, and how much less than that would still do.
@@ -33,62 +23,8 @@ MARGINS = {"followed": -0.03, "distance": 0.0, "diversity": 0.0}
 SIGNS = {"followed": 1, "distance": -1, "diversity": 1}  # larger is better, or smaller
 
 
-@dataclass(frozen=True)
-class OutsideRun:
-    """A `Run` of the grid: recipe `lab` at one width and with one of `SETTINGS`; the base model if `seed` is None."""
-
-    width: int
-    setting: str
-    seed: int | None
-    samples: int
-    out: Path
-
-    @property
-    def name(self) -> str:
-        return f"base-{self.width}" if self.seed is None else f"{self.setting}-{self.width}-{self.seed}"
-
-    def recipe(self, *more: str) -> RecipeConfig:
-        return load_recipe("lab", [*WIDTHS[self.width], *SETTINGS[self.setting], f"seed={self.seed or 0}", *more])
-
-    @property
-    def iterations(self) -> int:
-        """Iterations at the cost of recipe `lab`, in passes of the network."""
-        own, given = self.recipe(), load_recipe("lab")
-        return round(given.run.iterations * forward_passes(given, 2) / forward_passes(own, 2))
-
-    @property
-    def key(self) -> str:
-        return key_of(self.name, self.recipe(f"run.iterations={self.iterations}"), self.samples)
-
-    def run(self) -> dict[str, Any]:
-        torch.set_num_threads(1)
-        started = time.process_time()
-        work = ["run.sample_every=0", "run.trackers=[]", "run.save_every=1000000", "gauge.every=0"]
-        config = self.recipe(f"run.iterations={self.iterations}", f"run.out={self.out / 'work' / self.name}", *work)
-        facts = {"width": self.width, "setting": self.setting, "seed": self.seed}
-        if self.seed is None:
-            return facts | measures(evaluate(build_model(config), config, self.samples))
-        trainer = Trainer(config=config, console=Console(quiet=True))
-        trainer.train()
-        passes = forward_passes(config, 2) * config.run.iterations
-        with averaged(trainer.loop):
-            found = measures(evaluate(trainer.loop.model, config, self.samples))
-        shutil.rmtree(config.run.out)
-        return facts | {"passes": passes, "cpu_seconds": time.process_time() - started} | found
-
-
-def measures(videos: Evaluation) -> dict[str, Any]:
-    return {
-        "followed": "".join(str(int(right)) for right in videos.accuracy),
-        "flawed": "".join(str(int(flaw)) for flaw in videos.flawed),
-        "distance": videos.distance.mean().item(),
-        "diversity": videos.diversity,
-    }
-
-
-def value(row: dict[str, Any], name: str) -> float:
-    """Return a measure of one model as one number; shares of videos from 0 to 1."""
-    return sum(flags(row, name)) / len(row[name]) if name in ("followed", "flawed") else float(row[name])
+def a_run(width: int, setting: str, seed: int | None, samples: int, out: Path) -> LabRun:
+    return LabRun(width, setting, SETTINGS[setting], seed, samples, out)
 
 
 @dataclass(frozen=True)
@@ -110,11 +46,8 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[Verdict]:
     """Return the effects of the penalty, paired by seed, in the order of `WIDTHS` and `MARGINS`."""
     effects, ps = [], []
     for width in WIDTHS:
-        pairs = {
-            setting: {row["seed"]: row for row in rows if (row["width"], row["setting"]) == (width, setting)}
-            for setting in SETTINGS
-        }
-        seeds = sorted(seed for seed in pairs["without"] if seed is not None and seed in pairs["with"])
+        pairs = {setting: chosen(rows, setting, width) for setting in SETTINGS}
+        seeds = sorted(pairs["without"].keys() & pairs["with"].keys())
         for name, margin in MARGINS.items():
             treated, control = ([value(pairs[s][seed], name) for seed in seeds] for s in ("with", "without"))
             effects.append((width, name, paired(treated, control)))
@@ -131,9 +64,7 @@ def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
     for width in WIDTHS:
         groups = {"base": [row for row in rows if row["width"] == width and row["seed"] is None]}
         for setting in SETTINGS:
-            groups[setting] = [
-                row for row in rows if (row["width"], row["setting"]) == (width, setting) and row["seed"] is not None
-            ]
+            groups[setting] = list(chosen(rows, setting, width).values())
         for name, group in groups.items():
             mean = {m: sum(value(row, m) for row in group) / len(group) for m in (*MARGINS, "flawed")}
             cells = [
@@ -178,12 +109,12 @@ def outside(
     If the process is killed, call the function again: it continues.
     """
     jobs = [
-        OutsideRun(width, setting, seed, samples, out)
+        a_run(width, setting, seed, samples, out)
         for seed in range(FIRST_SEED, FIRST_SEED + seeds)
         for width in WIDTHS
         for setting in SETTINGS
     ]
-    bases = [OutsideRun(width, "with", None, samples, out) for width in WIDTHS]
+    bases = [a_run(width, "with", None, samples, out) for width in WIDTHS]
     rows = run_grid([*bases, *jobs], out, workers, console)
     atomic_write(out / "table.txt", as_markdown(rows).encode())
     return rows

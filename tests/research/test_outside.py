@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from research.outside import MARGINS, SETTINGS, WIDTHS, OutsideRun, as_markdown, verdicts
+from research.outside import MARGINS, SETTINGS, WIDTHS, a_run, as_markdown, verdicts
 from research.run_log import RunLog
 from sage_grpo.core.passes import forward_passes
 
@@ -54,7 +54,7 @@ def test_both_settings_cost_the_same_passes():
     for width in WIDTHS:
         costs = []
         for setting in SETTINGS:
-            run = OutsideRun(width, setting, 10, 240, Path("any"))
+            run = a_run(width, setting, 10, 240, Path("any"))
             costs.append(forward_passes(run.recipe(), 2) * run.iterations)
         assert costs[1] == pytest.approx(costs[0], rel=0.01)
 
@@ -69,9 +69,9 @@ def test_the_page_has_the_tables_on_record():
 
 
 def test_the_record_is_of_the_recipe_as_it_ships():
-    jobs = [OutsideRun(width, "with", None, 240, Path("any")) for width in WIDTHS]
+    jobs = [a_run(width, "with", None, 240, Path("any")) for width in WIDTHS]
     jobs += [
-        OutsideRun(width, setting, seed, 240, Path("any"))
+        a_run(width, setting, seed, 240, Path("any"))
         for width in WIDTHS
         for setting in SETTINGS
         for seed in range(10, 20)
@@ -82,7 +82,7 @@ def test_the_record_is_of_the_recipe_as_it_ships():
 def test_seeds_differ_by_an_iteration_or_two():
     """Windows move with the seed, and equal passes are then another number of iterations."""
     numbers = {
-        setting: {OutsideRun(96, setting, seed, 240, Path("any")).iterations for seed in range(10, 20)}
+        setting: {a_run(96, setting, seed, 240, Path("any")).iterations for seed in range(10, 20)}
         for setting in SETTINGS
     }
     assert numbers == {"with": {99, 100, 101}, "without": {108, 109, 110}}

@@ -26,6 +26,7 @@ from sage_grpo.lab.tones import world as tones
 from sage_grpo.lab.tones.model import TonesModel
 
 EMA = 0.999
+LR, WIDTH = 2e-3, 96  # learning rate of generators up to the width that ships; a wider one needs less
 CLIPS, STOCK = 32, 40_000  # rendered at a time, and in all that the generator learns from
 JITTER = 0.1  # noise on latents, so that the decoder forgives a generator its slips
 SMALL = 1e-4  # price of large latents
@@ -85,7 +86,7 @@ def pretrain(
     steps: int | None = None,
     batch: int = 64,
     seed: int = 0,
-    lr: float = 2e-3,
+    lr: float | None = None,
     width: int | None = None,
     show: bool = True,
 ) -> float:
@@ -93,8 +94,9 @@ def pretrain(
 
     `steps` are those of the generator; None for the world's own number. The steps of the autoencoder and the number of
     clips change in proportion. With a `width`, the generator has another width than the one that ships, and the
-    autoencoder is the one that ships.
+    autoencoder is the one that ships. `lr` is 0.002 by default, and less for a wider generator, by the square root.
     """
+    lr = lr or LR * min(1.0, (WIDTH / (width or WIDTH)) ** 0.5)
     chosen, started = WORLDS[world], time.perf_counter()
     steps = steps or chosen.steps
     share = steps / chosen.steps
@@ -111,7 +113,7 @@ def pretrain(
     pictures, scene = encode_stock(model.autoencoder, chosen, max(batch, round(share * STOCK)), generator)
     latents = chosen.more(model, pictures, scene, generator)
     loss = train_generator(model, chosen, latents, scene, steps, batch, generator, lr, show)
-    facts = {"steps": steps, "batch": batch, "seed": seed, "lr": lr, "loss": round(loss, 5)}
+    facts = {"steps": steps, "batch": batch, "seed": seed, "lr": round(lr, 6), "loss": round(loss, 5)}
     sized = f" --width {width}" if width else ""
     command = (
         f"sage-grpo lab pretrain --world {world}{sized} --out {out.name} --steps {steps} --batch {batch} --seed {seed}"
