@@ -1,6 +1,7 @@
-"""`python -m research outside`: recipe `lab` with and without its penalty on velocities outside the window.
+"""`python -m research outside`: two trust regions outside the window, and none, on recipe `lab` at two widths.
 
-There are two widths. Runs without the penalty have as many iterations more as cost the same passes of the network.
+One is the recipe's penalty on velocities at untrained noise levels, the other an adapter that acts at trained ones
+alone. Runs without the penalty have as many iterations more as cost the same passes of the network.
 """
 
 from collections.abc import Sequence
@@ -16,11 +17,25 @@ from sage_grpo.files import atomic_write
 from sage_grpo.statistics import Effect, holm, p_of_zero, paired
 
 WIDTHS = (96, 48)
-SETTINGS = {"with": (), "without": ("kl.outside_weight=0",)}
+SETTINGS = {
+    "with": (),
+    "without": ("kl.outside_weight=0",),
+    "adapter": (
+        "kl.outside_weight=0",
+        "tuning.mode=lora",
+        "tuning.rank=16",
+        "tuning.min_sigma=0.85",
+        "optimizer.lr=1e-3",
+    ),
+}
+NAMES = {"with": "penalty", "without": "neither", "adapter": "adapter"}  # on the page
 FIRST_SEED = 10  # nothing was chosen on this seed or a later one
-# What is expected of `with` − `without`, and how much less than that would still do.
-MARGINS = {"followed": -0.03, "distance": 0.0, "diversity": 0.0}
-SIGNS = {"followed": 1, "distance": -1, "diversity": 1}  # larger is better, or smaller
+# What is expected of one setting − another, and how much less than that would still do.
+COMPARISONS = {
+    ("with", "without"): {"followed": -0.03, "distance": 0.0, "diversity": 0.0},
+    ("adapter", "with"): {"followed": -0.01, "distance": 0.0, "diversity": -0.01, "flawed": 0.0},
+}
+SIGNS = {"followed": 1, "distance": -1, "diversity": 1, "flawed": -1}  # larger is better, or smaller
 
 
 def a_run(width: int, setting: str, seed: int | None, samples: int, out: Path) -> LabRun:
@@ -29,11 +44,12 @@ def a_run(width: int, setting: str, seed: int | None, samples: int, out: Path) -
 
 @dataclass(frozen=True)
 class Verdict:
-    """The effect of the penalty on one measure at one width, over seeds, and whether it is what was expected."""
+    """The effect of one setting against another on one measure at one width, and whether it is what was expected."""
 
     width: int
     measure: str
     effect: Effect
+    margin: float
     p: float
     """P-value of the one-sided test against the margin, after Holm's correction over all measures and widths."""
 
@@ -42,23 +58,23 @@ class Verdict:
         return self.p < 0.05
 
 
-def verdicts(rows: Sequence[dict[str, Any]]) -> list[Verdict]:
-    """Return the effects of the penalty, paired by seed, in the order of `WIDTHS` and `MARGINS`."""
+def verdicts(rows: Sequence[dict[str, Any]], treated: str = "with", control: str = "without") -> list[Verdict]:
+    """Return the effects of a setting against another, paired by seed, in the order of `WIDTHS` and `COMPARISONS`."""
     effects, ps = [], []
     for width in WIDTHS:
-        pairs = {setting: chosen(rows, setting, width) for setting in SETTINGS}
-        seeds = sorted(pairs["without"].keys() & pairs["with"].keys())
-        for name, margin in MARGINS.items():
-            treated, control = ([value(pairs[s][seed], name) for seed in seeds] for s in ("with", "without"))
-            effects.append((width, name, paired(treated, control)))
-            beyond = [SIGNS[name] * (a - b) - margin for a, b in zip(treated, control, strict=True)]
+        ours, theirs = (chosen(rows, setting, width) for setting in (treated, control))
+        seeds = sorted(ours.keys() & theirs.keys())
+        for name, margin in COMPARISONS[treated, control].items():
+            one, other = ([value(runs[seed], name) for seed in seeds] for runs in (ours, theirs))
+            effects.append((width, name, paired(one, other), SIGNS[name] * margin + 0.0))
+            beyond = [SIGNS[name] * (a - b) - margin for a, b in zip(one, other, strict=True)]
             two_sided = p_of_zero(beyond)
             ps.append(two_sided / 2 if sum(beyond) > 0 else 1 - two_sided / 2)
     return [Verdict(*effect, p) for effect, p in zip(effects, holm(ps), strict=True)]
 
 
 def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """Return two Markdown tables: means per width and setting, and the effects of the penalty."""
+    """Return Markdown tables: means per width and setting, then the effects of each comparison."""
     head = ["width", "model", "runs", "prompts followed", "flicker or halt", "distance", "diversity", "passes"]
     table = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for width in WIDTHS:
@@ -66,10 +82,10 @@ def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
         for setting in SETTINGS:
             groups[setting] = list(chosen(rows, setting, width).values())
         for name, group in groups.items():
-            mean = {m: sum(value(row, m) for row in group) / len(group) for m in (*MARGINS, "flawed")}
+            mean = {m: sum(value(row, m) for row in group) / len(group) for m in SIGNS}
             cells = [
                 str(width),
-                name,
+                NAMES.get(name, name),
                 str(len(group)) if name != "base" else "",
                 f"{100 * mean['followed']:.1f}\u00a0%",
                 f"{100 * mean['flawed']:.1f}\u00a0%",
@@ -78,26 +94,23 @@ def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
                 f"{group[0]['passes']:,.0f}" if "passes" in group[0] else "",
             ]
             table.append(f"| {' | '.join(cells)} |")
-    head = ["width", "measure", "with − without [95 %]", "margin", "p after Holm", "as expected"]
-    table += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for found in verdicts(rows):
-        e, scale, digits = (
-            found.effect,
-            (100 if found.measure == "followed" else 1),
-            (1 if found.measure == "followed" else 3),
-        )
-        interval = f"{scale * e.mean:+.{digits}f} [{scale * e.low:+.{digits}f}, {scale * e.high:+.{digits}f}]"
-        unit = " points" if found.measure == "followed" else ""
-        margin = f"{SIGNS[found.measure] * MARGINS[found.measure] * scale + 0.0:g}{unit}"
-        cells = [
-            str(found.width),
-            found.measure,
-            interval + unit,
-            margin,
-            f"{found.p:.4f}" if found.p >= 1e-4 else "< 0.0001",
-            "yes" if found.holds else "no",
-        ]
-        table.append(f"| {' | '.join(cells)} |")
+    for treated, control in COMPARISONS:
+        head = ["width", "measure", f"{NAMES[treated]} − {NAMES[control]} [95\u00a0%]", "margin", "p after Holm"]
+        head.append("as expected")
+        table += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        for found in verdicts(rows, treated, control):
+            share = found.measure in ("followed", "flawed")
+            e, scale, digits, unit = found.effect, *((100, 1, " points") if share else (1, 3, ""))
+            interval = f"{scale * e.mean:+.{digits}f} [{scale * e.low:+.{digits}f}, {scale * e.high:+.{digits}f}]"
+            cells = [
+                str(found.width),
+                {"flawed": "flicker or halt"}.get(found.measure, found.measure),
+                interval + unit,
+                f"{found.margin * scale:g}{unit}",
+                f"{found.p:.4f}" if found.p >= 1e-4 else "< 0.0001",
+                "yes" if found.holds else "no",
+            ]
+            table.append(f"| {' | '.join(cells)} |")
     return "\n".join(table) + "\n"
 
 

@@ -73,15 +73,15 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[Verdict]:
         for other in list(RANGES)[1:]:
             rival = chosen(rows, setting_of(steps, other), WIDTH)
             seeds = sorted(own.keys() & rival.keys())
-            pair = [[value(runs[seed], "followed") for seed in seeds] for runs in (own, rival)]
-            more = [a - b for a, b in zip(*pair, strict=True)]
+            ours, theirs = ([value(runs[seed], "followed") for seed in seeds] for runs in (own, rival))
+            more = [a - b for a, b in zip(ours, theirs, strict=True)]
             two_sided = p_of_zero(more)
             ps.append(two_sided / 2 if sum(more) > 0 else 1 - two_sided / 2)
             fewer = {
                 target: effect([math.log(cost(rival[seed], target) / cost(own[seed], target)) for seed in seeds])
                 for target in TARGETS
             }
-            found.append((steps, other, paired(*pair), fewer))
+            found.append((steps, other, paired(ours, theirs), fewer))
     return [Verdict(steps, other, e, p, fewer) for (steps, other, e, fewer), p in zip(found, holm(ps), strict=True)]
 
 
@@ -117,14 +117,16 @@ def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
     head += ["times fewer passes to 90\u00a0%", f"to reward {TARGETS['reward']}"]
     table += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for v in verdicts(rows):
-        mean, low, high = (100 * x for x in (v.effect.mean, v.effect.low, v.effect.high))
-        cells = [str(v.steps), v.other, f"{mean:+.1f} [{low:+.1f}, {high:+.1f}] points"]
+        cells = [str(v.steps), v.other, "{:+.1f} [{:+.1f}, {:+.1f}] points".format(*(100 * x for x in three(v.effect)))]
         cells += [f"{v.p:.4f}" if v.p >= 1e-4 else "< 0.0001", "yes" if v.holds else "no"]
         for fewer in v.fewer.values():
-            mean, low, high = (math.exp(x) for x in (fewer.mean, fewer.low, fewer.high))
-            cells.append(f"{mean:.1f} [{low:.1f}, {high:.1f}]")
+            cells.append("{:.1f} [{:.1f}, {:.1f}]".format(*(math.exp(x) for x in three(fewer))))
         table.append(f"| {' | '.join(cells)} |")
     return "\n".join(table) + "\n"
+
+
+def three(found: Effect) -> tuple[float, float, float]:
+    return found.mean, found.low, found.high
 
 
 def windows(

@@ -17,7 +17,10 @@ def brightness(videos, prompts):
     return [video.float().mean().item() for video in videos]
 
 
-def run(folder, checkpoint, iterations, **tuning):
+EARLY = {"steps": 8, "window": {"size": 1, "range": [0, 0.3]}}  # the first expert's steps, of two experts
+
+
+def run(folder, checkpoint, iterations, sampling=None, **tuning):
     frames, height, width = Wan22.tiny_size
     model = {
         "type": "wan2.2",
@@ -33,7 +36,7 @@ def run(folder, checkpoint, iterations, **tuning):
         config={
             "model": model,
             "tuning": {"rank": 2, **tuning},
-            "sampling": {"steps": 4},
+            "sampling": sampling or {"steps": 4},
             "policy": {"prompts_per_iteration": 1, "num_generations": 2, "batch_size": 2, "num_iterations": 2},
             "kl": {"ref_model_sync_steps": 3, "warmup": 3, "high": 0.1},
             "optimizer": {"lr": 1e-2, "ema": 0.8, "type": "muon"},
@@ -46,7 +49,12 @@ def run(folder, checkpoint, iterations, **tuning):
 
 
 @pytest.mark.parametrize(
-    "tuning", [{"mode": "lora", "precision": "bfloat16"}, {"mode": "full", "gradient_checkpointing": True}]
+    "tuning",
+    [
+        {"mode": "lora", "precision": "bfloat16"},
+        {"mode": "lora", "min_sigma": 0.8, "sampling": EARLY},
+        {"mode": "full", "gradient_checkpointing": True},
+    ],
 )
 def test_stopped_run_ends_as_an_unbroken_one(tmp_path, tuning):
     checkpoint = contract.make_checkpoint(Wan22, tmp_path / "base")

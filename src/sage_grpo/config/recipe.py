@@ -1,5 +1,6 @@
 """A recipe: everything a run needs, from the model to the folder it writes."""
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -33,6 +34,9 @@ class TuningConfig(Settings):
     rank: int = Field(64, ge=1, description="of the adapters")
     alpha: float | None = Field(None, gt=0, description="adapters are scaled by alpha/rank; none means alpha = rank")
     targets: tuple[str, ...] | None = Field(None, description="layers with adapters; none means the model's list")
+    min_sigma: float = Field(
+        0.0, ge=0, lt=1, description="adapters act at noise levels of this size or more; below it the base model does"
+    )
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="bfloat16 computes and keeps frozen weights so; trained ones stay float32"
     )
@@ -53,6 +57,14 @@ class TuningConfig(Settings):
     encode_ahead: bool = Field(
         True, description="encode all prompts before training, which then needs no encoders in memory"
     )
+
+    @model_validator(mode="after")
+    def _check_min_sigma(self) -> "TuningConfig":
+        if self.min_sigma and self.mode != "lora":
+            raise ValueError("min_sigma switches adapters off, and there are none; set mode=lora or min_sigma=0")
+        if self.min_sigma and self.compile:
+            raise ValueError("min_sigma and compile exclude each other: each switch would compile the blocks again")
+        return self
 
     @model_validator(mode="after")
     def _check_recomputation(self) -> "TuningConfig":
@@ -204,4 +216,23 @@ class RecipeConfig(AlgorithmConfig):
     @model_validator(mode="after")
     def _rollouts_divide(self) -> Self:
         self.check_layout(self.parallel.replicas)
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_are_trained(self) -> Self:
+        if not self.tuning.min_sigma:
+            return self
+        if self.policy.points:
+            raise ValueError("tuning.min_sigma needs steps of a rollout; objective trains at all noise levels")
+        if self.kl.outside_weight:
+            raise ValueError(
+                "tuning.min_sigma and kl.outside_weight are two cures of one drift; set kl.outside_weight=0 or "
+                "tuning.min_sigma=0"
+            )
+        lowest = self.sampling.lowest_trained_sigma
+        if self.tuning.min_sigma > lowest:
+            raise ValueError(
+                f"tuning.min_sigma={self.tuning.min_sigma} is above the lowest noise level that is trained, "
+                f"{lowest:.4f}; use {math.floor(100 * lowest) / 100} or less"
+            )
         return self

@@ -190,7 +190,8 @@ def check_training(
     _check_loss(trajectory, step, v.detach().requires_grad_(True), objective, config)
     torch.autograd.backward((v * point.noise).mean())
     if any(p.grad is None for p in trained.values()):  # a mixture has another expert at the other end of the noise
-        late = velocity_at(model, point.x, trajectory.table.sigma[-1].item(), trajectory.condition)
+        low = point.x.new_full((len(point.x),), trajectory.table.sigma[-1].item())
+        late = model.velocity(point.x, low, trajectory.condition)  # with adapters, even where rollouts have none
         torch.autograd.backward((late * point.noise).mean())
     cut = [name for name, p in trained.items() if p.grad is None]
     found = [p.grad.detach().norm() for p in trained.values() if p.grad is not None]

@@ -1,6 +1,7 @@
 """Rollouts: videos sampled along a kernel's table, and the points at which the policy is trained on them."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from sage_grpo.core.video_model import VideoModel
 from sage_grpo.math.kernels import KernelTable
 
 Key = tuple[int | str, ...]
+SAME_SIGMA = 1e-6  # noise levels that differ by less are one level, rounded in two precisions
 
 
 def keyed_rng(*key: int | str) -> np.random.Generator:
@@ -91,9 +93,11 @@ class Trajectory:
 def velocity_at(model: VideoModel, x: Tensor, sigma: float, condition: Condition) -> Tensor:
     """Return the velocity (B, …) of latents `x` (B, …) at one noise level `sigma`.
 
-    Rollout, replay and reference policies all evaluate the network through this function.
+    Rollout, replay and reference policies all evaluate the network through this function. Below `model.min_sigma` the
+    network computes without its adapters.
     """
-    return model.velocity(x, x.new_full((len(x),), sigma), condition)
+    with model.without_adapters() if sigma < model.min_sigma - SAME_SIGMA else nullcontext():
+        return model.velocity(x, x.new_full((len(x),), sigma), condition)
 
 
 def velocities(model: VideoModel, trajectory: Trajectory, steps: Sequence[int]) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """The interface through which the algorithm uses a flow-matching video model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -67,6 +67,11 @@ class VideoModel(ABC):
     """Type of the velocities that the model returns."""
     frame_rate: float | None = None
     """Frames per second of the model's videos; None if unknown."""
+
+    min_sigma: float = 0.0
+    """Noise level below which rollouts, references and samples evaluate the network without its adapters."""
+    without_adapters: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Function that returns a context in which the network computes without its adapters."""
 
     # Where it comes from, and what a plan or a rehearsal may know of it without its weights.
     pipe: Any = None

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from sage_grpo.core.rollout import SAME_SIGMA
+from sage_grpo.core.video_model import VideoModel
 from sage_grpo.distributed.device import HOST
 from sage_grpo.inference.reopen import OpenedRun, open_run
 from sage_grpo.weights.export import FILE, export
@@ -79,7 +81,28 @@ def readme(run: OpenedRun, kind: str, out: Path) -> str:
                 lines.append(f"pipe.load_lora_weights({second!r}, load_into_transformer_2=True)")
         else:
             lines.append(f"pipe.transformer.load_lora_adapter({place!r}, weight_name={FILE!r})")
+    if kind == "lora" and run.model.min_sigma:
+        lines += switch_lines(run.model)
+        head += (
+            f"The adapter acts at noise levels σ from {run.model.min_sigma} upwards, as in training: the lines below "
+        )
+        head += "switch it off at lower ones. In ComfyUI, end its schedule at that noise level.\n\n"
     return head + "```python\n" + "\n".join(lines) + "\n```\n"
+
+
+def switch_lines(model: VideoModel) -> list[str]:
+    """Return the lines of code that switch the adapters of a diffusers pipeline off below `model.min_sigma`."""
+    names = [name for name in ("transformer", "transformer_2") if getattr(model.pipe, name, None) is not None]
+    return [
+        "",
+        "",
+        "def switch(network, inputs):",
+        "    sigma = pipe.scheduler.sigmas[pipe.scheduler.step_index or 0]",
+        f"    network.enable_adapters() if sigma >= {model.min_sigma - SAME_SIGMA:g} else network.disable_adapters()",
+        "",
+        "",
+        *(f"pipe.{name}.register_forward_pre_hook(switch)" for name in names),
+    ]
 
 
 def precision_note(update: Mapping[str, Mapping[str, float]] | None) -> str:

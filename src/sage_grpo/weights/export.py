@@ -28,6 +28,11 @@ def export(model: VideoModel, folder: Path, *, merge: bool = False, dtype: torch
     if has_adapters(model.module) and not merge:
         save_adapters(model, folder, dtype)
         return written | {"kind": "lora"}
+    if model.min_sigma:
+        raise TuningError(
+            f"the adapters act at noise levels from {model.min_sigma} (tuning.min_sigma), and merged weights would act "
+            "at all; leave --merge out"
+        )
     if has_adapters(model.module):
         written["update"] = merge_adapters(model.module, dtype or torch.float32)
     if dtype is not None:
@@ -65,7 +70,8 @@ def save_adapters(model: VideoModel, folder: Path, dtype: torch.dtype | None) ->
         metadata = json.dumps(plain, default=str)
         target = folder / name if i else folder
         target.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, target / FILE, {"format": "pt", "lora_adapter_metadata": metadata})
+        facts = {"min_sigma": str(model.min_sigma)} if model.min_sigma else {}
+        save_file(tensors, target / FILE, {"format": "pt", "lora_adapter_metadata": metadata} | facts)
 
 
 def load_adapters(pipe: Any, folder: Path) -> None:

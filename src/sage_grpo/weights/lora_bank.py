@@ -4,6 +4,7 @@ network computes as the base model."""
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,6 +42,25 @@ def add_lora(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
                 parameter.copy_(initial_adapter(name, tuple(parameter.shape), seed))
     for layer in lora_layers(model.module):
         layer.set_adapter(POLICY)
+
+
+def limit_adapters(model: VideoModel, min_sigma: float) -> None:
+    """Make the model compute without its adapters below a noise level: the policy's and those of all copies."""
+    model.min_sigma = min_sigma
+    model.without_adapters = partial(without_adapters, lora_layers(model.module))
+
+
+@contextmanager
+def without_adapters(layers: Sequence[LoraLayer]) -> Iterator[None]:
+    """Compute as the base model inside the block, in these layers."""
+    before = [layer._disable_adapters for layer in layers]
+    for layer in layers:
+        layer._disable_adapters = True  # not peft's own method, which would also freeze the policy's weights
+    try:
+        yield
+    finally:
+        for layer, disabled in zip(layers, before, strict=True):
+            layer._disable_adapters = disabled
 
 
 def initial_adapter(name: str, shape: tuple[int, ...], seed: int) -> Tensor:

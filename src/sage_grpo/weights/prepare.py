@@ -38,7 +38,8 @@ def prepare(model: VideoModel, config: TuningConfig, seed: int = 0) -> None:
 def freeze_or_adapt(model: VideoModel, config: TuningConfig, seed: int) -> None:
     """Add LoRA adapters if the recipe wants new ones, else freeze the parameters that never get a gradient.
 
-    Also set whether the model evaluates the two branches of guidance together or in turn.
+    Also set the noise level below which adapters do not act, and whether the model evaluates the two branches of
+    guidance together or in turn.
     """
     if config.mode == "lora" and not has_adapters(model.module):
         try:
@@ -49,6 +50,10 @@ def freeze_or_adapt(model: VideoModel, config: TuningConfig, seed: int) -> None:
     else:
         freeze_unused(model)
         model.branches_in_turn = True  # adapters have small gradients, which may wait
+    if config.min_sigma:
+        from sage_grpo.weights.lora_bank import limit_adapters  # noqa: PLC0415 - peft is an extra
+
+        limit_adapters(model, config.min_sigma)
     # a branch without gradient is a pass of its own
     model.branches_together = config.guidance == "together" and model.guidance_gradient == "both"
 
