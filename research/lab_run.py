@@ -68,10 +68,15 @@ class LabRun:
         facts = {"width": self.width, "setting": self.setting, "seed": self.seed}
         if self.seed is None:
             return facts | measures(evaluate(build_model(config), config, self.samples))
+        shutil.rmtree(
+            config.run.out, ignore_errors=True
+        )  # a killed run begins again: its looks are not in a checkpoint
         trainer = Trainer(config=config, console=Console(quiet=True))
         curve = Looks(self.looks, config)
         trainer.callbacks.append(curve)
         trainer.train()
+        if trainer.loop.iteration < config.run.iterations:
+            raise RuntimeError(f"{self.name} was stopped at iteration {trainer.loop.iteration}")
         passes = forward_passes(config, 2) * config.run.iterations
         found = measures(evaluate_run(trainer.loop, config, self.samples))
         if self.looks:

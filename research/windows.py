@@ -46,7 +46,9 @@ class Verdict:
     effect: Effect  # on the share of prompts followed at the end
     p: float
     """P-value of the one-sided test against 0, after Holm's correction over all windows and numbers of steps."""
-    fewer: dict[str, Effect]  # logarithm of how many times fewer passes reach a target; who never reached it counts 0
+    fewer: dict[
+        str, Effect
+    ]  # logarithm of how many times fewer passes reach a target; who never reached it counts with all
 
     @property
     def holds(self) -> bool:
@@ -61,8 +63,13 @@ def until(row: dict[str, Any], target: str) -> float | None:
 
 def cost(row: dict[str, Any], target: str) -> float:
     """Return the passes until a run reached a target; all of its passes if it never did."""
-    end = row["curve"][-1][0]
-    return float(row["passes"] * max(until(row, target) or end, 1.0) / end)
+    return float(row["passes"] * iterations(row, target) / row["curve"][-1][0])
+
+
+def iterations(row: dict[str, Any], target: str) -> float:
+    """Return the iterations until a run reached a target, one at least; all of its iterations if it never did."""
+    found = until(row, target)
+    return float(row["curve"][-1][0] if found is None else max(found, 1.0))
 
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> list[Verdict]:
@@ -107,7 +114,7 @@ def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
                 least = "" if reached == len(group) else "> "
                 some = "" if reached == len(group) else f" ({reached} of {len(group)})"
                 spent = [cost(row, target) for row in group]
-                videos = [rollouts * max(until(row, target) or row["curve"][-1][0], 1.0) for row in group]
+                videos = [rollouts * iterations(row, target) for row in group]
                 cells += [
                     f"{least}{math.exp(effect([math.log(n) for n in n_of]).mean):,.0f}{some}"
                     for n_of in (spent, videos)

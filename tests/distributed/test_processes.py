@@ -63,7 +63,7 @@ class Cases(NamedTuple):
 
 CASES = {
     # adapters of HunyuanVideo-1.5 and Wan are in test_objectives.py as well
-    "first": Cases(("shapes-full", "shapes-frugal", "wan-full"), ("wan-lora-bf16",), ("shapes-full",)),
+    "first": Cases(("shapes-full", "shapes-frugal", "shapes-early", "wan-full"), ("wan-lora-bf16",), ("shapes-full",)),
     "others": Cases(("shapes-lora", "hunyuan15-lora", "hunyuan15-full", "wan-lora"), ("wan-full-bf16",), ("wan-lora",)),
     "sound": Cases(("ltx2-lora", "tones-full"), (), ("ltx2-lora",)),
 }

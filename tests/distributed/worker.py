@@ -28,13 +28,18 @@ CASES = {
 LABORATORY = ("shapes", "tones")
 HALF = {"precision": "bfloat16", "gradient_checkpointing": True}
 CASES |= {"ltx2-lora": {"kind": "ltx2", "mode": "lora"}, "tones-full": {"kind": "tones", "mode": "full"}}  # with sound
-CASES |= {"shapes-frugal": {"kind": "shapes", "mode": "full"}}
+CASES |= {"shapes-frugal": {"kind": "shapes", "mode": "full"}, "shapes-early": {"kind": "shapes", "mode": "lora"}}
 FRUGAL = {  # all that spares passes, so that processes have unequal work
     "sampling": {"steps": 6, "window": {"size": 2, "range": [0.2, 1], "per": "prompt"}, "order": 2, "tail": 0.5},
     "policy": {"select": 1, "flat_groups": "skip"},
     "kl": {"share": 0.5, "outside_weight": 0},
 }
 NOISED = {"eta": 0, "shared_initial_noise": False}
+EARLY = {  # an adapter that acts at high noise alone
+    "sampling": {"steps": 4, "window": {"size": 2, "range": [0, 0.5]}},
+    "kl": {"outside_weight": 0},
+    "tuning": {"min_sigma": 0.9},
+}
 OBJECTIVES = {  # by the end of a case's name
     "nft": {"objective_settings": {"decay_rise": 0.3}},  # an old policy that is not the trained one soon
     "awm": {},
@@ -120,7 +125,8 @@ def recipe(folder, case, out, iterations, layout):
         },  # and at the end
         "gauge": {"every": 2},
     }
-    changes, objective = FRUGAL if case.endswith("frugal") else {}, case.rpartition("-")[2]
+    objective = case.rpartition("-")[2]
+    changes = {"frugal": FRUGAL, "early": EARLY}.get(objective, {})
     if objective in OBJECTIVES:
         changes = {"policy": {"objective": objective, "points": 3, **OBJECTIVES[objective]}, "sampling": NOISED}
     for section, values in changes.items():

@@ -6,15 +6,23 @@ pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 
 import torch
+from rich.console import Console
+from typer.testing import CliRunner
 
-from sage_grpo.config import load_recipe
+from sage_grpo.cli import app
+from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.rollout import velocity_at
+from sage_grpo.evaluation.sources import _identify
 from sage_grpo.math.schedule import sigma_schedule
 from sage_grpo.models import contract
 from sage_grpo.models.wan import Wan22
-from sage_grpo.weights.prepare import make_bank
+from sage_grpo.preflight.rehearsal.run import rehearse
+from sage_grpo.training.checks import check_noise_levels
+from sage_grpo.training.trainer import Trainer
+from sage_grpo.weights.prepare import make_bank, prepare
 from tiny_models import disturb, tiny_model
 
+RENOISED = ["sampling.eta=0", "sampling.shared_initial_noise=false"]
 LORA = ["tuning.mode=lora", "kl.outside_weight=0"]
 
 
@@ -71,19 +79,11 @@ def test_gradients_above_are_those_of_adapters_without_a_limit():
     ("overrides", "said"),
     [
         (["tuning.min_sigma=0.5"], "set mode=lora or min_sigma=0"),
-        ([*LORA, "tuning.min_sigma=0.95"], r"lowest noise level that is trained, 0\.9000; use 0\.9 or less"),
         ([*LORA, "tuning.min_sigma=0.5", "kl.outside_weight=0.01"], "two cures of one drift"),
         ([*LORA, "tuning.min_sigma=0.5", "tuning.compile=inductor"], "each switch would compile"),
         (
-            [
-                *LORA,
-                "tuning.min_sigma=0.5",
-                "policy.objective=awm",
-                "policy.points=2",
-                "sampling.eta=0",
-                "sampling.shared_initial_noise=false",
-            ],
-            "trains at all noise levels",
+            [*LORA, "tuning.min_sigma=0.5", "policy.objective=awm", "policy.points=2", *RENOISED],
+            "awm trains at all noise levels",
         ),
     ],
 )
@@ -93,11 +93,40 @@ def test_refused_where_it_does_nothing_or_harm(overrides, said):
 
 
 @pytest.mark.parametrize(
-    ("steps", "shift", "window"), [(8, 3.0, "[0, 0.45]"), (20, 5.0, "[0, 1]"), (7, 1.0, "[0.2, 0.6]")]
+    ("steps", "shift", "window", "last"), [(8, 3, "[0, 0.45]", 2), (20, 5, "[0, 1]", 18), (7, 1, "[0.2, 0.6]", 3)]
 )
-def test_the_lowest_trained_level_is_that_of_the_schedule(steps, shift, window):
-    config = load_recipe(
-        "lab", [f"sampling.steps={steps}", f"sampling.shift={shift}", f"sampling.window={{size: 1, range: {window}}}"]
-    )
-    trained = [n for n in range(steps) if n not in config.sampling.untrained_steps]
-    assert config.sampling.lowest_trained_sigma == pytest.approx(sigma_schedule(steps, shift)[trained].min().item())
+def test_a_limit_above_the_lowest_trained_level_is_refused_before_the_run(steps, shift, window, last, tmp_path):
+    settings = [f"sampling.steps={steps}", f"sampling.shift={shift}", f"sampling.window={{size: 1, range: {window}}}"]
+    lowest = sigma_schedule(steps, shift)[last].item()
+    check_noise_levels(load_recipe("lab", [*LORA, *settings, f"tuning.min_sigma={lowest}"]))
+    above = [*LORA, *settings, f"tuning.min_sigma={lowest + 1e-4}", f"run.out={tmp_path}"]
+    with pytest.raises(ConfigError, match=f"is trained, {lowest:.4f}; use .* or less") as refused:
+        Trainer(config=load_recipe("lab", above))
+    use = str(refused.value).split("use ")[1].split(" or")[0]
+    check_noise_levels(load_recipe("lab", [*LORA, *settings, f"tuning.min_sigma={use}"]))
+    assert CliRunner().invoke(app, ["train", "lab", *above, "--check"]).exit_code == 2
+
+
+def test_a_model_that_is_prepared_again_has_the_new_limit():
+    model = tiny_model(tuning={"mode": "lora", "min_sigma": 0.3})
+    prepare(model, load_recipe({"tuning": {"mode": "lora", "rank": 4}}).tuning)
+    disturb(model)
+    assert model.min_sigma == 0
+    assert not torch.equal(*velocities(model, 0.2), *velocities(tiny_model(tuning={"mode": "lora"}), 0.2))
+
+
+def test_an_evaluation_knows_models_of_two_limits_apart(tmp_path):
+    small = ["run.iterations=1", "policy.prompts_per_iteration=2", "policy.batch_size=16", "run.sample_every=0"]
+    Trainer(config=load_recipe("lab", [*LORA, *small, f"run.out={tmp_path}", "run.trackers=[]"])).train()
+    every, high = (_identify("a", tmp_path, True, [f"tuning.min_sigma={limit}"]) for limit in (0, 0.85))
+    assert every.identity == _identify("a", tmp_path, True, []).identity != high.identity
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lab", "wan-1.3b-24gb-lora"])
+def test_a_rehearsal_has_the_limit_too(name, tmp_path):
+    window = "sampling.window={size: 1, range: [0, 0.3]}"
+    limited = [*LORA, window, "tuning.min_sigma=0.88"]
+    record = rehearse(name, limited, tmp_path / "rehearsal", Console(quiet=True), processes=1)
+    assert ("export" in record.facts) == (name != "lab")
+    assert any("min_sigma" in text for text in record.stand_ins) == (name == "lab")

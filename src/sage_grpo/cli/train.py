@@ -37,10 +37,12 @@ def train(
         from rich.console import Console
 
         from sage_grpo.training.build import check_names
+        from sage_grpo.training.checks import check_noise_levels
         from sage_grpo.training.inert import inert_terms
 
         with user_errors():
             check_names(config)
+            check_noise_levels(config)
             notes = inert_terms(config)
         print(dump_recipe(config), end="", flush=True)
         for note in notes:  # to stderr: a program may read the recipe from stdout

@@ -103,13 +103,6 @@ class SamplingConfig(Settings):
         return [step for step in range(self.steps) if step not in covered]
 
     @property
-    def lowest_trained_sigma(self) -> float:
-        """The lowest noise level of a step that a window covers (`math.schedule.sigma_schedule`)."""
-        last = max(set(range(self.steps)) - set(self.untrained_steps))
-        left = 1 - last / self.steps
-        return self.shift * left / (1 + (self.shift - 1) * left)
-
-    @property
     def window_starts(self) -> range:
         """The indices of the rollout's steps at which a window may begin."""
         return self.window_range[: len(self.window_range) - self.window_size + 1]

@@ -1,6 +1,5 @@
 """A recipe: everything a run needs, from the model to the folder it writes."""
 
-import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -219,20 +218,15 @@ class RecipeConfig(AlgorithmConfig):
         return self
 
     @model_validator(mode="after")
-    def _adapters_are_trained(self) -> Self:
-        if not self.tuning.min_sigma:
-            return self
-        if self.policy.points:
-            raise ValueError("tuning.min_sigma needs steps of a rollout; objective trains at all noise levels")
-        if self.kl.outside_weight:
+    def _check_min_sigma(self) -> Self:
+        if self.tuning.min_sigma and self.policy.points:
+            raise ValueError(
+                f"objective {self.policy.objective} trains at all noise levels, so adapters must act at all of them; "
+                "use tuning.min_sigma=0"
+            )
+        if self.tuning.min_sigma and self.kl.outside_weight:
             raise ValueError(
                 "tuning.min_sigma and kl.outside_weight are two cures of one drift; set kl.outside_weight=0 or "
                 "tuning.min_sigma=0"
-            )
-        lowest = self.sampling.lowest_trained_sigma
-        if self.tuning.min_sigma > lowest:
-            raise ValueError(
-                f"tuning.min_sigma={self.tuning.min_sigma} is above the lowest noise level that is trained, "
-                f"{lowest:.4f}; use {math.floor(100 * lowest) / 100} or less"
             )
         return self

@@ -33,6 +33,12 @@ def _table(sampling: SamplingConfig, sigmas: Tensor) -> KernelTable:
     return table
 
 
+def lowest_trained_level(sampling: SamplingConfig) -> float:
+    """Return the lowest noise level of a step that a window covers."""
+    sigmas = sigma_schedule(sampling.steps, sampling.shift)
+    return min(sigmas[step].item() for step in range(sampling.steps) if step not in sampling.untrained_steps)
+
+
 def my_samples(rollouts: int, world: int, rank: int) -> range:
     """Return the indices of this rank's rollouts, if `world` ranks share the `rollouts` of an iteration equally."""
     share = rollouts // world

@@ -110,6 +110,7 @@ def _identify(name: str, path: Path, average: bool, overrides: Sequence[str]) ->
     model = config.model.model_dump(mode="json", exclude={"guidance_gradient"})
     content = [model, adapters, tuning.precision, tuning.vae_tiling, sampling.steps, sampling.shift, weights]
     content += [sampling.order] if sampling.order > 1 else []
+    content += [tuning.min_sigma] if tuning.min_sigma and step != UNTRAINED else []
     return Candidate(name, path, config, step, digest(content))
 
 

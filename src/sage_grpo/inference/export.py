@@ -83,10 +83,8 @@ def readme(run: OpenedRun, kind: str, out: Path) -> str:
             lines.append(f"pipe.transformer.load_lora_adapter({place!r}, weight_name={FILE!r})")
     if kind == "lora" and run.model.min_sigma:
         lines += switch_lines(run.model)
-        head += (
-            f"The adapter acts at noise levels σ from {run.model.min_sigma} upwards, as in training: the lines below "
-        )
-        head += "switch it off at lower ones. In ComfyUI, end its schedule at that noise level.\n\n"
+        head += f"The adapter acts at noise levels σ from {run.model.min_sigma} upwards. The lines below switch it off "
+        head += "at lower ones, and all other adapters of the network with it. In ComfyUI, end its schedule there.\n\n"
     return head + "```python\n" + "\n".join(lines) + "\n```\n"
 
 

@@ -1,11 +1,14 @@
 """Refuses what a recipe cannot have with its model, its reward or its folders, before the run begins."""
 
+import math
 from pathlib import Path
 
 from sage_grpo.config import ConfigError, RecipeConfig
 from sage_grpo.core.comm import Comm
 from sage_grpo.core.reward import Reward
+from sage_grpo.core.rollout import SAME_SIGMA
 from sage_grpo.core.video_model import VideoModel
+from sage_grpo.core.windows import lowest_trained_level
 from sage_grpo.errors import UserError
 from sage_grpo.files import why_not_writable
 
@@ -15,6 +18,16 @@ def check_places(config: RecipeConfig) -> None:
     for key, place in (("run.out", config.run.out), ("run.checkpoints", config.run.checkpoints)):
         if place and "://" not in place and (why := why_not_writable(Path(place))):
             raise ConfigError(f"{key}: {why}; name another folder")
+
+
+def check_noise_levels(config: RecipeConfig) -> None:
+    """Refuse adapters that do not act at every noise level that is trained."""
+    lowest, asked = lowest_trained_level(config.sampling), config.tuning.min_sigma
+    if asked > lowest + SAME_SIGMA:
+        raise ConfigError(
+            f"tuning.min_sigma={asked:g} is above the lowest noise level that is trained, {lowest:.4f}; use "
+            f"{math.floor(1e4 * lowest) / 1e4:g} or less"
+        )
 
 
 def check_groups(config: RecipeConfig, reward: Reward, comm: Comm) -> None:

@@ -30,7 +30,7 @@ from sage_grpo.training import build
 from sage_grpo.training.attention_watch import watch_first_pass
 from sage_grpo.training.bookkeeping import alone, write_end, write_start
 from sage_grpo.training.callbacks import Clock, Log, Samples, Save, WeightAverage
-from sage_grpo.training.checks import check_groups, check_places, check_samples
+from sage_grpo.training.checks import check_groups, check_noise_levels, check_places, check_samples
 from sage_grpo.training.drift_gauge import DriftGauge
 from sage_grpo.training.encode import encode_ahead
 from sage_grpo.training.progress import ProgressCallback
@@ -84,6 +84,7 @@ class Trainer:
         recipe = config if isinstance(config, RecipeConfig) else load_recipe(config or {})
         build.check_names(recipe, model=model is None, rewards=rewards is None)
         check_places(recipe)
+        check_noise_levels(recipe)
         layout = recipe.parallel
         # The watchdog must bark first: a collective that times out ends its process without a word on the others.
         minutes = max(30.0, 2 * recipe.run.hang_minutes)

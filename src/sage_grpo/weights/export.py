@@ -12,6 +12,7 @@ from sage_grpo.core.video_model import VideoModel, networks
 from sage_grpo.weights.merge import merge_adapters
 from sage_grpo.weights.parts import TuningError, has_adapters, kept_in_float32
 
+NOT_ALONE = "its adapters stay in the run, which `sage-grpo sample` and `eval` open"
 FILE = "pytorch_lora_weights.safetensors"  # where diffusers looks
 
 
@@ -31,7 +32,7 @@ def export(model: VideoModel, folder: Path, *, merge: bool = False, dtype: torch
     if model.min_sigma:
         raise TuningError(
             f"the adapters act at noise levels from {model.min_sigma} (tuning.min_sigma), and merged weights would act "
-            "at all; leave --merge out"
+            f"at all; {'leave --merge out' if savable(model) else NOT_ALONE}"
         )
     if has_adapters(model.module):
         written["update"] = merge_adapters(model.module, dtype or torch.float32)
@@ -41,6 +42,11 @@ def export(model: VideoModel, folder: Path, *, merge: bool = False, dtype: torch
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(str(folder))
     return written
+
+
+def savable(model: VideoModel) -> bool:
+    """Return whether the model's adapters can be saved alone, because its networks are of diffusers."""
+    return all(hasattr(part, "load_lora_adapter") for part in networks(model.module).values())
 
 
 def round_weights(part: nn.Module, dtype: torch.dtype) -> None:
@@ -57,7 +63,8 @@ def save_adapters(model: VideoModel, folder: Path, dtype: torch.dtype | None) ->
     parts: dict[str, Any] = dict(networks(model.module))
     for i, (name, part) in enumerate(parts.items()):
         if not hasattr(part, "load_lora_adapter"):  # not of diffusers
-            raise TuningError(f"{type(part).__name__} cannot save adapters alone; use --merge for the whole model")
+            instead = NOT_ALONE if model.min_sigma else "use --merge for the whole model"
+            raise TuningError(f"{type(part).__name__} cannot save adapters alone; {instead}")
         mine = {key: w for key, w in part.state_dict().items() if ".lora_" in key and ".default." in key}
         # the prefix and the place of the settings are what diffusers looks for in every pipeline
         tensors = {

@@ -50,7 +50,7 @@ def freeze_or_adapt(model: VideoModel, config: TuningConfig, seed: int) -> None:
     else:
         freeze_unused(model)
         model.branches_in_turn = True  # adapters have small gradients, which may wait
-    if config.min_sigma:
+    if has_adapters(model.module):
         from sage_grpo.weights.lora_bank import limit_adapters  # noqa: PLC0415 - peft is an extra
 
         limit_adapters(model, config.min_sigma)

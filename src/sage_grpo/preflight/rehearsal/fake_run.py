@@ -28,7 +28,14 @@ from sage_grpo.preflight.rehearsal.fake_device import FakeDevice
 from sage_grpo.preflight.rehearsal.fake_ledger import Ledger, place_of_error
 from sage_grpo.preflight.rehearsal.fake_patches import pretended_cuda
 from sage_grpo.preflight.rehearsal.fake_report import FakeCudaReport, Row
-from sage_grpo.preflight.rehearsal.toy import Rehearsal, find_monitors, find_prompts, find_rewards, shrink
+from sage_grpo.preflight.rehearsal.toy import (
+    Rehearsal,
+    find_monitors,
+    find_prompts,
+    find_rewards,
+    lower_min_sigma,
+    shrink,
+)
 from sage_grpo.registry import load_trusted_recipe, resolve_model
 from sage_grpo.training import build
 from sage_grpo.training.callbacks import Samples, Save, WeightAverage
@@ -88,6 +95,7 @@ def smallest(config: RecipeConfig, small: RecipeConfig, record: Rehearsal) -> Re
     # one step that a group shares, before those that are trained; the last one may have no noise
     values["sampling"] |= {"steps": noisy + 2, "window": {"size": noisy, "start": 1}}
     values["tuning"] |= {"device": "auto", "compile": None}
+    lower_min_sigma(values)
     values["gauge"]["action"] = "warn"  # made-up values are no reason to stop
     if small.parallel.processes > 1:
         record.stand_ins.append(f"processes: the first of {small.parallel.processes}; the others are pretended")

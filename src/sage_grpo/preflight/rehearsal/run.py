@@ -46,14 +46,16 @@ def rehearse(
     else:
         _launch(config, small, folder, record, emit)
 
-    emit("3 of 4: export")
-    with record.phase("export"):
-        # adapters alone are for diffusers; the recipe is the caller's own
-        merge = not build.resizable(adapter)
-        written = export_run(folder / "run", folder / "export", merge=merge, trust_code=True)
-    record.facts["export"] = written["kind"]
-    with record.phase("load the export"):
-        record.facts["export loads"] = _load_export(small, folder)
+    merge = not build.resizable(adapter)  # adapters alone are for diffusers
+    if merge and small.tuning.min_sigma:
+        record.stand_ins.append("export: left out; adapters with min_sigma are not merged, nor saved alone here")
+    else:
+        emit("3 of 4: export")
+        with record.phase("export"):  # the recipe is the caller's own
+            written = export_run(folder / "run", folder / "export", merge=merge, trust_code=True)
+        record.facts["export"] = written["kind"]
+        with record.phase("load the export"):
+            record.facts["export loads"] = _load_export(small, folder)
     emit("4 of 4: sample")
     with record.phase("sample"):
         opened = open_source(folder / "run", trust_code=True)

@@ -17,9 +17,10 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
 
 from sage_grpo import registry
-from sage_grpo.config import ConfigError, ParallelConfig, RecipeConfig, load_recipe
+from sage_grpo.config import ConfigError, ParallelConfig, RecipeConfig, SamplingConfig, load_recipe
 from sage_grpo.core.reward import Reward
 from sage_grpo.core.scores import Scores
+from sage_grpo.core.windows import lowest_trained_level
 from sage_grpo.distributed.device import HOST
 from sage_grpo.registry import resolve_model, resolve_reward
 from sage_grpo.rewards.errors import MissingWeights
@@ -112,6 +113,7 @@ def shrink(config: RecipeConfig, folder: Path, record: Rehearsal, processes: int
     policy |= small
     values["kl"]["ref_model_sync_steps"] = 1  # so that the anchor is renewed
     _shrink_tuning(tuning, config, record)
+    lower_min_sigma(values)
     dropped = [name for name in run["trackers"] if name != "tensorboard"]
     record.stand_ins += [f"tracker {name}: left out" for name in dropped]
     run |= {
@@ -187,6 +189,12 @@ def _shrink_tuning(tuning: dict[str, Any], config: RecipeConfig, record: Rehears
     if tuning["attention"]:
         record.stand_ins.append(f"attention: native for {tuning['attention']}, which needs its device")
         tuning["attention"] = None
+
+
+def lower_min_sigma(values: dict[str, Any]) -> None:
+    """Lower the noise level from which adapters act to one that the short schedule trains at, in place."""
+    if values["tuning"]["min_sigma"]:
+        values["tuning"]["min_sigma"] = lowest_trained_level(SamplingConfig(**values["sampling"]))
 
 
 def _has_compiler() -> bool:
