@@ -17,23 +17,26 @@ from sage_grpo.files import atomic_write
 from sage_grpo.statistics import Effect, holm, p_of_zero, paired
 
 WIDTHS = (96, 48)
-SETTINGS = {
+LORA = ("kl.outside_weight=0", "tuning.mode=lora", "tuning.rank=16", "optimizer.lr=1e-3")
+SETTINGS: dict[str, tuple[str, ...]] = {
     "with": (),
     "without": ("kl.outside_weight=0",),
-    "adapter": (
-        "kl.outside_weight=0",
-        "tuning.mode=lora",
-        "tuning.rank=16",
-        "tuning.min_sigma=0.85",
-        "optimizer.lr=1e-3",
-    ),
+    "adapter": (*LORA, "tuning.min_sigma=0.85"),
+    "everywhere": LORA,
 }
-NAMES = {"with": "penalty", "without": "neither", "adapter": "adapter"}  # on the page
+WIDTHS_OF = dict.fromkeys(SETTINGS, WIDTHS) | {"everywhere": (48,)}
+NAMES = {  # on the page
+    "with": "penalty",
+    "without": "neither",
+    "adapter": "limited adapter",
+    "everywhere": "adapter without limit",
+}
 FIRST_SEED = 10  # nothing was chosen on these seeds; what was tried has seed 100
 # What is expected of one setting − another, and how much less than that would still do.
 COMPARISONS = {
     ("with", "without"): {"followed": -0.03, "distance": 0.0, "diversity": 0.0},
     ("adapter", "with"): {"followed": -0.01, "distance": 0.0, "diversity": -0.01, "flawed": 0.0},
+    ("adapter", "everywhere"): {"followed": -0.01, "distance": 0.0, "diversity": 0.0},
 }
 SIGNS = {"followed": 1, "distance": -1, "diversity": 1, "flawed": -1}  # larger is better, or smaller
 
@@ -59,9 +62,9 @@ class Verdict:
 
 
 def verdicts(rows: Sequence[dict[str, Any]], treated: str = "with", control: str = "without") -> list[Verdict]:
-    """Return the effects of a setting against another, paired by seed, in the order of `WIDTHS` and `COMPARISONS`."""
+    """Return the effects of a setting against another, paired by seed: all measures of a width, then the next width."""
     effects, ps = [], []
-    for width in WIDTHS:
+    for width in (width for width in WIDTHS_OF[treated] if width in WIDTHS_OF[control]):
         ours, theirs = (chosen(rows, setting, width) for setting in (treated, control))
         seeds = sorted(ours.keys() & theirs.keys())
         for name, margin in COMPARISONS[treated, control].items():
@@ -79,7 +82,7 @@ def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
     table = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for width in WIDTHS:
         groups = {"base": [row for row in rows if row["width"] == width and row["seed"] is None]}
-        for setting in SETTINGS:
+        for setting in (setting for setting in SETTINGS if width in WIDTHS_OF[setting]):
             groups[setting] = list(chosen(rows, setting, width).values())
         for name, group in groups.items():
             mean = {m: sum(value(row, m) for row in group) / len(group) for m in SIGNS}
@@ -124,8 +127,8 @@ def outside(
     jobs = [
         a_run(width, setting, seed, samples, out)
         for seed in range(FIRST_SEED, FIRST_SEED + seeds)
-        for width in WIDTHS
         for setting in SETTINGS
+        for width in WIDTHS_OF[setting]
     ]
     bases = [a_run(width, "with", None, samples, out) for width in WIDTHS]
     rows = run_grid([*bases, *jobs], out, workers, console)
