@@ -111,7 +111,7 @@ def test_same_video_from_diffusers_alone(kind, mode, merge, tmp_path):
     assert (got - untrained).abs().max() > 0.05, "training changed nothing: the comparison would prove nothing"
 
 
-@pytest.mark.parametrize("kind", ["hunyuan15", "wan", "wan2.2", "z-image"])
+@pytest.mark.parametrize("kind", ["hunyuan15", "wan2.2", *map(further, ("wan", "z-image", "ltx2", "qwen-image"))])
 def test_an_adapter_for_high_noise_is_switched_off_as_the_readme_says(kind, tmp_path):
     early = {"steps": 8, "window": {"size": 1, "range": [0, 0.4]}}
     adapter = train(kind, tmp_path, mode="lora", min_sigma=0.9, sampling=early)
