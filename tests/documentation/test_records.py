@@ -79,20 +79,30 @@ def first_base(guidance: str) -> tuple[str, ...]:
 
 
 @cache
-def outside() -> dict[tuple[int, str], Verdict]:
-    """Effects of the penalty on velocities outside the window, by width and measure."""
+def outside(treated: str = "with", control: str = "without") -> dict[tuple[int, str], Verdict]:
+    """Effects of a setting outside the window against another, by width and measure."""
     rows = list(RunLog(DOCS / "outside" / "runs.jsonl").read().values())
-    return {(found.width, found.measure): found for found in verdicts_outside(rows)}
+    return {(found.width, found.measure): found for found in verdicts_outside(rows, treated, control)}
 
 
-def penalized(measure: str) -> tuple[str, ...]:
-    found = outside()[96, measure].effect
+def penalized(measure: str, *settings: str) -> tuple[str, ...]:
+    found = outside(*settings)[96, measure].effect
     return signed(found.mean), signed(found.low), signed(found.high)
 
 
 def points_lost() -> tuple[str, ...]:
     found = outside()[96, "followed"].effect
     return tuple(f"{-100 * value:.1f}" for value in (found.mean, found.high, found.low))
+
+
+def limited(measure: str) -> tuple[str, ...]:
+    """Of an adapter that acts at trained noise levels alone, against the penalty."""
+    return penalized(measure, "adapter", "with")
+
+
+def points_won() -> tuple[str, ...]:
+    found = outside("adapter", "with")[96, "followed"].effect
+    return tuple(f"{100 * value:.1f}" for value in (found.mean, found.low, found.high))
 
 
 @cache
@@ -218,6 +228,11 @@ SENTENCES = (
         lambda: penalized("distance") + penalized("diversity"),
     ),
     ("costs {} points of prompts followed [{}, {}]", points_lost),
+    (
+        "against the penalty, distance {} [{}, {}], diversity {} [{}, {}]",
+        lambda: limited("distance") + limited("diversity"),
+    ),
+    ("{} points more prompts followed [{}, {}]", points_won),
     ("no reward that can be shown: {} [{}, {}]", guided_gain),
     ("{} of {} seeds earn its reward", lambda: arrived("kl-share")),
     ("{} of {} seeds reach its reward", lambda: arrived("kl-share")),
