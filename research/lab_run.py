@@ -1,4 +1,4 @@
-"""A run of recipe `lab` with changes, at one of three widths, evaluated with guidance on fresh videos."""
+"""A run of recipe `lab` with changes, at one of two widths, evaluated with guidance on fresh videos."""
 
 import shutil
 import time
@@ -22,7 +22,7 @@ from sage_grpo.training.build import build_model
 from sage_grpo.training.callbacks import averaged
 from sage_grpo.training.trainer import Trainer
 
-WIDTHS = {96: (), 48: ("model.path=research/bases/shapes-48",), 192: ("model.path=research/bases/shapes-192",)}
+WIDTHS: dict[int, tuple[str, ...]] = {96: (), 48: ("model.path=research/bases/shapes-48",)}
 PROBES = 96  # fresh videos of a look at a run on its way
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from sage_grpo.cli import app
 from sage_grpo.config import ConfigError, load_recipe
 from sage_grpo.core.rollout import velocity_at
-from sage_grpo.evaluation.sources import _identify
+from sage_grpo.evaluation.sources import find_sources
 from sage_grpo.math.schedule import sigma_schedule
 from sage_grpo.models import contract
 from sage_grpo.models.wan import Wan22
@@ -79,7 +79,7 @@ def test_gradients_above_are_those_of_adapters_without_a_limit():
     ("overrides", "said"),
     [
         (["tuning.min_sigma=0.5"], "set mode=lora or min_sigma=0"),
-        ([*LORA, "tuning.min_sigma=0.5", "kl.outside_weight=0.01"], "two cures of one drift"),
+        ([*LORA, "tuning.min_sigma=0.5", "kl.outside_weight=0.01"], "both hold the noise levels that no step trains"),
         ([*LORA, "tuning.min_sigma=0.5", "tuning.compile=inductor"], "each switch would compile"),
         (
             [*LORA, "tuning.min_sigma=0.5", "policy.objective=awm", "policy.points=2", *RENOISED],
@@ -118,8 +118,12 @@ def test_a_model_that_is_prepared_again_has_the_new_limit():
 def test_an_evaluation_knows_models_of_two_limits_apart(tmp_path):
     small = ["run.iterations=1", "policy.prompts_per_iteration=2", "policy.batch_size=16", "run.sample_every=0"]
     Trainer(config=load_recipe("lab", [*LORA, *small, f"run.out={tmp_path}", "run.trackers=[]"])).train()
-    every, high = (_identify("a", tmp_path, True, [f"tuning.min_sigma={limit}"]) for limit in (0, 0.85))
-    assert every.identity == _identify("a", tmp_path, True, []).identity != high.identity
+    none, every, high, higher = (
+        find_sources([str(tmp_path)], base=False, average=True, overrides=changed)[0].identity
+        for changed in ([], ["tuning.min_sigma=0"], ["tuning.min_sigma=0.8"], ["tuning.min_sigma=0.85"])
+    )
+    assert none == every
+    assert len({every, high, higher}) == 3
 
 
 @pytest.mark.slow
@@ -128,5 +132,6 @@ def test_a_rehearsal_has_the_limit_too(name, tmp_path):
     window = "sampling.window={size: 1, range: [0, 0.3]}"
     limited = [*LORA, window, "tuning.min_sigma=0.88"]
     record = rehearse(name, limited, tmp_path / "rehearsal", Console(quiet=True), processes=1)
+    assert any(text.startswith("min_sigma: 0.") and text.endswith("for 0.88") for text in record.reduced)
     assert ("export" in record.facts) == (name != "lab")
     assert any("min_sigma" in text for text in record.stand_ins) == (name == "lab")

@@ -226,7 +226,7 @@ class RecipeConfig(AlgorithmConfig):
             )
         if self.tuning.min_sigma and self.kl.outside_weight:
             raise ValueError(
-                "tuning.min_sigma and kl.outside_weight are two cures of one drift; set kl.outside_weight=0 or "
-                "tuning.min_sigma=0"
+                "tuning.min_sigma and kl.outside_weight both hold the noise levels that no step trains; set "
+                "kl.outside_weight=0 or tuning.min_sigma=0"
             )
         return self

@@ -26,7 +26,7 @@ from sage_grpo.lab.tones import world as tones
 from sage_grpo.lab.tones.model import TonesModel
 
 EMA = 0.999
-LR, WIDTH = 2e-3, 96  # learning rate of generators up to the width that ships; a wider one needs less
+LR, WIDTH = 2e-3, 96  # learning rate of generators up to the width that ships; a wider one gets less
 CLIPS, STOCK = 32, 40_000  # rendered at a time, and in all that the generator learns from
 JITTER = 0.1  # noise on latents, so that the decoder forgives a generator its slips
 SMALL = 1e-4  # price of large latents

@@ -4,6 +4,7 @@ Sizes, counts and the checkpoint are shrunk. The model's classes, training mode,
 averaging and optimizer stay the same. So do rewards and prompts, if they are available here.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -114,6 +115,7 @@ def shrink(config: RecipeConfig, folder: Path, record: Rehearsal, processes: int
     values["kl"]["ref_model_sync_steps"] = 1  # so that the anchor is renewed
     _shrink_tuning(tuning, config, record)
     lower_min_sigma(values)
+    record.reduce("min_sigma", tuning["min_sigma"], config.tuning.min_sigma)
     dropped = [name for name in run["trackers"] if name != "tensorboard"]
     record.stand_ins += [f"tracker {name}: left out" for name in dropped]
     run |= {
@@ -192,9 +194,9 @@ def _shrink_tuning(tuning: dict[str, Any], config: RecipeConfig, record: Rehears
 
 
 def lower_min_sigma(values: dict[str, Any]) -> None:
-    """Lower the noise level from which adapters act to one that the short schedule trains at, in place."""
-    if values["tuning"]["min_sigma"]:
-        values["tuning"]["min_sigma"] = lowest_trained_level(SamplingConfig(**values["sampling"]))
+    """Lower the noise level from which adapters act, in place, so that all steps of the short schedule are trained."""
+    lowest = lowest_trained_level(SamplingConfig(**values["sampling"]))
+    values["tuning"]["min_sigma"] = min(values["tuning"]["min_sigma"], math.floor(1e4 * lowest) / 1e4)
 
 
 def _has_compiler() -> bool:
