@@ -6,6 +6,7 @@ Training and evaluation use guidance 2. All windows have the same number of netw
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -92,44 +93,57 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[Verdict]:
     return [Verdict(steps, other, e, p, fewer) for (steps, other, e, fewer), p in zip(found, holm(ps), strict=True)]
 
 
+def table_of(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body)) + "\n"
+
+
 def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """Return two Markdown tables: what each window ends with and costs, and the effects of the first half."""
+    """Return three Markdown tables: what runs end with, what targets cost, and the effects of the first half."""
+    return "\n".join((ends(rows), costs(rows), effects(rows)))
+
+
+def ends(rows: Sequence[dict[str, Any]]) -> str:
     head = ["steps", "window", "runs", "prompts followed", "flicker or halt", "distance", "diversity"]
-    head += [f"{what} to 90\u00a0% of the prompts" for what in ("passes", "videos")]
-    head += [f"{what} to reward {TARGETS['reward']}" for what in ("passes", "videos")]
-    table = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    rollouts = load_recipe("lab").rollouts
+    shares, body = ("followed", "flawed"), []
     for steps in STEPS:
         base = [row for row in rows if row["seed"] is None and row["setting"] == setting_of(steps, "base")]
-        groups = {"base": base} | {
-            window: list(chosen(rows, setting_of(steps, window), WIDTH).values()) for window in RANGES
-        }
-        for name, group in groups.items():
-            names = ("followed", "flawed", "distance", "diversity")
-            mean = {m: sum(value(row, m) for row in group) / len(group) for m in names}
-            cells = [str(steps), name, str(len(group)) if name != "base" else ""]
-            cells += [f"{100 * mean[m]:.1f}\u00a0%" for m in names[:2]] + [f"{mean[m]:.3f}" for m in names[2:]]
-            for target in TARGETS if name != "base" else ():
-                reached = sum(until(row, target) is not None for row in group)
-                least = "" if reached == len(group) else "> "
-                some = "" if reached == len(group) else f" ({reached} of {len(group)})"
-                spent = [cost(row, target) for row in group]
-                videos = [rollouts * iterations(row, target) for row in group]
-                cells += [
-                    f"{least}{math.exp(effect([math.log(n) for n in n_of]).mean):,.0f}{some}"
-                    for n_of in (spent, videos)
-                ]
-            table.append(f"| {' | '.join([*cells, *[''] * (len(head) - len(cells))])} |")
-    head = ["steps", "first half against", "prompts followed [95 %]", "p after Holm", "as expected"]
+        trained = {window: list(chosen(rows, setting_of(steps, window), WIDTH).values()) for window in RANGES}
+        for name, group in {"base": base, **trained}.items():
+            mean = {m: sum(value(row, m) for row in group) / len(group) for m in (*shares, "distance", "diversity")}
+            measures = [f"{100 * x:.1f}\u00a0%" if m in shares else f"{x:.3f}" for m, x in mean.items()]
+            body.append([str(steps), name, str(len(group)) if name != "base" else "", *measures])
+    return table_of(head, body)
+
+
+def costs(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of geometric means over seeds, with `>` where a run never reached its target."""
+    head, body, rollouts = ["steps", "window"], [], load_recipe("lab").rollouts
+    for target in ("90\u00a0% of prompts", f"reward {TARGETS['reward']}"):
+        head += [f"{target}: reached", "passes", "videos"]
+    for steps, window in product(STEPS, RANGES):
+        group, cells = list(chosen(rows, setting_of(steps, window), WIDTH).values()), [str(steps), window]
+        for target in TARGETS:
+            reached = sum(until(row, target) is not None for row in group)
+            least = "" if reached == len(group) else ">\u00a0"
+            spent = [math.log(cost(row, target)) for row in group]
+            videos = [math.log(rollouts * iterations(row, target)) for row in group]
+            means = [float(f"{math.exp(effect(logs).mean):.3g}") for logs in (spent, videos)]
+            cells += [f"{reached} of {len(group)}", *(f"{least}{mean:,.0f}" for mean in means)]
+        body.append(cells)
+    return table_of(head, body)
+
+
+def effects(rows: Sequence[dict[str, Any]]) -> str:
+    head = ["steps", "first half against", "prompts followed [95\u00a0%]", "p after Holm", "as expected"]
     head += ["times fewer passes to 90\u00a0%", f"to reward {TARGETS['reward']}"]
-    table += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    body = []
     for v in verdicts(rows):
-        cells = [str(v.steps), v.other, "{:+.1f} [{:+.1f}, {:+.1f}] points".format(*(100 * x for x in three(v.effect)))]
-        cells += [f"{v.p:.4f}" if v.p >= 1e-4 else "< 0.0001", "yes" if v.holds else "no"]
-        for fewer in v.fewer.values():
-            cells.append("{:.1f} [{:.1f}, {:.1f}]".format(*(math.exp(x) for x in three(fewer))))
-        table.append(f"| {' | '.join(cells)} |")
-    return "\n".join(table) + "\n"
+        points = "{:+.1f} [{:+.1f}, {:+.1f}] points".format(*(100 * x for x in three(v.effect)))
+        p = f"{v.p:.4f}" if v.p >= 1e-4 else "< 0.0001"
+        fewer = ["{:.1f} [{:.1f}, {:.1f}]".format(*map(math.exp, three(found))) for found in v.fewer.values()]
+        body.append([str(v.steps), v.other, points, p, "yes" if v.holds else "no", *fewer])
+    return table_of(head, body)
 
 
 def three(found: Effect) -> tuple[float, float, float]:
